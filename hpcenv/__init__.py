@@ -1,7 +1,7 @@
 """hpcenv: environment lockfiles and a gate before multi-node training on Slurm.
 
 Importing this package imports nothing else; public names load on first use (PEP 562).
-The Python API has the words of the command line.
+The Python API uses the same words as the command line.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
         if not f"{_WHERE[name]}.".startswith(f"{error.name}."):
             raise
         # The ranks have this file and `hpcenv.training`: submission/node_code.py.
-        text = f"hpcenv.{name} is not there on the compute nodes, only hpcenv.training is: submit from elsewhere"
+        text = f"hpcenv.{name} is not on the compute nodes, only hpcenv.training is: submit from a login node"
         raise ModuleNotFoundError(text, name=error.name) from None
     return getattr(module, name)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 
-# Until the command line can report ^C itself, it ends the process without a traceback.
+# Until the command line can report ^C itself, ^C ends the process without a traceback.
 _handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from hpcenv.cli import main as _main  # noqa: E402
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
-    """Repeat a ^C that came where Python cannot raise it, as in a callback of an import."""
+    """Raise a ^C again that came where Python cannot raise it, for example in a callback of an import."""
     if problem.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(problem)
         return
@@ -24,7 +24,7 @@ def _unraisable(problem: sys.UnraisableHookArgs) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    # A parent may have ignored SIGINT (nohup, a job in the background): that stays.
+    # A parent may have set SIGINT to be ignored (nohup, a job in the background): then it stays ignored.
     if _handler is not signal.SIG_DFL:
         signal.signal(signal.SIGINT, _handler)
     sys.unraisablehook = _unraisable

@@ -1,4 +1,4 @@
-"""Every error hpcenv raises on purpose, and every exit status that has a meaning.
+"""Every error that hpcenv raises on purpose, and every exit status that has a meaning.
 
 Runs on: everywhere (login node, compute node). Standard library only.
 
@@ -44,11 +44,11 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
 
-27, 28 and 46 were of what is gone: no new error gets these numbers.
+27, 28 and 46 belonged to features that were removed: no new error gets these numbers.
 
 90 to 94 are numbers that training scripts are unlikely to use. So the job's own exit status tells
 whether the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait`
-end with the exit status of the run, which may be any number; their last line says so.
+end with the exit status of the run, which may be any number; their last line names it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Command(tuple[str, ...]):
     __slots__ = ()
 
     def __new__(cls, *argv: str) -> Self:
-        """Return the command of these words."""
+        """Return the command that consists of these words."""
         return super().__new__(cls, argv)
 
     def __str__(self) -> str:
@@ -208,7 +208,7 @@ class LockfileNewer(HpcenvError):
 
 
 class LockfileStale(HpcenvError):
-    """hpcenv.toml asks for something else than the lockfile has."""
+    """hpcenv.toml asks for something that is not in the lockfile."""
 
     code = "lockfile-stale"
     exit_status = 7
@@ -257,7 +257,7 @@ class ImageUnavailable(HpcenvError):
 
 
 class ImageMismatch(HpcenvError):
-    """A SIF on disk is missing, or is not the one that the lockfile names."""
+    """A SIF on disk is missing, or is not the SIF that the lockfile names."""
 
     code = "image-mismatch"
     exit_status = 11
@@ -302,7 +302,7 @@ class RunNotFound(HpcenvError):
     """No run folder, job id or latest run matches.
 
     Attributes:
-        word: what was typed and matches no run; None if a folder was found that is not a run.
+        word: the text that was typed and matches no run; None if a folder was found that is not a run.
     """
 
     code = "run-not-found"
@@ -360,7 +360,7 @@ class LintFailed(HpcenvError):
 
 
 class RunNotRunning(HpcenvError):
-    """The command needs a running run; this one waits in the queue or has ended."""
+    """The command needs a running run; this run waits in the queue or has ended."""
 
     code = "run-not-running"
     exit_status = 23
@@ -395,14 +395,14 @@ class NotComparable(HpcenvError):
 
 
 class BundleInvalid(HpcenvError):
-    """A bundle is not one that can be used: it was changed, cut off, or would write outside its folder."""
+    """A bundle cannot be used: it was changed, cut off, or would write outside its folder."""
 
     code = "bundle-invalid"
     exit_status = 45
 
 
 class WaitTimeout(HpcenvError):
-    """`wait --timeout`: the time is over and the run goes on; timeout(1) ends with 124, too."""
+    """`wait --timeout`: the time is over and the run continues; timeout(1) ends with 124 too."""
 
     code = "wait-timeout"
     exit_status = 124

@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcenv import process
 from hpcenv.errors import Command, FileUnusable, Hint, HpcenvError, UsageError
 
-# In memory, or of one machine: other nodes never see what is written there.
+# File systems in memory or of one machine: other nodes never see files there.
 _NODE_LOCAL = frozenset({"tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs", "aufs", "iso9660", "proc", "sysfs"})
 _NETWORK = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "orangefs", "pvfs2", "9p", "wekafs",
@@ -28,7 +28,7 @@ _NETWORK = frozenset(
 )  # fmt: skip
 # No space, or quota exceeded.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# Only compared with; nothing is written there.
+# These paths are only compared with; nothing is written there.
 _LOCAL_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")  # noqa: S108
 
 
@@ -38,7 +38,7 @@ class Visibility:
 
     Attributes:
         shared: None if it is unknown on this machine.
-        assumed: it is treated as shared without proof.
+        assumed: whether the path is treated as shared without proof.
     """
 
     shared: bool | None
@@ -48,7 +48,7 @@ class Visibility:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """Where a file system is mounted, its type, and its device or server as the kernel names it."""
+    """A mounted file system: its mount point, its type, and its device or server as the kernel names it."""
 
     point: str
     kind: str
@@ -61,11 +61,11 @@ class Mount:
 
 
 def visibility(path: Path, *, home: Path) -> Visibility:
-    """Tell whether compute nodes will see `path` under the same name.
+    """Return whether compute nodes will see `path` under the same name.
 
-    Certain cases are certain; a local disk may be exported to the nodes by this machine. A
-    path on the same device as the home folder is taken as shared: sites share homes, and a
-    cluster of one machine has nothing to share.
+    For some file systems the answer is certain. A local disk may be exported to the nodes by this machine. A path on
+    the same device as the home folder counts as shared: sites share homes, and a cluster of one machine has nothing to
+    share.
     """
     place = _existing(path)
     mount = mount_of(place)
@@ -124,19 +124,19 @@ def _unescape(text: str) -> str:
 
 
 def file_time(folder: Path) -> float:
-    """Return the time by the clock that stamps files in `folder`: on a network, the server's.
+    """Return the time of the clock that sets file times in `folder`: on a network file system, the server's clock.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: no file can be written there.
     """
     probe = folder / f".{os.urandom(8).hex()}.now"
     fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.write(fd, b"\n")  # NFS: the server's stamp, not this machine's
+            os.write(fd, b"\n")  # on NFS, this is the server's time, not this machine's time
             os.fsync(fd)
         except OSError as error:
-            # A full disk: the stamp of the empty file will do, since `prune` must go on just then.
+            # On a full disk, the time of the empty file is good enough: `prune` must work especially then.
             if error.errno not in FULL:
                 raise
         return os.fstat(fd).st_mtime
@@ -150,12 +150,12 @@ def file_time(folder: Path) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """How many bytes the caller may still write; `quota` is None where it cannot be told.
+    """How many bytes the caller may still write; `quota` is None if it is not known.
 
     Attributes:
-        free: of the file system, for users without privileges.
-        quota: what the caller's quota leaves.
-        origin: which command said so.
+        free: free bytes of the file system, for users without privileges.
+        quota: the bytes that the caller's quota still allows.
+        origin: the command that reported the quota.
     """
 
     free: int
@@ -164,19 +164,19 @@ class Space:
 
     @property
     def usable(self) -> int:
-        """The smaller of the two."""
+        """The smaller of `free` and `quota`."""
         return self.free if self.quota is None else min(self.free, self.quota)
 
 
 def space(folder: Path) -> Space:
-    """Return how much may be written into `folder`.
+    """Return how many bytes may be written into `folder`.
 
-    The quota comes from `lfs`, `mmlsquota` or `quota`, whichever belongs to the file system and
-    is there; each has five seconds to answer. Project quotas of XFS and ext4 are in `free`
-    already, where the site has set them up so.
+    The quota comes from `lfs`, `mmlsquota` or `quota`: the command that belongs to the file system, if it exists. Each
+    command has five seconds to answer. Project quotas of XFS and ext4 are already in `free`, if the site has set this
+    up.
 
     Raises:
-        OSError: the folder is not there.
+        OSError: the folder does not exist.
     """
     said = os.statvfs(folder)
     free = said.f_bavail * said.f_frsize
@@ -188,7 +188,7 @@ def space(folder: Path) -> Space:
         if shutil.which(tool) is None:
             continue
         with contextlib.suppress(HpcenvError):
-            # `quota` ends with 1 when one is exceeded, which is an answer.
+            # `quota` ends with 1 if a quota is exceeded, which is a valid answer.
             left = parse(process.run(argv, timeout=5, accept=(0, 1)).stdout)
             if left is not None:
                 return Space(free=free, quota=left, origin=argv[0])
@@ -257,10 +257,10 @@ def _quota_left(text: str, source: str) -> int | None:
 
 
 def most_similar(path: Path) -> Path | None:
-    """Return the existing path whose spelling is nearest to a path that does not exist; None if none is near.
+    """Return the existing path whose spelling is nearest to a path that does not exist; None if no path is near.
 
     Args:
-        path: absolute. Its parts are compared one by one with what exists beside them.
+        path: an absolute path. Each part is compared with the names that exist in its folder.
     """
     import difflib
 
@@ -310,7 +310,7 @@ def require_space(folder: Path, need: int, *, purpose: str) -> None:
         purpose: completes "bytes are needed to ...".
 
     Raises:
-        FileUnusable: less is free, or the user's quota leaves less.
+        FileUnusable: less is free, or the user's quota allows less.
     """
     try:
         found = space(folder)
@@ -336,7 +336,7 @@ def _megabytes(count: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Whose folders hpcenv trusts to run programs from.
+    """The users from whose folders hpcenv may run programs.
 
     Attributes:
         owners: ids of trusted users, in addition to the caller and root.
@@ -357,7 +357,7 @@ def user_ids(names: Sequence[str]) -> frozenset[int]:
     """Return the ids of users given by name or number.
 
     Raises:
-        UsageError: this machine does not know one of them.
+        UsageError: this machine does not know one of the users.
     """
     found = set()
     for name in names:
@@ -369,7 +369,7 @@ def user_ids(names: Sequence[str]) -> frozenset[int]:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the user id where the machine knows no name."""
+    """Return a user's name, or the user id if the machine knows no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -379,12 +379,12 @@ def user_name(uid: int) -> str:
 def require_trusted(folder: Path, trust: Trust) -> None:
     """Refuse a folder that an untrusted user owns, may write to, or may replace.
 
-    Parent folders that only a group may write to are accepted: project folders usually are such, and a
-    folder that a member puts in this place has another owner.
+    Parent folders that only a group may write to are accepted: project folders usually are such folders, and if a
+    member replaces the folder, the new folder has another owner.
 
     Raises:
-        FileUnusable: names the folder, its mode, its owner and the remedy.
-        OSError: it cannot be read.
+        FileUnusable: the folder is not trusted; the error names its mode and owner, and has a hint.
+        OSError: the folder cannot be read.
     """
     real = Path(os.path.realpath(folder))
     for place in sorted({*Path(os.path.abspath(folder)).parents, *real.parents}):

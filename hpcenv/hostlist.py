@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 
-# Slurm's limit is 64K nodes (MAX_SLURM_NODES, 24.11). The limit for a name is that of DNS.
+# Slurm's limit is 64K nodes (MAX_SLURM_NODES, 24.11). The limit for a name is the limit of DNS.
 _MOST_NODES = 65536
 _LONGEST_NAME = 255
 
@@ -39,7 +39,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 def fold_hostlist(names: Iterable[str]) -> str:
     """Return names as a host list expression that `expand_hostlist` expands again: `n[1-3,7],gpu1`.
 
-    Names that differ in their last number only are folded; the first one of them says where they stand.
+    Names that differ only in their last number are folded; they stand at the place of the first of these names.
     """
     parts = [re.fullmatch(r"(.*?)([0-9]{0,9})([^0-9]*)", name, re.DOTALL) for name in dict.fromkeys(names)]
     split = [part.groups() for part in parts if part is not None]
@@ -92,7 +92,7 @@ def _expand_item(item: str) -> list[str]:
     groups: list[list[str]] = []
     for piece in pieces[1::2]:
         groups.append(_expand_group(piece))
-        # Now, not behind the loop: many large groups would need gigabytes of memory.
+        # Checked in the loop and not after it: many large groups would need gigabytes of memory.
         if math.prod(map(len, groups)) > _MOST_NODES:
             raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
     numbered = itertools.product(*groups)

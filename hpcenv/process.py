@@ -2,13 +2,13 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Every call takes argv as a list, an environment as a mapping (never the caller's by
-accident), and a time limit: Slurm commands are known to hang when slurmctld is busy.
-A failure becomes a `ToolFailed` that carries argv, status and the end of stderr.
+Every call takes argv as a list, an environment as a mapping (so the caller's is never used by accident), and a time
+limit: Slurm commands are known to hang when slurmctld is busy. A failure becomes a `ToolFailed` that carries argv,
+status and the end of stderr.
 
-Each program has its own session, so that the program can be killed together with its children, and no wait
-for it is without a limit: a child of the program may hold its output open, and a process that hangs in the
-kernel does not end when it is killed. The exception is `run_in_terminal`: the user ends that program.
+Each program has its own session, so that the program can be killed together with its children, and every wait for it
+has a time limit: a child of the program may hold its output open, and a process that hangs in the kernel does not end
+when it is killed. The exception is `run_in_terminal`: the user ends that program.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
 # The end of a failed tool's output: enough for Apptainer's FATAL line and the lines before it, not a whole
 # build log.
 _TAIL_CHARACTERS = 4000
-# For `start`: the caller has the other end.
+# For `start`: the caller has the other end of the pipe.
 PIPE = subprocess.PIPE
-# What asks a program to end.
+# The signals that ask a program to end.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# What a pipe may hold without privileges on Linux (fs.pipe-max-size), in bytes.
+# The largest pipe on Linux for a process without privileges (fs.pipe-max-size), in bytes.
 _FEED_BUFFER = 1 << 20
-# How often a wait for output looks whether the program itself has ended.
+# How often a wait for output checks whether the program itself has ended.
 _LOOK_SECONDS = 0.2
-# After the end of a program: how long a child of it may keep the output open before it is killed.
+# How long a child may keep the output open after the end of the program, before the child is killed.
 _SECONDS_FOR_CHILDREN = 2.0
-# After SIGKILL. A process that hangs in the kernel (state D) needs longer; then it is left.
+# How long to wait after SIGKILL. A process that hangs in the kernel (state D) needs longer: it is not waited for.
 _SECONDS_AFTER_KILL = 5.0
-# A program may write without any newline.
+# The longest line that is kept: a program may write without any newline.
 _LONGEST_LINE = 1 << 20
 
 
@@ -64,8 +64,8 @@ def find_tool(name: str, *, needed_for: str, path: str | None = None) -> str:
 
     Args:
         name: the program as typed, for example `sbatch`.
-        needed_for: end of the sentence "it is needed to ..." in the error.
-        path: a PATH to search instead of the process's own.
+        needed_for: the end of the sentence "it is needed to ..." in the error.
+        path: a PATH to search instead of the PATH of this process.
 
     Raises:
         ToolMissing: the program is not on PATH.
@@ -96,9 +96,9 @@ def run(
 
     Args:
         argv: program and arguments, passed literally.
-        timeout: seconds before it is killed.
-        env: its whole environment; None inherits (only for tools that need the user's).
-        stdin: text for its standard input; None gives it an empty one.
+        timeout: seconds after which the program is killed.
+        env: its whole environment; None inherits the environment (only for tools that need the user's environment).
+        stdin: text for its standard input; None for an empty input.
         cwd: the folder in which it runs.
         accept: exit statuses that are not an error.
         pass_fds: open files that the program inherits under the same numbers.
@@ -106,7 +106,7 @@ def run(
 
     Raises:
         ToolMissing: the program does not exist.
-        ToolFailed: it ended with another exit status, or reached the time limit.
+        ToolFailed: the program ended with another exit status, or reached the time limit.
     """
     out, err, status = _run(
         argv,
@@ -152,19 +152,19 @@ def _run(
     slow: float | None = None,
     explain: Callable[[], HpcenvError | None] = lambda: None,
 ) -> tuple[bytes, bytes, int]:
-    """Run a program to its end; return its output, its complaints and its exit status."""
+    """Run a program to its end; return its output, its standard error and its exit status."""
     with _input(stdin) as source:
         child = _popen(argv, env=env, cwd=cwd, stdin=source, stdout=PIPE, stderr=PIPE, pass_fds=pass_fds)
     try:
         out, err = _communicate(child, argv, timeout, slow, explain)
     finally:
         kill_session(child)
-        # Not read to their end: a child of the program may hold them open.
+        # The files are not read to their end: a child of the program may keep them open.
         for pipe in (child.stdout, child.stderr):
             if pipe is not None:
                 pipe.close()
     if child.returncode not in accept:
-        # Standard output as the reason only where the program wrote no complaint.
+        # Standard output is the reason only if standard error is empty.
         output = err.decode(errors="replace") or out[-4 * _TAIL_CHARACTERS :].decode(errors="replace")
         raise failed(Completed(argv=tuple(argv), status=child.returncode, stdout="", stderr=output))
     return out, err, child.returncode
@@ -172,9 +172,10 @@ def _run(
 
 @contextlib.contextmanager
 def _input(content: str | bytes | None) -> Iterator[int]:
-    """Yield what a program reads as its standard input: a file in memory, or nothing.
+    """Yield the standard input for a program: a file in memory, or an empty input.
 
-    Not a pipe: after a time limit, `communicate` does not go on with its input (Python 3.13, `_communicate`).
+    A pipe would not do: after a time limit, `communicate` does not continue with the input (Python 3.13,
+    `_communicate`).
     """
     if content is None:
         yield subprocess.DEVNULL
@@ -192,7 +193,7 @@ def _communicate(
     slow: float | None,
     explain: Callable[[], HpcenvError | None],
 ) -> tuple[bytes, bytes]:
-    """Return the whole output; what a child of an ended program still writes is waited for a short time only.
+    """Return the whole output. If the program has ended and a child still writes, wait only a short time.
 
     Raises:
         ToolFailed: the program did not end in time; it is killed.
@@ -221,7 +222,7 @@ def _communicate(
 
 
 def _exchange(child: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes, bool]:
-    """Wait so long for the output and the end of a program; return what it wrote so far, and whether that is all."""
+    """Wait at most `seconds` for a program to end; return its output so far, and whether this is all output."""
     try:
         return (*child.communicate(timeout=seconds), True)
     except subprocess.TimeoutExpired as error:
@@ -244,11 +245,11 @@ def _is_stopped() -> bool:
 def kill_session(child: subprocess.Popen[bytes]) -> None:
     """Kill a program that `start` or this module started, and its children; wait a few seconds for its end.
 
-    A program whose end was waited for already is left alone, with its children: its number may be another's.
+    If the end of a program was already waited for, nothing is killed: another process may have its process id.
     """
     if child.returncode is not None:
         return
-    # First, because children of an ended program can no longer be found as its children.
+    # Children are searched first: after the end of the program they can no longer be found as its children.
     rest = below(child.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -260,7 +261,7 @@ def kill_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Whether a program has ended; its number stays its own until its end is waited for."""
+    """Whether a program has ended. No other process gets its process id until its end is waited for."""
     if child.returncode is not None:
         return True
     try:
@@ -285,7 +286,7 @@ def below(pid: int) -> tuple[int, ...]:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a running process, None if it has ended: proc_pid_stat(5), fields 3 and 4."""
+    """Return the parent of a running process; None if the process has ended: proc_pid_stat(5), fields 3 and 4."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
@@ -346,13 +347,13 @@ def stream(
     """Run a long program and pass on each line of its output at once.
 
     Standard output and standard error are merged, in order. `timeout` is in seconds for the whole run. `umask` is the
-    program's, -1 for that of the caller.
+    program's umask, -1 for the caller's umask.
 
     Raises:
         ToolMissing, ToolFailed: as for `run`.
     """
     lines: list[str] = []
-    options = {"umask": umask} if umask >= 0 else {}  # Python 3.8 of a node does not know it
+    options = {"umask": umask} if umask >= 0 else {}  # Python 3.8 on a node does not know this argument
     with _watched(argv, timeout=timeout, env=env, cwd=cwd, stdin=subprocess.DEVNULL, **options) as watched:
         for raw in _lines(watched.pieces()):
             line = raw.decode(errors="replace")
@@ -363,7 +364,7 @@ def stream(
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield each line as soon as it is complete; a line without end is cut."""
+    """Yield each line as soon as it is complete; a line that is too long is cut."""
     rest = b""
     for piece in pieces:
         *complete, rest = (rest + piece).split(b"\n")
@@ -394,8 +395,8 @@ def feed(
 
     Raises:
         ToolMissing: the program does not exist.
-        ToolFailed: it ended with another status than 0, before or after it had read all, or did not
-            end in time.
+        ToolFailed: the program did not end with status 0, before or after it had read all input, or did not end in
+            time.
         Exception: an exception of `write`, unless the end of the program is its cause.
     """
     tail = bytearray()
@@ -429,7 +430,7 @@ class _Watched:
         self.kill()
 
     def wait(self) -> None:
-        """Wait for its end: until the time limit kills it, and no longer."""
+        """Wait for the end of the program, at most until the time limit kills it."""
         while not self.late.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(timeout=_LOOK_SECONDS)
@@ -438,7 +439,7 @@ class _Watched:
             self.child.wait(timeout=_SECONDS_AFTER_KILL)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its output at once, until its end; a child of it may hold the output open only for a short time."""
+        """Yield the program's output at once, until its end; a child may keep the output open only for a short time."""
         output = cast("IO[bytes]", self.child.stdout).fileno()
         ended = None
         while True:
@@ -496,7 +497,7 @@ def _watched(
 
 
 def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None:
-    """Let `write` write, close the pipe, and wait for the end. A child that ends early is no error here."""
+    """Let `write` write, close the pipe, and wait for the end. That the child ends early is not an error here."""
     child = watched.child
     stdin = cast("BinaryIO", child.stdin)
     # The default of 64 KiB costs a switch between the two processes every 64 KiB.
@@ -508,8 +509,8 @@ def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None
         # The pipe's reading end closes a moment before the child can be waited for.
         if not _failed_within(child, 2.0 if _of_a_pipe(error) else 0.0):
             raise
-    # The rest of the buffer may be padding that the child did not wait for: its exit status tells
-    # whether it had what it needed.
+    # The rest of the buffer may be padding that the child did not wait for: its exit status shows whether it had all
+    # the input it needed.
     with contextlib.suppress(BrokenPipeError):
         stdin.close()
     watched.wait()
@@ -523,7 +524,7 @@ def _failed_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _of_a_pipe(error: BaseException | None) -> bool:
-    """True if a broken pipe is among the causes of an error."""
+    """Return whether a broken pipe is among the causes of an error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, BrokenPipeError):
@@ -550,8 +551,8 @@ def run_in_terminal(
 ) -> int:
     """Run a program on the terminal, input and output of this process; return its exit status (128 + N for signal N).
 
-    ^C reaches only the program, through the terminal. It stays in the session of this process, which has the
-    terminal, and it runs until it ends or the user ends it.
+    ^C reaches only the program, through the terminal. The program stays in the session of this process, which has the
+    terminal, and runs until it ends or the user ends it.
 
     Raises:
         ToolMissing, ToolFailed: it cannot be started.
@@ -594,17 +595,17 @@ def start(
     """Start a program in its own session, which this terminal's signals do not reach; the caller waits for it.
 
     Args:
-        stdin: an open file; without one the program has nothing to read.
+        stdin: an open file; without a file the program has an empty input.
         pass_fds: open files that the program inherits under the same numbers.
-        ignored: signals that it ignores until it sets handlers; only for callers without threads.
-        held_back: signals that reach it only after it has unblocked them.
+        ignored: signals that the program ignores until it sets handlers; only for callers without threads.
+        held_back: signals that reach the program only after it has unblocked them.
     """
 
     def ignore() -> None:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
 
-    # A program inherits what the thread that starts it blocks (signal(7)).
+    # A program inherits the blocked signals of the thread that starts it (signal(7)).
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
     try:
         return subprocess.Popen(

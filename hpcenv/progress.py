@@ -19,12 +19,11 @@ class Event:
     """One moment of a phase.
 
     Attributes:
-        phase: which part of the work.
-        what: the object of the work: a layer's digest or a path. For `note` and `wait`, a
-            sentence for the user.
-        done, total: progress in `unit`; `total` is None where it is not known in advance.
+        phase: the part of the work.
+        what: the object of the work: a layer's digest or a path. For `note` and `wait`, a sentence for the user.
+        done, total: progress in `unit`; `total` is None if it is not known in advance.
             `done == total` ends the phase for this `what`.
-        unit: `bytes`, `entries`, or empty where nothing is counted.
+        unit: `bytes`, `entries`, or empty if nothing is counted.
     """
 
     phase: Phase

@@ -9,14 +9,14 @@ import os
 import textwrap
 from collections.abc import Sequence, Sized
 
-# Columns of a terminal that each page must fit into.
+# The number of columns of a terminal that every page must fit into.
 WIDTH = 80
 
 
 class Shown:
-    """A result whose repr fits a screen: names and short values; of a longer one its size or its kind.
+    """A result whose repr fits a screen: it has names and short values; a long value is shown by its size or its kind.
 
-    A class has `repr=False` in its `dataclass`. A notebook shows the text of the command, where `str` gives one.
+    A subclass must use `dataclass(repr=False)`. A notebook shows the text of the command, if `str` gives this text.
     """
 
     def __repr__(self) -> str:
@@ -36,12 +36,12 @@ def _brief(value: object) -> str:
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Replace characters that are not printable (control characters, direction marks) by escapes, but for `keep`."""
+    """Replace characters that are not printable (control characters, direction marks) by escapes, except `keep`."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def visible_ascii(text: str) -> str:
-    """Replace control characters and what is not ASCII by escapes: the encoding of a log is not known."""
+    """Replace control characters and characters outside ASCII by escapes: the encoding of a log is not known."""
     return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)
 
 
@@ -55,8 +55,8 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
 
     Args:
         text: one paragraph.
-        first: what the first line begins with.
-        indent: spaces before each other line.
+        first: the beginning of the first line.
+        indent: spaces before each further line.
         width: columns.
         whole_words: do not break a word at its hyphens, nor a word that is longer than a line: a path can be copied.
     """
@@ -87,6 +87,6 @@ def plural(count: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Return the first names, and the number of the others: `a, b and 3 more`."""
+    """Return the first names, and the number of the remaining names: `a, b and 3 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

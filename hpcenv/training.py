@@ -16,9 +16,8 @@ Using it is optional. Outside a run, its functions do nothing and return False o
             training.save({"model": model.state_dict(), "step": step}, step)
             break
 
-Slurm warns a job some time before its time limit or a preemption (`hpcenv submit --grace`). If the
-script then saves a checkpoint and ends, the job is requeued, and the next attempt finds the
-checkpoint.
+Slurm warns a job some time before its time limit or a preemption (`hpcenv submit --grace`). If the script then saves a
+checkpoint and ends, the job is requeued, and the next attempt finds the checkpoint.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class _State:
-    """Stop request of this process.
+    """The stop request of this process.
 
     Attributes:
         requested: whether a stop was requested.
         handles_term: whether the handler for SIGTERM is installed.
-        looked: when the request file was looked for, in seconds of the monotonic clock.
+        looked: when the request file was last looked for, in seconds of the monotonic clock.
         calls: number of calls of `stop_requested`.
-        seeded: what `seed_everything` did in this process: seed, rank_seed, determinism.
+        seeded: the seed, rank_seed and determinism that `seed_everything` set in this process.
     """
 
     requested = False
@@ -70,12 +69,11 @@ class _State:
 def stop_requested(*, every: int = 1) -> bool:
     """Return whether the training should save a checkpoint and end now.
 
-    If torch.distributed is initialised, this is a collective operation: call it on all ranks, at
-    the same point, once per step. All ranks get the same answer, so all stop after the same step.
-    Once it returns True, it stays True.
+    If torch.distributed is initialised, this is a collective operation: call it on all ranks, at the same point, once
+    per step. All ranks get the same answer, so all stop after the same step. Once it returns True, it stays True.
 
     Args:
-        every: ask the other ranks only in every N-th call; the calls in between return False.
+        every: ask the other ranks only in every N-th call; all calls between them return False.
     """
     _handle_term()
     _State.calls += 1
@@ -89,17 +87,17 @@ def stop_requested(*, every: int = 1) -> bool:
 
 
 def resume_path(*, global_batch: int | None = None) -> Path | None:
-    """Return the newest complete checkpoint of this run; None without one, or outside a run.
+    """Return the newest complete checkpoint of this run; None without a checkpoint, or outside a run.
 
-    Where the run has none yet, it is the checkpoint that `hpcenv submit --resume-from` names. What the record beside a
-    checkpoint says (`save`) is compared with this run; rank 0 writes each difference to stderr: torch, world size,
-    global batch, lockfile, code.
+    If the run has no checkpoint yet, it is the checkpoint that `hpcenv submit --resume-from` names. The record beside a
+    checkpoint (see `save`) is compared with this run: torch, world size, global batch, lockfile and code. Rank 0 writes
+    each difference to stderr.
 
     With several nodes, call it on one rank and broadcast the result: a shared file system may show
     a new file to some nodes later than to others.
 
     Args:
-        global_batch: samples in one optimizer step of all ranks, to compare it.
+        global_batch: samples of all ranks in one optimizer step, to compare it with the record.
     """
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
@@ -122,7 +120,7 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
 
 
 def _given_checkpoint() -> Path | None:
-    """Return the checkpoint that `--resume-from` names; of a folder with several, the newest."""
+    """Return the checkpoint that `--resume-from` names; if it names a folder, the newest checkpoint in it."""
     given = _folder("HPCENV_RESUME_FROM")
     if given is None:
         return None
@@ -212,7 +210,7 @@ def _write_record(checkpoint: Path, global_batch: int | None) -> None:
 
     try:
         provenance.write_record(checkpoint, os.environ, global_batch=global_batch)
-    except OSError as error:  # the checkpoint is complete, and is what counts
+    except OSError as error:  # the checkpoint is complete, and more important than its record
         _tell(f"the record of {checkpoint.name} could not be written: {error}")
 
 
@@ -220,7 +218,7 @@ def save(state: Any, step: int, *, global_batch: int | None = None) -> Path | No
     """Write `state` with torch.save as the checkpoint of a step, and a record beside it. Call it on one rank.
 
     Args:
-        state: object to save.
+        state: the object to save.
         step: number of the step.
         global_batch: samples in one optimizer step of all ranks, for the record.
 
@@ -254,14 +252,15 @@ def saved() -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Return what a result depends on, for the script's own log: text, numbers and None, so it can be written as JSON.
+    """Return facts that a result depends on, for the script's own log: text, numbers and None, as in JSON.
 
         wandb.config.update(training.environment())
 
     `run`, `attempt`, `fingerprint` (of the lockfile) and `commit` are None outside a run. `seed`, `rank_seed` and
-    `determinism` are those that apply to this rank now. `torch`, `cuda`, `hip`, `cudnn`, `nccl`, `numpy` and `python`
-    are versions; `gpu` has the name, compute capability, memory in bytes and driver version of this rank's GPU. What
-    only torch knows is None if the script has not imported torch. `world_size`, `rank` and `node` say where this is.
+    `determinism` are the present values of this rank. `torch`, `cuda`, `hip`, `cudnn`, `nccl`, `numpy` and `python` are
+    versions; `gpu` has the name, compute capability, memory in bytes and driver version of this rank's GPU. Values that
+    only torch knows are None if the script has not imported torch. `world_size`, `rank` and `node` describe this
+    process.
     """
     from hpcenv.incontainer import provenance  # every rank loads this module
 
@@ -288,10 +287,10 @@ def log_metrics(step: int, **values: Any) -> None:
 
     Args:
         step: number of the step, as the script counts.
-        values: each a number, or a tensor or array with one element. A tensor on a GPU is waited for.
+        values: each value is a number, or a tensor or array with one element. For a tensor on a GPU, the call waits.
 
     Raises:
-        TypeError: a value is none of these.
+        TypeError: a value has a different type.
     """
     session = _session()
     for name, value in values.items() if session is not None else ():
@@ -301,8 +300,9 @@ def log_metrics(step: int, **values: Any) -> None:
 def seed_everything(seed: int | None = None, *, determinism: str | None = None) -> int:
     """Seed Python, NumPy and torch in this rank, and set the switches of a determinism profile.
 
-    In a run with a profile (`hpcenv submit --determinism bitwise`) this has been done before the script began; call it
-    to choose the seed in the script. `PYTHONHASHSEED` and other environment variables cannot be set any more here.
+    In a run with a profile (`hpcenv submit --determinism bitwise`) hpcenv has already done this before the script
+    began; call it to choose the seed in the script. `PYTHONHASHSEED` and other environment variables cannot be set any
+    more here.
 
     Args:
         seed: base seed, 0 to 2^32-1; the default is the run's, else 0. Each rank gets seed + 1,000,003 x rank.
@@ -345,7 +345,7 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
 
 
 def _start_hook() -> Any:
-    """Return the hook's session of this rank; None without one. Its modules have another name, see start_hook."""
+    """Return the hook's session of this rank; None without a session. Its modules have another name, see start_hook."""
     module = sys.modules.get("_hpcenv_start_hook.session")
     return None if module is None else module.current()
 

@@ -27,14 +27,14 @@ def init(
 
     Args:
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
-        python: the interpreter: a path, or a name inside the image; None leaves the default as a comment.
+        python: the interpreter: a path, or a name inside the image; None writes the default as a comment.
         plain_http: registries without TLS, each as HOST:PORT.
-        force: replace the hpcenv.toml that is there; without it the home folder is refused, too.
+        force: replace an existing hpcenv.toml; without it the home folder is refused too.
 
     Raises:
-        WouldOverwrite: the folder has one already.
-        UsageError: a value that the file cannot hold.
-        SpecError: an image or an interpreter that `hpcenv lock` would refuse.
+        WouldOverwrite: the folder already has an hpcenv.toml.
+        UsageError: a value cannot be written into the file.
+        SpecError: `hpcenv lock` would refuse the image or the interpreter.
     """
     return initial.init(
         project_folder(project),
@@ -64,20 +64,20 @@ def lock(
 
     Args:
         lock: which lockfile, `lockfiles/NAME.lock.toml`.
-        upgrade: ask the registry again what the tag means.
-        deep: import torch too, and lock the libraries that really load.
+        upgrade: ask the registry again which image the tag names.
+        deep: also import torch, and lock the libraries that are loaded.
         pins: uv.lock, pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the environment must agree
             with, with `#NAME` as for `--from`; relative to `project`.
-        extras, groups: of the project in `pins`, that were installed.
+        extras, groups: the extras and groups of the project in `pins` that were installed.
         wheels: ask the package index for the hashes of the wheels.
         allow_floating: accept an image without a tag, or with the tag `latest`.
-        plain_http: registries without TLS, each as HOST:PORT. They get your saved password; those of hpcenv.toml do
-            not.
+        plain_http: registries without TLS, each as HOST:PORT. Your saved password is sent to them, but not to
+            registries in hpcenv.toml.
         accept: digest of what the project asks of this machine, if you have not accepted it yet.
 
     Raises:
         NotAccepted: the project asks for something that you have not accepted.
-        PinsDiffer: something else is installed than was pinned.
+        PinsDiffer: the installed packages differ from the pins.
         HpcenvError: the image or the environment cannot be read. The old lockfile stays as it is.
     """
     workspace, context = open_here(project, ("hpcenv.lock",))
@@ -116,7 +116,7 @@ def check_lock(
         NotAccepted: as for `lock`.
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
         SpecError: the lockfile is stale, and hpcenv.toml names no image that could be locked.
-        PinsDiffer: the lockfile is fresh, and something else is installed than was pinned.
+        PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
     """
     workspace, context = open_here(project, ("hpcenv.check_lock",))
     require_accepted(workspace, accept)
@@ -144,19 +144,19 @@ def verify(
     Args:
         lock: which lockfile, `lockfiles/NAME.lock.toml`.
         deep: hash every file, import torch, and read which libraries the loader maps.
-        sif: verify this SIF instead of the project's own; relative to `project`.
-        gpus: how many GPUs each machine must offer.
-        nodes: verify this many nodes, in a Slurm job, and wait for it; None verifies this machine.
-        partition, account, time, preflight: of that job, as for `submit`; `time` as Slurm writes it, `0:30:00`.
+        sif: verify this SIF instead of the project's SIF; relative to `project`.
+        gpus: the number of GPUs that each machine must have.
+        nodes: verify this number of nodes in a Slurm job, and wait for the job; None verifies this machine.
+        partition, account, time, preflight: options of that job, as for `submit`; `time` as Slurm writes it, `0:30:00`.
         accept: as for `lock`.
 
     Returns:
-        The verdict, whose `result` is `match`, `mismatch` or `unknown`, and the facts that it rests on.
+        The verdict, whose `result` is `match`, `mismatch` or `unknown`, and the facts that it is based on.
 
     Raises:
         NotAccepted: as for `lock`.
         UsageError: an option has no effect with, or without, `nodes`.
-        LockfileMissing, LockfileInvalid, LockfileNewer, LockfileStale: there is nothing to compare with.
+        LockfileMissing, LockfileInvalid, LockfileNewer, LockfileStale: there is no usable lockfile.
         SubmitRejected: the job was refused, or ended without a verdict.
     """
     of_job = {"partition": partition, "account": account, "time": time, "preflight": preflight}

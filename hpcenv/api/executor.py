@@ -36,14 +36,14 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
 class Executor(ScriptExecutor):
     """Submits functions as `submitit.SlurmExecutor` does, as jobs whose nodes are checked first.
 
-    A job starts the function only where every node is as the lockfile of the project says; otherwise it ends with
-    status 90, and `job.result()` raises an error with the table of differences.
+    A job starts the function only if every node agrees with the project's lockfile. Otherwise it ends with status 90,
+    and `job.result()` raises an error with the table of differences.
 
     Args:
-        folder: for the functions, results and logs, in submitit's layout; all nodes must see it.
+        folder: the folder for functions, results and logs, in submitit's layout; all nodes must see it.
         max_num_timeout: how often a `Checkpointable` function is queued again after its time limit.
-        max_pickle_size_gb: the most that a function and its arguments may need.
-        python: not possible: the Python is that of the lockfile.
+        max_pickle_size_gb: the largest size of a function and its arguments.
+        python: cannot be set, because functions run in the Python of the lockfile.
         project: folder of hpcenv.toml.
         accept: digest of what the project asks of this machine, if you have not accepted it yet.
         parameters: as for `update_parameters`.
@@ -76,7 +76,7 @@ class Executor(ScriptExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Return 0: submitit takes this executor only when a program names it."""
+        """Return 0: submitit uses this executor only if a program names it."""
         return 0
 
     @classmethod
@@ -84,10 +84,10 @@ class Executor(ScriptExecutor):
         return ParameterNames({*SUBMITIT, *KEYWORDS, "call", "name"})
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
-        """Set parameters: submitit's generic ones, those of SlurmExecutor, and the keywords of `hpcenv.submit`.
+        """Set submitit's generic parameters, the parameters of SlurmExecutor, and the keywords of `hpcenv.submit`.
 
         Raises:
-            WrongParameter: there is no such parameter, or two contradict each other.
+            WrongParameter: there is no such parameter, or two parameters contradict each other.
         """
         generic = {name: kwargs.pop(name) for name in list(self._equivalence_dict()) if name in kwargs}
         # `nodes` and `cpus_per_task` have the same name in both.
@@ -97,7 +97,7 @@ class Executor(ScriptExecutor):
             translate(parameters, KEYWORDS)
         except UsageError as error:
             raise WrongParameter(error.what, why=error.why, hint=error.hint) from error
-        # The same dictionary: AutoExecutor shares it.
+        # The dictionary is changed in place, because AutoExecutor shares it.
         self.parameters.update(given)
 
     def plan(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
@@ -107,12 +107,12 @@ class Executor(ScriptExecutor):
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[submitit.Job[Any]]:
-        """Submit one job, or an array of jobs: for `submit`, `map_array` and `batch`."""
+        """Submit one job, or an array of jobs. `submit`, `map_array` and `batch` call it."""
         with refused_as_in_submitit():
             return list(self._submission(list(delayed_submissions)).submit())
 
     def _submission(self, submissions: list[utils.DelayedSubmission]) -> FunctionSubmission:
-        # Loaded here: submitit loads this module for every AutoExecutor, also for one of another cluster.
+        # Imported here, because submitit loads this module for every AutoExecutor, also for another cluster.
         from hpcenv.api.function_submission import FunctionSubmission
 
         return FunctionSubmission(
@@ -132,13 +132,13 @@ class AutoExecutor(submitit.AutoExecutor):
     `slurm_partition=...`, and also `partition=...`, is set for hpcenv.
 
     Args:
-        folder: for functions, results and logs.
-        cluster: None and `slurm` mean `hpcenv`; `local` and `debug` are submitit's own.
+        folder: the folder for functions, results and logs.
+        cluster: None and `slurm` mean `hpcenv`; `local` and `debug` mean submitit's executors.
     """
 
     def __init__(self, folder: str | Path, cluster: str | None = None, **kwargs: Any) -> None:
         cluster = NAME if cluster in (None, "slurm") else cluster
-        # Before the new names: submitit warns of an old name, and says which one is right.
+        # Done before names are replaced: submitit warns about an old name, and says which name is right.
         auto._convert_deprecated_args(kwargs, self._ctor_deprecated_args)  # noqa: SLF001
         super().__init__(folder, cluster=cluster, **_for_hpcenv(kwargs))
 
@@ -146,18 +146,18 @@ class AutoExecutor(submitit.AutoExecutor):
         super()._internal_update_parameters(**_for_hpcenv(kwargs))
 
 
-# What submitit translates for every cluster.
+# Parameters that submitit translates for every cluster.
 _GENERIC = frozenset(submitit.AutoExecutor._typed_parameters())  # noqa: SLF001
 _CONSTRUCTOR = ("max_pickle_size_gb", "python")
 
 
 def _for_hpcenv(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with the prefix of hpcenv in the place of `slurm_`, or of none."""
+    """Return parameters with the prefix `hpcenv_` instead of `slurm_`, or instead of no prefix."""
     renamed: dict[str, Any] = {}
     for name, value in parameters.items():
         plain = name.removeprefix("slurm_")
         belongs = plain != name or (name not in _GENERIC and (name in SUBMITIT or name in _CONSTRUCTOR))
-        # What has the name of hpcenv wins.
+        # A parameter that already has the prefix `hpcenv_` wins.
         if belongs:
             renamed.setdefault(f"{NAME}_{plain}", parameters.get(f"{NAME}_{plain}", value))
         else:

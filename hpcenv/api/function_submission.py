@@ -30,7 +30,7 @@ from hpcenv.submission.request import SubmitOptions, detect_cluster, from_keywor
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """The project, and how its ranks call the function."""
+    """The project, and the command with which its ranks call the function."""
 
     workspace: Workspace
     context: Context
@@ -41,12 +41,12 @@ class _Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionSubmission:
-    """Some functions with their arguments, for jobs that differ in nothing else.
+    """Functions with their arguments, for jobs that do not differ otherwise.
 
     Attributes:
         submissions: the functions; several of them become an array.
-        options: what the parameters of the executor mean.
-        folder: of the executor, with submitit's `%j`, `%A` and `%a`.
+        options: the options that the parameters of the executor mean.
+        folder: the executor's folder, with submitit's `%j`, `%A` and `%a`.
         project: folder of hpcenv.toml.
         max_num_timeout, max_pickle_size_gb, accept: see `Executor`.
     """
@@ -71,7 +71,7 @@ class FunctionSubmission:
         return plan_job(prepared.workspace, options, prepared.context)
 
     def submit(self) -> list[Job[Any]]:
-        """Submit all functions: one array, or on this machine one job after the other."""
+        """Submit all functions: as one array, or on this machine as one job after the other."""
         if len(self.submissions) > 1 and self._is_local():
             return [job for one in self.submissions for job in replace(self, submissions=(one,)).submit()]
         prepared = self._prepared
@@ -113,7 +113,7 @@ class FunctionSubmission:
         ]
         if len({call.module for call in calls}) > 1:
             files = ", ".join(sorted({str(call.module) for call in calls}))
-            raise UsageError("the functions of an array are in one file", why=files, hint="submit one array for each")
+            raise UsageError("the functions of an array are in one file", why=files, hint="submit one array per file")
         return calls[0]
 
     def _submit_one(self, prepared: _Prepared) -> Job[Any]:
@@ -138,12 +138,12 @@ class FunctionSubmission:
 
     @contextlib.contextmanager
     def _pickled(self, plan: Plan, python: str) -> Iterator[list[Path]]:
-        """Pickle functions and arguments under temporary names; what is left of them at the end is removed."""
+        """Pickle functions and arguments under temporary names. Files that still have them at the end are removed."""
         paths = [self.shared_folder / f"{uuid.uuid4().hex}.pkl" for _ in self.submissions]
         minutes = plan.request.time_minutes
         try:
             for path, submission in zip(paths, self.submissions, strict=True):
-                # Five minutes is the default of submitit, for a limit that only Slurm knows.
+                # If only Slurm knows the time limit, use five minutes, the default of submitit.
                 submission.set_timeout(5 if minutes is None else int(minutes), self.max_num_timeout)
                 function_step.dump(submission, path, python=python)
                 self._require_size(path)
@@ -162,7 +162,7 @@ class FunctionSubmission:
             )
 
     def _job(self, job_id: str, run_folder: Path, plan: Plan, pickled: Path, script: Path) -> Job[Any]:
-        """Give the files of a job their names, and return the job; `script` is what sbatch read."""
+        """Give the files of a job their names, and return the job; `script` is the text that sbatch read."""
         paths = utils.JobPaths(self.folder, job_id=job_id)
         remember_run(self.folder, job_id, run_folder)
         (run_folder / function_step.FOLDER / "job").write_text(job_id, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the functions of the API read themselves: the environment, the folder and the clock. Runs on: LOGIN NODE."""
+"""Read environment, folder and clock for the functions of the API. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def project_folder(project: str | Path) -> Path:
 
 
 def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, Context]:
-    """Open the project, and read what its steps get as a value.
+    """Open the project, and read the values that its steps need.
 
     Args:
         command: how this call is recorded.
@@ -30,7 +30,7 @@ def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, C
 
 
 def context_in(folder: Path, command: Sequence[str]) -> Context:
-    """Return what a step would otherwise read itself."""
+    """Return the environment, folder and clock as a value, so that a step does not read them itself."""
     return Context(
         environ=os.environ,
         cwd=folder,
@@ -45,7 +45,7 @@ def open_project(project: str | Path = ".") -> Workspace:
     """Open the project of a folder: hpcenv.toml there or in a folder above it.
 
     Raises:
-        SpecError: no folder has one, or it is not valid.
+        SpecError: no folder has an hpcenv.toml, or the file is not valid.
     """
     folder = project_folder(project)
     store = os.environ.get("HPCENV_STORE")
@@ -58,14 +58,14 @@ def open_project(project: str | Path = ".") -> Workspace:
 
 
 def require_accepted(workspace: Workspace, accept: str | None, more: Sequence[Asked] = ()) -> None:
-    """Refuse a project that asks for what the user has not accepted. A program cannot answer a question.
+    """Refuse a project if the user has not accepted its requests. A program cannot answer a question.
 
     Args:
-        accept: the digest of the list that the user accepts; None without one.
-        more: what a record of the project asks, beside hpcenv.toml.
+        accept: the digest of the list that the user accepts; None if none was given.
+        more: what a record in the project asks, in addition to hpcenv.toml.
 
     Raises:
-        NotAccepted: with the list and its digest.
+        NotAccepted: the error has the list and its digest.
     """
     asked = (*acceptance.asked_by(workspace), *more)
     hint = f'read hpcenv.toml, then: accept="{acceptance.digest_of(asked)}"'

@@ -28,16 +28,16 @@ from hpcenv.submission.function import read_result
 
 R_co = TypeVar("R_co", covariant=True)
 
-# A result file that another node wrote may be seen late: nfs(5), attribute caching.
+# A result file from another node may become visible late: nfs(5), attribute caching.
 _SECONDS_FOR_FILES = 15.0
 _SECONDS_FOR_FILES_OF_FAILED = 1.0
-# sacct may know the end of a job some seconds later than squeue forgets it.
+# squeue may forget a job some seconds before sacct knows the job's end.
 _SECONDS_AFTER_GONE = 10.0
 _NOT_SLURMS_WORDS = {"rejected": "FAILED", "not-queued": "FAILED"}
 
 
 def remember_run(folder: Path, job_id: str, run_folder: Path) -> None:
-    """Write down which run belongs to a job: a symbolic link in the folder of the executor."""
+    """Record which run belongs to a job, as a symbolic link in the folder of the executor."""
     _link(folder, job_id).symlink_to(run_folder)
 
 
@@ -46,7 +46,7 @@ def _link(folder: str | Path, job_id: str) -> Path:
 
 
 class RunWatcher(SlurmInfoWatcher):
-    """Asks hpcenv for the states of jobs, not sacct: a cluster may have no accounting."""
+    """Gets the states of jobs from hpcenv, not from sacct: a cluster may have no accounting."""
 
     def __init__(self, delay_s: int = 60) -> None:
         super().__init__(delay_s)
@@ -56,9 +56,9 @@ class RunWatcher(SlurmInfoWatcher):
     def register_run(self, job_id: str, link: Path) -> None:
         """Register a job; `link` is its run folder, or the symbolic link to it."""
         if self._links.get(job_id) != link:
-            # Process ids, and so the ids of local jobs, come again.
+            # Process ids are used again by the system, and so are the ids of local jobs.
             self._finished.discard(job_id)
-            # Registered anew, it is asked for at once.
+            # The state of a newly registered job is read at once.
             self._registered.discard(job_id)
             self._info_dict.pop(job_id, None)
             self._gone_since.pop(job_id, None)
@@ -91,17 +91,17 @@ class RunWatcher(SlurmInfoWatcher):
             return None
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return Slurm's word for the state of a job; FAILED for one that the check rejected."""
+        """Return Slurm's word for the state of a job; FAILED for a job that the check rejected."""
         return self.get_info(job_id, mode=mode).get("State", "UNKNOWN")
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return whether nothing more will happen in a job."""
+        """Return whether a job has ended and cannot start again."""
         self.get_info(job_id, mode=mode)
         return job_id in self._finished
 
 
 def _info(job_id: str, state: RunState) -> dict[str, str]:
-    """Return what sacct would say, in its words."""
+    """Return the job's state in the words of sacct."""
     word = _NOT_SLURMS_WORDS.get(state.state, state.state.upper().replace("-", "_"))
     status = "" if state.exit_status is None else f"{state.exit_status}:0"
     return {"JobID": job_id, "State": word, "NodeList": ",".join(state.nodes), "ExitCode": status}
@@ -112,7 +112,7 @@ class ScriptPaths(utils.JobPaths):
 
     @property
     def folder(self) -> Path:
-        """The run folder. A `%` in its path is no placeholder."""
+        """The run folder. A `%` in its path is not a placeholder."""
         return self._folder
 
     @property
@@ -127,19 +127,19 @@ class ScriptPaths(utils.JobPaths):
 
     @property
     def stderr(self) -> Path:
-        """As `stdout`."""
+        """The same file as `stdout`."""
         return self.stdout
 
 
 class Job(submitit.SlurmJob[R_co]):
     """A job of hpcenv, whose nodes are checked before its script or function starts.
 
-    It has the methods of `submitit.SlurmJob`; what else hpcenv knows is in `run`. The result of a function is its
-    value. The result of a script is the status of its run.
+    It has the methods of `submitit.SlurmJob`; `run` has everything else that hpcenv knows. The result of a function's
+    job is the returned value. The result of a script's job is the status of its run.
 
     Args:
         folder: the executor's folder; for a script, the run folder. Together with `job_id` it opens a job again.
-        job_id: Slurm's, or `local-PID`.
+        job_id: Slurm's job id, or `local-PID`.
         tasks: numbers of the processes that call the function.
     """
 
@@ -165,8 +165,8 @@ class Job(submitit.SlurmJob[R_co]):
         self.watcher.register_run(self.job_id, self._run_link)
 
     def done(self, force_check: bool = False) -> bool:
-        """Return whether the job has ended, or its result is there."""
-        # A job that was pickled in another process is not known to the watcher of this one.
+        """Return whether the job has ended, or its result exists."""
+        # The watcher of this process does not know a job that was pickled in another process.
         self._register_in_watcher()
         return super().done(force_check)
 
@@ -180,7 +180,7 @@ class Job(submitit.SlurmJob[R_co]):
         """Cancel the job.
 
         Args:
-            check: raise an error where that fails.
+            check: raise an error if that fails.
         """
         if not self._is_script and not self.job_id.startswith("local-"):
             super().cancel(check)
@@ -195,8 +195,8 @@ class Job(submitit.SlurmJob[R_co]):
         """Wait, and return what the function returned in each task; for a script, the status of its run.
 
         Raises:
-            FailedJobError: the function raised an exception; its text has the traceback. Of several tasks it is the
-                one that failed first.
+            FailedJobError: the function raised an exception; its text has the traceback. If several tasks failed, it is
+                the exception of the task that failed first.
             NoResult: the job ended without a result, for example because a node differs from the lockfile; for a
                 script, it did not complete.
         """
@@ -207,12 +207,12 @@ class Job(submitit.SlurmJob[R_co]):
         return super().results()
 
     def exception(self) -> Any:
-        """Wait, and return the exception that `results` raises; None without one."""
+        """Wait, and return the exception that `results` raises; None without an exception."""
         if not self._sub_jobs:
             return super().exception()
         self.wait()
         errors = [(task, error) for task in self._sub_jobs if (error := task.exception()) is not None]
-        # Where one task fails hpcenv ends the others: they have no result, and are not the reason.
+        # If one task fails, hpcenv ends all other tasks: they have no result, and are not the cause.
         failed = [pair for pair in errors if isinstance(pair[1], utils.FailedJobError)]
         first = min(failed, key=lambda pair: pair[0].paths.result_pickle.stat().st_mtime, default=None)
         return first[1] if first else errors[0][1] if errors else None
@@ -239,7 +239,7 @@ class Job(submitit.SlurmJob[R_co]):
         """Return the status of the run.
 
         Raises:
-            NoResult: it did not complete with status 0.
+            NoResult: the run did not complete with status 0.
         """
         status = self.run.status()
         if not status.has_succeeded:
@@ -265,7 +265,7 @@ class Job(submitit.SlurmJob[R_co]):
 
 
 def _refresh(folder: Path) -> None:
-    """Let NFS look at a folder again: a change of its mode, also to the same one, ends what is cached of it."""
+    """Make NFS read a folder again: setting its mode, even to the same mode, removes it from the cache."""
     with contextlib.suppress(OSError):
         folder.chmod(folder.stat().st_mode)
 
@@ -273,7 +273,7 @@ def _refresh(folder: Path) -> None:
 def open_job(
     run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None
 ) -> Job[RunStatus]:
-    """Open the job of a run again. Its result is the status of the run, also where a function ran.
+    """Open the job of a run again. Its result is the status of the run, also if a function ran.
 
     Arguments and errors are those of `status`.
     """
@@ -281,5 +281,5 @@ def open_job(
 
 
 def job_of(run: Submitted) -> Job[RunStatus]:
-    """Return the job of a run; of a chain, its first job."""
+    """Return the job of a run; for a chain, its first job."""
     return Job(run.folder.path, run.submission.job_id)

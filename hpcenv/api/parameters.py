@@ -1,4 +1,4 @@
-"""The parameters of `hpcenv.Executor`: those of `submitit.SlurmExecutor`, and the keywords of `hpcenv.submit`.
+"""The parameters of `hpcenv.Executor`: all parameters of `submitit.SlurmExecutor`, and the keywords of `hpcenv.submit`.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -15,12 +15,12 @@ from hpcenv.errors import UsageError
 from hpcenv.project.native_options import is_gpu_gres
 from hpcenv.project.options import OPTIONS
 
-# submitit writes these into its batch script. Here the batch script is hpcenv's.
+# submitit writes these into its batch script. Here hpcenv writes the batch script.
 _REFUSED = {
-    "teardown": "the batch script is hpcenv's; let the function clean up",
+    "teardown": "hpcenv writes the batch script; let the function clean up",
     "use_srun": "hpcenv starts each of its steps with srun",
 }
-# Parameters of submitit with another name here.
+# Parameters of submitit that have another name in hpcenv.
 _OTHER_NAMES = {
     "job_name": "name",
     "num_gpus": "gpus",
@@ -44,10 +44,10 @@ _SAME_NAMES = (
 )
 # sbatch options without a keyword.
 _PASSED_ON = ("mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "mem_per_gpu")
-# These take part in the counts of tasks, GPUs and CPUs.
+# These parameters are used to compute the numbers of tasks, GPUs and CPUs.
 _COUNTS = ("ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "gpus_per_task", "gres")
 
-# What sbatch calls a parameter that has another name, or none of submitit's, here: name of sbatch -> name here.
+# sbatch's name -> name here, for parameters that have another name here or that submitit does not have.
 _SBATCH_NAMES = {
     **{option.sbatch.replace("-", "_"): option.name for option in OPTIONS if option.sbatch},
     **{name: name for name in ("job_name", "gpus_per_node", *_SAME_NAMES, *_PASSED_ON, *_COUNTS) if name != "setup"},
@@ -61,14 +61,14 @@ SUBMITIT = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOptions:
-    """What the parameters of an executor mean for a run.
+    """The options for a run that the parameters of an executor mean.
 
     Attributes:
-        keywords: of `hpcenv.submit`.
+        keywords: the keywords for `hpcenv.submit`.
         call: `task`: one plain process for each task, as in submitit; `rank`: torchrun starts the ranks.
-        name: how the names of the runs begin; None takes the name of the function.
-        stderr_to_stdout: both go to one log.
-        max_parallel: how many jobs of an array run at a time; None for no limit.
+        name: the beginning of the runs' names; None takes the name of the function.
+        stderr_to_stdout: whether both streams go to one log.
+        max_parallel: how many jobs of an array run at the same time; None for no limit.
     """
 
     keywords: Mapping[str, Any]
@@ -92,14 +92,15 @@ class ParameterNames(set[str]):
 
 
 def translate(parameters: Mapping[str, Any], known: frozenset[str]) -> FunctionOptions:
-    """Return what parameters mean for a run.
+    """Return the options for a run that the parameters mean.
 
     Args:
         parameters: names of submitit (`ntasks_per_node`) and keywords of `hpcenv.submit`; None means "not given".
         known: the keywords of `hpcenv.submit`.
 
     Raises:
-        UsageError: there is no such parameter, hpcenv cannot do what it says, or two contradict each other.
+        UsageError: there is no such parameter, hpcenv does not support its value, or two parameters contradict each
+            other.
     """
     given = {name: value for name, value in parameters.items() if value is not None}
     _require_known(given, known)
@@ -113,7 +114,7 @@ def translate(parameters: Mapping[str, Any], known: frozenset[str]) -> FunctionO
         raise UsageError(f"call={call!r} is not a way to call a function", hint='call="task" or call="rank"')
     _count_gpus(given, keywords)
     _count_tasks(given, keywords, call)
-    # sbatch takes minutes and MiB as plain numbers, and so do programs for submitit.
+    # In sbatch, and so in programs for submitit, a plain number means minutes or MiB.
     keywords |= {name: str(keywords[name]) for name in ("time", "mem") if isinstance(keywords.get(name), (int, float))}
     _pass_on(given, keywords, known)
     name, limit = keywords.pop("name", None), keywords.pop("max_parallel", None)
@@ -141,7 +142,7 @@ def _require_known(given: Mapping[str, Any], known: frozenset[str]) -> None:
 
 
 def _with_additional(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with those of `additional_parameters` that have a name here; as in submitit, they win."""
+    """Add the entries of `additional_parameters` that have a name here; as in submitit, these entries win."""
     more = {str(name).replace("-", "_"): value for name, value in given.get("additional_parameters", {}).items()}
     taken = {_SBATCH_NAMES[name]: more.pop(name) for name in tuple(more) if name in _SBATCH_NAMES}
     return {**given, **taken, "additional_parameters": more}
@@ -201,7 +202,7 @@ def _pass_on(given: Mapping[str, Any], keywords: dict[str, Any], known: frozense
 
 
 def _srun_options(words: Any) -> dict[str, Any]:
-    """Return options of srun as a table: `--cpu-bind=none` is {"cpu-bind": "none"}; True for one without a value."""
+    """Return options of srun as a table: `--cpu-bind=none` is {"cpu-bind": "none"}; an option without value is True."""
     options: dict[str, Any] = {}
     for word in words:
         match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Repeat a run of somebody else from Python: `hpcenv reproduce`. Runs on: LOGIN NODE."""
+"""Repeat another person's run from Python: `hpcenv reproduce`. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ def reproduce(
     timeout: float | None = None,
     **options: Unpack[SubmitKeywords],
 ) -> Reproduction:
-    """Repeat a run, and say whether the result is the same; it waits for the new run.
+    """Repeat a run, wait for the new run, and return whether the result is the same.
 
     Args:
         target: a run folder, run name, job id, bundle or lockfile. A bundle is unpacked below `project`.
-        args: for the script; None keeps those of the run.
-        rung: 0 proves from the files alone; 1 repeats the first steps on one node, 2 in the same shape; 3 everything.
+        args: arguments for the script; None keeps the arguments of the run.
+        rung: 0 checks the files only; 1 repeats the first steps on one node, 2 in the same shape; 3 repeats the whole
+            run.
         steps: how many optimizer steps rungs 1 and 2 repeat.
         copy: a new folder for the run's own copy of its code; None uses the project, if there is one.
-        allow_changed: go on if the code of the project is not that of the run.
-        dry_run: say what it costs and what must be accepted; nothing is submitted.
+        allow_changed: continue if the code of the project is not the code of the run.
+        dry_run: return the cost and what must be accepted; nothing is submitted.
         project: the folder to submit from; outside of a project the run's own copy of its code is used.
         accept: as for `submit`.
         timeout: seconds to wait at most; the new run continues.
-        options: those of `hpcenv submit` for the new run; with `runs_dir` the run is also searched there.
+        options: options of `hpcenv submit` for the new run; with `runs_dir` the run is also searched there.
 
     Raises:
         NotAccepted: as for `submit`.
-        UsageError: the code is not that of the run, or the target is a lockfile and `rung` is not 0.
+        UsageError: the code is not the code of the run, or the target is a lockfile and `rung` is not 0.
         WaitTimeout: the time is over.
         JobFailed: the new run did not complete.
     """

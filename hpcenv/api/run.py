@@ -1,4 +1,4 @@
-"""What is asked of a run, from Python. Runs on: LOGIN NODE."""
+"""Status, report and diagnosis of a run from Python. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcenv.runs.report_text import RunReport
 from hpcenv.runs.status import RunStatus, read_status, with_queue
 from hpcenv.runs.wait import wait_for
 
-# More than a log that a person reads.
+# More lines than any log has that a person reads.
 _LONGEST_LOG = 1 << 30
 
 
@@ -31,7 +31,7 @@ class RunHandle:
     """A submitted run: `hpcenv.submit(...).run`.
 
     Attributes:
-        folder: its run folder; `hpcenv.open_job(folder).run` opens it again.
+        folder: the run folder; `hpcenv.open_job(folder).run` opens it again.
     """
 
     folder: Path
@@ -47,11 +47,11 @@ class RunHandle:
         return self._open().submission.job_id
 
     def status(self) -> RunStatus:
-        """Return what Slurm and the run folder say now."""
+        """Return the present status, from Slurm and the run folder."""
         return read_status(self._open(), os.environ)
 
     def state(self) -> str:
-        """Return Slurm's word for the state in lower case; `rejected` when a node differed from the lockfile."""
+        """Return Slurm's word for the state in lower case; `rejected` if a node differed from the lockfile."""
         return self.status().state
 
     def done(self) -> bool:
@@ -59,7 +59,7 @@ class RunHandle:
         return self.status().quiet
 
     def wait(self, timeout: float | None = None) -> RunStatus:
-        """Wait until the run has ended, well or not.
+        """Wait until the run has ended, with or without success.
 
         Args:
             timeout: seconds to wait at most.
@@ -102,7 +102,7 @@ def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir
     Args:
         run: its folder, name or job id; None for the latest one.
         project: a folder of the project.
-        runs_dir: folder of runs, if it is not that of the project.
+        runs_dir: folder of runs, if it is not the project's folder of runs.
 
     Raises:
         RunNotFound: no run matches.
@@ -116,7 +116,7 @@ def report(
     """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are those of `status`.
 
     Args:
-        lines: how many lines of the log's end it holds.
+        lines: the number of lines from the end of the log.
     """
     return report_of(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, lines=lines)
 
@@ -125,11 +125,11 @@ def diagnose(*words: str | Path, project: str | Path = ".", runs_dir: str | None
     """Name the earliest cause of a failure that the logs show: `hpcenv diagnose`.
 
     Args:
-        words: runs, as for `status`, and log files; none for the latest run. Log files are taken as those of one job.
+        words: runs, as for `status`, and log files; none for the latest run. All log files must belong to one job.
         project, runs_dir: as for `status`.
 
     Returns:
-        One diagnosis for each run that failed or is not over, and one for all log files.
+        One diagnosis for each run that failed or has not ended, and one diagnosis for all log files.
 
     Raises:
         RunNotFound: no run matches.

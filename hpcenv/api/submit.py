@@ -34,12 +34,12 @@ def plan_job(
 
     Args:
         script: the training script; relative to `project`.
-        args: for the script, each literal; other values are converted with `str()`.
+        args: arguments for the script, which are passed literally; values that are not text are converted with `str()`.
         project: the folder to submit from.
-        options: those of `hpcenv submit`, with `_` for `-`.
+        options: the options of `hpcenv submit`, with `_` for `-`.
 
     Raises:
-        HpcenvError: the job would fail for a reason that can be known here.
+        HpcenvError: the job would fail for a reason that is already known here.
     """
     given = from_keywords(str(script), args, options)
     workspace, context = open_here(project, command_of(given))
@@ -88,7 +88,7 @@ def sweep(
     Args:
         args: `{NAME}` in them stands for a value. A name that is in none of them is appended as `--NAME=VALUE`.
         over: name -> its values; the last name varies fastest.
-        max_parallel: how many run at a time.
+        max_parallel: how many jobs run at the same time.
         accept: as for `submit`.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Errors that are hpcenv's and submitit's: programs that were written for submitit catch its classes.
+"""Errors with classes of both hpcenv and submitit, because programs that were written for submitit catch its classes.
 
-Runs on: LOGIN NODE. submitit 1.5.4 raises `FailedJobError` where sbatch fails, ValueError for an unknown parameter of
-`SlurmExecutor`, NameError for one of `AutoExecutor`, and TypeError for one of a constructor.
+Runs on: LOGIN NODE. submitit 1.5.4 raises `FailedJobError` if sbatch fails. For an unknown parameter, `SlurmExecutor`
+raises ValueError, `AutoExecutor` NameError, and a constructor TypeError.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class NotSubmitted(SubmitRejected, utils.FailedJobError):
 
 
 class WrongParameter(UsageError, ValueError, NameError, TypeError):
-    """A parameter does not exist, or has a wrong value: submitit raises one of three classes, by where it is given."""
+    """A parameter does not exist, or has a wrong value. submitit raises one of three classes, depending on the call."""
 
 
 @contextlib.contextmanager
 def refused_as_in_submitit() -> Iterator[None]:
-    """Raise `NotSubmitted` where Slurm refuses a job."""
+    """Raise `NotSubmitted` if Slurm refuses a job."""
     try:
         yield
     except SubmitRejected as error:

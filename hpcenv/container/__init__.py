@@ -1,4 +1,4 @@
-"""Starting a program in the locked environment: Apptainer's command line, what the site adds, and the start gate.
+"""Start a program in the locked environment: Apptainer's command line, the site's settings, and the start gate.
 
 Runs on: COMPUTE NODE, and LOGIN NODE for `run` and `lock`. Standard library only.
 """

@@ -2,16 +2,14 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`exec_argv`, `env_file` and `host_environment` are pure. Together they are the start command of every
-container. A program in the container sees the image and the requested binds and variables. It sees
-nothing of the caller's home, current directory, environment or APPTAINER and SINGULARITY settings.
-Arguments and values arrive literally. The options are those that both programs know, with the same
-meaning: runtime.py has the table of what differs.
+`exec_argv`, `env_file` and `host_environment` are pure. Together they are the start command of every container. A
+program in the container sees the image and the requested binds and variables. It sees nothing of the caller's home,
+current directory, environment or APPTAINER and SINGULARITY settings. Arguments and values arrive literally. Only
+options are used that both programs know with the same meaning: runtime.py has the table of the differences.
 
 SIFs are built by `image/convert/squashfs.py`, and by Apptainer in `image/convert/apptainer_build.py`.
 
-Facts marked "seen" were observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user
-namespaces) on 2026-11-20.
+Facts marked "seen" were observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user namespaces) on 2026-11-20.
 """
 
 from __future__ import annotations
@@ -77,26 +75,24 @@ def exec_argv(
 ) -> list[str]:
     """Return the argv that runs `command` in `image`.
 
-    `--contain` is not used: it hides /dev/infiniband, limits /tmp to 64 MB and makes /dev/shm
-    private. `--no-mount cwd` is used, because a current directory below $HOME makes ~/.local
-    visible, even with `--no-home` (seen).
+    `--contain` is not used: it hides /dev/infiniband, limits /tmp to 64 MB and makes /dev/shm private. `--no-mount cwd`
+    is used, because a current directory below $HOME makes ~/.local visible, even with `--no-home` (seen).
 
     Args:
         apptainer: path of apptainer.
         image: absolute path of a SIF, or `/proc/self/fd/N` of a verified SIF; the started process
             must then inherit descriptor N.
         command: argv in the container, passed literally (`--no-eval`).
-        workdir: absolute path that exists in the container; otherwise Apptainer silently uses
-            $HOME or /.
+        workdir: absolute path that exists in the container; otherwise Apptainer silently uses $HOME or /.
         home: `SRC:DEST`; None for no home.
-        binds: may contain any path without a NUL, also with `:`, `,`, quotes and newlines (seen).
+        binds: their paths may contain all characters except NUL, also `:`, `,`, quotes and newlines (seen).
         gpus: whether to bind NVIDIA's driver libraries.
         rocm: whether to bind ROCm's libraries.
-        no_binds: also leave out what an administrator binds into every container (`bind path`), and /tmp.
+        no_binds: also leave out /tmp, and the folders that an administrator binds into every container (`bind path`).
         overlay: a squashfs that is mounted read-only at a path in the image.
 
     Raises:
-        UsageError: a value that cannot be passed literally.
+        UsageError: a value cannot be passed literally.
     """
     left_out = "cwd,bind-paths,tmp,hostfs" if no_binds else "cwd"
     argv = [apptainer, "-q", "exec", "--cleanenv", "--no-eval", "--no-mount", left_out]
@@ -104,7 +100,7 @@ def exec_argv(
     for bind in binds:
         argv += ["--mount", mount(bind)]
     if overlay is not None:
-        # After the binds: what is mounted later is above what was mounted before.
+        # The overlay comes after the binds: a later mount is above an earlier mount.
         argv += _overlay_words(overlay)
     argv += ["--pwd", _absolute("workdir", workdir)]
     if gpus:
@@ -215,7 +211,7 @@ def env_file(settings: Mapping[str, str]) -> str:
     Names with a special meaning (seen):
       PATH                        replaces the image's PATH
       PREPEND_PATH, APPEND_PATH   extend the image's PATH; from Apptainer 1.5 on, so do those of LD_LIBRARY_PATH
-      LD_LIBRARY_PATH             replaces the image's; the runtime adds /.singularity.d/libs
+      LD_LIBRARY_PATH             replaces the image's value; the runtime adds /.singularity.d/libs
 
     Args:
         settings: variables for the program in the container.
@@ -247,8 +243,8 @@ def host_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def start_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the runtime's process that starts a container."""
-    # SingularityCE 4: the variable of --no-oci, against `oci mode = yes` of a site (runtime.py). Apptainer has no such
-    # option, and does not read it.
+    # For SingularityCE 4: this variable is the option --no-oci, and overrules `oci mode = yes` of a site (runtime.py).
+    # Apptainer has no such option, and does not read the variable.
     return {**host_environment(inherited), "SINGULARITY_NO_OCI": "1"}
 
 
@@ -264,7 +260,8 @@ def _check_setting(name: str, value: str) -> None:
     if "\r\n" in value:
         raise UsageError(
             f"the value of {name} has lines that end with a carriage return",
-            # Seen with Apptainer 1.4.5: both read variables with mvdan.cc/sh (syntax/lexer.go), also APPTAINERENV_*.
+            # Seen with Apptainer 1.4.5. Both programs read variables with mvdan.cc/sh (syntax/lexer.go), also
+            # APPTAINERENV_*.
             why="the container runtime removes it",
             hint="pass the value in a file, or without carriage returns",
         )
@@ -294,9 +291,9 @@ def source_date_epoch(
     newest file. Otherwise Python takes its compiled files for outdated, compiles them again at each
     start and cannot write the result (seen: `import torch` takes twice as long).
 
-    The rule: the image's `created`, rounded up to the second. If it is missing or before 1980
-    (Bazel, Kaniko and Nix write 1970 or year 1): the newest usable `created` of the image's
-    history. If there is no such time: 1980-01-01, and `on_line` gets a message.
+    The rule: take the image's `created`, rounded up to the second. If it is missing or before 1980 (Bazel, Kaniko and
+    Nix write 1970 or year 1), take the newest usable `created` in the image's history. If there is no such time:
+    1980-01-01, and `on_line` gets a message.
 
     Args:
         created: `created` of the image's configuration, RFC 3339.
@@ -369,7 +366,7 @@ _SIGNS = (
         hint="set TMPDIR to a folder on another file system, for example below /var/tmp",
     ),
     _Sign(
-        # 2027, 2360, 2457, 3753; the second is Ubuntu's AppArmor restriction.
+        # Issues 2027, 2360, 2457, 3753; the second pattern is Ubuntu's AppArmor restriction.
         text=r"create user namespace: not allowed|not allowed to create user namespace"
         r"|write info to setgroups: permission denied|user namespaces? .{0,40}disabled",
         error=ToolFailed,
@@ -378,11 +375,12 @@ _SIGNS = (
         "an administrator can allow them or install apptainer-suid",
     ),
     _Sign(
-        # Before the signs of a registry: pip, apt and git in %post say the same of other hosts. Apptainer 1.4.5.
+        # This comes before the patterns for a registry: pip, apt and git in %post print the same about other hosts.
+        # Apptainer 1.4.5.
         text=r"while running %post section",
         error=ToolFailed,
         what="a command of the definition file's %post failed",
-        hint="the lines before the last one are its own words; pip and apt need an index that they reach from here",
+        hint="the lines before the last line are its output; pip and apt need an index that they can reach from here",
     ),
     _Sign(
         text=r"server gave http response to https client",
@@ -406,7 +404,7 @@ _SIGNS = (
     _Sign(
         text=r"manifest[_ ]unknown|name[_ ]unknown|blob[_ ]unknown",
         error=ImageUnavailable,
-        what="the registry no longer has the image of that digest",
+        what="the registry no longer has an image with that digest",
         hint=(
             "run ",
             Command("hpcenv", "lock"),
@@ -429,7 +427,7 @@ _SIGNS = (
         text=r"no such host|server misbehaving|temporary failure in name resolution",
         error=ImageUnavailable,
         what="the registry's name does not resolve",
-        hint="build where there is a route to it, often the login node",
+        hint="build on a machine that can reach it, often the login node",
     ),
     _Sign(
         text=r"i/o timeout|deadline exceeded|connection timed out|network is unreachable"
@@ -499,7 +497,7 @@ _SIGNS = (
 def known_cause(
     output: str, why: str, *, argv: Sequence[str], status: int | None, place: str = ""
 ) -> HpcenvError | None:
-    """Return the error for an output whose cause is known; arguments as for `explain`."""
+    """Return the error for an output whose cause is known. The arguments are as for `explain`."""
     sign = next((one for one in _SIGNS if re.search(one.text, output, re.IGNORECASE)), None)
     if sign is None:
         return None
@@ -513,10 +511,10 @@ def explain(output: str, *, argv: Sequence[str], status: int | None, place: str 
     """Return the error for a failed apptainer, from its output.
 
     Args:
-        output: the end of its output.
+        output: the end of Apptainer's output.
         argv: the command.
         status: exit status; None after the time limit.
-        place: a sentence that says where its temporary files were, for a build.
+        place: for a build, a sentence that says where the temporary files were.
     """
     important = [line for line in output.splitlines() if re.match(r"(FATAL|ERROR|hpcenv)\b", line)]
     why = "\n".join(important or output.splitlines()[-5:])[-2000:] or "it wrote nothing"

@@ -1,8 +1,8 @@
-"""Look at an image without any bind: what lies below a path that something is mounted over.
+"""Look at an image without any bind, to see what the image has at a path that a mount hides.
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-It starts one more container, which takes a tenth of a second: only where there is a mount that needs it.
+It starts one more container, which takes a tenth of a second. So it is called only if a mount needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcenv.container.start_command import StartCommand, opened
 from hpcenv.records.manifest import Environment
 
 # Runs in the image, with its Python. A path counts if it has content, or if it lies where Python or the loader look
-# for code: there, a new file is as good as a changed one.
+# for code: there, a new file matters as much as a changed file.
 _PROGRAM = """
 import json, os, sys
 loader = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.conf.d"]
@@ -48,14 +48,14 @@ def paths_with_code(
     """Return the paths that have content in the image, or lie where Python or the loader look for code.
 
     Args:
-        environment: of a SIF.
-        paths: in the container.
+        environment: the environment of a SIF.
+        paths: paths in the container.
         environ: environment of this process.
-        image: path of the SIF if not the environment's own, with `pass_fds` for an open one.
+        image: path of the SIF if it is not the environment's SIF; `pass_fds` is needed for the path of an open file.
 
     Raises:
         HpcenvError: the container could not be started.
-        ValueError: it printed something else.
+        ValueError: the container printed something else.
     """
     if not paths:
         return ()
@@ -75,11 +75,11 @@ def paths_with_code(
     try:
         answer = frozenset(json.loads(lines[-1]))
     except (IndexError, TypeError) as error:
-        raise ValueError(f"the look at the image printed {done.stdout[:200]!r}") from error
+        raise ValueError(f"the program that looked at the image printed {done.stdout[:200]!r}") from error
     return tuple(path for path in paths if path in answer)
 
 
 def _python(environment: Environment) -> str:
-    """Return the interpreter; that of a virtual environment in an overlay is not there, where nothing is mounted."""
+    """Return the image's interpreter: without mounts, a virtual environment in an overlay does not exist."""
     overlay = environment.overlay
     return "python3" if overlay is not None and overlay.use == "venv" else environment.python

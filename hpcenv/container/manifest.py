@@ -17,13 +17,13 @@ from hpcenv.records.run_folder import RunFolder
 
 
 def open_manifest(run: RunFolder, environ: Mapping[str, str]) -> Manifest:
-    """Return the manifest of `run`, completed with what only this node knows.
+    """Return the manifest of `run`, completed with the values that only this node knows.
 
     Args:
         environ: environment variables of this step.
 
     Raises:
-        RecordInvalid: the manifest cannot be read, its folder was copied or moved, or it has no node.
+        RecordInvalid: the manifest cannot be read or has no node, or its folder was copied or moved.
     """
     manifest = load_record(Manifest, run.manifest)
     if not _is_same(manifest.run_folder, str(run.path)):

@@ -1,15 +1,14 @@
-"""What environment modules set for containers and for communication: the difference that each `module load` makes.
+"""Find what modules set for containers and communication, from the environment before and after `module load`.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only. Pure.
 
 Sites deliver their fabric in this way: modules set APPTAINER_BIND, APPTAINERENV_LD_LIBRARY_PATH, NCCL_NET and so on
 (LUMI `lumi-aif-singularity-bindings`, OLCF `apptainer-enable-mpi`, Isambard `brics/apptainer-multi-node`).
 hpcenv starts containers with a cleaned environment, so it takes these values over, each with the module as its origin.
-Apptainer 1.4 reads the names with SINGULARITY too; where both are set, APPTAINER's wins (its documentation,
-"Environment and Metadata", 2026-11).
-OLCF's modules set APPTAINER_WRAPPER_*, which the site's own `apptainer`, a shell script, appends to APPTAINER_* and
-APPTAINERENV_* (OLCF, container training of 2026-03-26, "Using the apptainer-enable-mpi and apptainer-enable-gpu
-modules").
+Apptainer 1.4 reads the names with SINGULARITY too; if both are set, the APPTAINER variable wins (its documentation,
+"Environment and Metadata", 2026-11). OLCF's modules set APPTAINER_WRAPPER_*, which the site's own `apptainer`, a shell
+script, appends to APPTAINER_* and APPTAINERENV_* (OLCF, container training of 2026-03-26, "Using the
+apptainer-enable-mpi and apptainer-enable-gpu modules").
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _WRAPPED_LIBRARY_PATH = "APPTAINER_WRAPPER_LD_LIBRARY_PATH"
 # Where Apptainer and SingularityCE show the libraries of CONTAINLIBS; the folder is on the container's library path.
 _LIBRARY_FOLDER = "/.singularity.d/libs"
-# Of GPU and network libraries beside those of `is_tuning`.
+# Variables of GPU and network libraries, in addition to the variables of `is_tuning`.
 _OF_LIBRARIES = re.compile(r"(RCCL|HSA|MIOPEN|OFI)_\w+\Z")
-# Other settings of the container runtime: hpcenv decides what they decide.
+# All other settings of the container runtime are not used: hpcenv makes these settings itself.
 _OF_RUNTIME = re.compile(r"(APPTAINER|SINGULARITY)_\w+\Z")
 # The variable with the loaded modules, in Lmod and in Environment Modules.
 _LOADED = "LOADEDMODULES"
@@ -54,23 +53,23 @@ class Loaded:
 
     @property
     def changed(self) -> dict[str, str]:
-        """The variables that it set or changed."""
+        """The variables that the module set or changed."""
         return {name: value for name, value in self.after.items() if self.before.get(name) != value}
 
     @property
     def was_there(self) -> bool:
-        """Whether it was loaded before the job, and could not be unloaded: then its effect is not seen."""
+        """Whether the module was loaded before the job and could not be unloaded: then its effect cannot be seen."""
         listed = self.before.get(_LOADED, "").split(":")
         return any(one == self.name or one.startswith(f"{self.name}/") for one in listed)
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was not loaded. Old versions of `module` end with 0 in every case."""
+        """Whether loading the module failed. Old versions of `module` end with 0 in every case."""
         return not self.was_there and self.before.get(_LOADED, "") == self.after.get(_LOADED, "")
 
 
 def read_report(text: str) -> tuple[Loaded, ...]:
-    """Return the modules in what steps/modules.sh has seen, in the order in which they were loaded.
+    """Return the modules in the report of steps/modules.sh, in the order in which they were loaded.
 
     Args:
         text: a line `before NAME ENVIRONMENT` and a line `after NAME ENVIRONMENT` for each module; the environment is
@@ -96,7 +95,7 @@ def effects_of(loaded: Sequence[Loaded], *, in_container: bool) -> ModuleEffects
     """Return what the modules set for the ranks.
 
     Args:
-        loaded: in the order in which they were loaded.
+        loaded: the modules in the order in which they were loaded.
         in_container: whether the ranks run in a SIF.
     """
     settings: dict[str, Setting] = {}
@@ -121,8 +120,8 @@ def effects_of(loaded: Sequence[Loaded], *, in_container: bool) -> ModuleEffects
                 notes.append(bind)
         used = (*_BINDS, *_LIBRARIES, _WRAPPED_LIBRARY_PATH)
         ignored = [n for n in changed if _OF_RUNTIME.match(n) and n not in used]
-        notes += [f"{origin}: {name} is not used; hpcenv sets what it decides" for name in sorted(ignored)]
-    known = "what it sets for the ranks is not known: it was loaded before the job, and cannot be unloaded"
+        notes += [f"{origin}: {name} is not used; hpcenv itself makes this setting" for name in sorted(ignored)]
+    known = "its settings for the ranks are not known: it was loaded before the job, and cannot be unloaded"
     notes += [f"module {module.name}: {known}" for module in loaded if module.was_there]
     shown, hidden = _visible(settings, tuple(binds), in_container=in_container)
     return ModuleEffects(
@@ -134,7 +133,7 @@ def effects_of(loaded: Sequence[Loaded], *, in_container: bool) -> ModuleEffects
 
 
 def _variables(module: Loaded, changed: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
-    """Return the variables of a module that the ranks get; those for containers win."""
+    """Return the variables of a module that the ranks get. Variables for containers win."""
     found = {n: v for n, v in changed.items() if is_tuning(n) or _OF_LIBRARIES.match(n)}
     if in_container:
         for prefix in _FOR_CONTAINER:
@@ -148,7 +147,7 @@ def _variables(module: Loaded, changed: Mapping[str, str], *, in_container: bool
 
 
 def _binds(module: Loaded, origin: str) -> Iterable[Bind | str]:
-    """Yield the binds of a module, and notes on those that are not used."""
+    """Yield the binds of a module, and notes on the binds that are not used."""
     for name in _BINDS:
         known = _items(module.before.get(name, ""))
         for text in _items(module.after.get(name, "")):
@@ -173,22 +172,22 @@ def _bind(text: str, origin: str) -> Bind:
     """Return a bind of APPTAINER_BIND.
 
     Raises:
-        ValueError: it has a form that hpcenv does not mount.
+        ValueError: the bind has a form that hpcenv does not mount.
     """
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if mode not in ("", "ro", "rw"):
-        raise ValueError(f"`{mode}` is no mode that hpcenv knows; it knows ro and rw")
+        raise ValueError(f"`{mode}` is not a mode that hpcenv knows (ro or rw)")
     if not source.startswith("/") or not (target or source).startswith("/"):
         raise ValueError("a path is not absolute")
-    # Sites name folders that not every node has.
+    # Sites name folders that some nodes do not have.
     return Bind(source=source, target=target or source, read_only=mode == "ro", optional=True, origin=origin)
 
 
 def _visible(
     settings: Mapping[str, Setting], targets: Sequence[str], *, in_container: bool
 ) -> tuple[dict[str, Setting], list[str]]:
-    """Leave out the variables that name a library of the host which the container does not see."""
+    """Leave out variables that name a library of the host if the container does not see this library."""
     shown: dict[str, Setting] = {}
     notes: list[str] = []
     for name, setting in settings.items():

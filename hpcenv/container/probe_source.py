@@ -21,11 +21,11 @@ def probe_source() -> str:
 def read_chapters() -> dict[str, str]:
     """Return the probe's modules: name -> source text."""
     names = sorted(("__init__", *(module.name for module in pkgutil.iter_modules(probe.__path__))))
-    # Also from the archive in a run folder.
+    # This also works if hpcenv runs from the archive in a run folder.
     return {name: (pkgutil.get_data(probe.__name__, f"{name}.py") or b"").decode() for name in names}
 
 
 def join_chapters(chapters: Mapping[str, str]) -> str:
-    """Return one program of these modules: their texts as data, and the one that imports them from there."""
+    """Return one program from these modules: their texts as data, and code that imports the modules from the data."""
     sources = {name: text for name, text in chapters.items() if name != _START}
     return f"SOURCES = {sources!a}\n{chapters[_START]}"

@@ -1,10 +1,10 @@
-"""Which program starts containers on a machine, and what it is.
+"""Find the program that starts containers on a machine, its kind and its version.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Both programs come from Singularity 3.8. Apptainer installs `singularity` as a link to itself, so the name says
-nothing: only what the program prints tells them apart. apptainer.py starts containers with options that both know.
-docs/reference/runtimes.md says in what they differ.
+Both programs come from Singularity 3.8. Apptainer installs `singularity` as a link to itself, so the name says nothing:
+only the program's output shows which program it is. apptainer.py starts containers with options that both know.
+docs/reference/runtimes.md lists the differences.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hpcenv import process
 from hpcenv.container.apptainer import host_environment, known_cause
 from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
 
-# In the order in which they are searched.
+# The names, in the order in which they are searched.
 PROGRAMS = ("apptainer", "singularity")
-# The first releases with every option of the start command, and the same meaning of each.
+# The first releases that have every option of the start command with the same meaning.
 _OLDEST = {"apptainer": (1, 2), "singularity-ce": (4, 0), "singularity-pro": (4, 0)}
 _NAMES = {"apptainer": "Apptainer", "singularity-ce": "SingularityCE", "singularity-pro": "SingularityPRO"}
 _SAID = re.compile(r"(apptainer|singularity(?:-ce|-pro)?) version (\d+\.\d+\S*)\Z")
@@ -29,12 +29,12 @@ _SAID = re.compile(r"(apptainer|singularity(?:-ce|-pro)?) version (\d+\.\d+\S*)\
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """What a program that starts containers is.
+    """A program that starts containers.
 
     Attributes:
         kind: `apptainer`, `singularity-ce`, `singularity-pro`, or `singularity` for Singularity 3.
-        version: as it prints it, for example `4.5.1`.
-        program: its path.
+        version: the version that it prints, for example `4.5.1`.
+        program: the program's path.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Runtime:
 
     @property
     def unusable(self) -> str:
-        """Why hpcenv cannot start containers with it; empty where it can."""
+        """Why hpcenv cannot start containers with it; empty if it can."""
         oldest = _OLDEST.get(self.kind)
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
         if oldest is not None and numbers >= oldest:
@@ -70,7 +70,7 @@ def find(path: str | None = None) -> str:
         "neither `apptainer` nor `singularity` is on PATH",
         why="one of them is needed to start containers",
         hint="load its module, or name it: `program` under [runtime] in the site profile, or `runtime` in hpcenv.toml; "
-        'image = "host" does without',
+        'image = "host" needs no such program',
     )
 
 
@@ -78,16 +78,16 @@ def find_builder(path: str | None = None) -> str:
     """Return the absolute path of `apptainer`, which builds definition files; SingularityCE is not used for that.
 
     Raises:
-        ToolMissing: it is not on PATH.
+        ToolMissing: `apptainer` is not on PATH.
     """
     return process.find_tool("apptainer", needed_for="build images", path=path)
 
 
 def identify(program: str, environ: Mapping[str, str]) -> Runtime:
-    """Return what a program is, from what it prints.
+    """Return the kind and version of a program, from its output.
 
     Raises:
-        ToolMissing, ToolFailed: it cannot be run, or it is none of the programs that hpcenv knows.
+        ToolMissing, ToolFailed: the program cannot be run, or hpcenv does not know it.
     """
     done = process.run([program, "--version"], timeout=60, env=host_environment(environ))
     found = parse_version(done.stdout.strip())
@@ -103,7 +103,7 @@ def identify(program: str, environ: Mapping[str, str]) -> Runtime:
 
 
 def too_old(program: str, environ: Mapping[str, str]) -> str:
-    """Return why hpcenv cannot start containers with a program; empty where it can, or that is unknown."""
+    """Return why hpcenv cannot start containers with a program; empty if it can, or if that is unknown."""
     try:
         return identify(program or find(environ.get("PATH")), environ).unusable
     except ToolFailed as error:
@@ -113,27 +113,27 @@ def too_old(program: str, environ: Mapping[str, str]) -> str:
 
 
 def why_not_started(error: ToolFailed, program: str, environ: Mapping[str, str]) -> HpcenvError:
-    """Return the error of a container that did not start, with its cause where that is known."""
+    """Return the error for a container that did not start, with the cause if it is known."""
     if error.status is None:
         return error
     why = "\n".join(filter(None, (error.what, error.why)))
     old = too_old(program, environ)
     if old:
-        hint = "load the module of a newer one, or name its program: --runtime, or `runtime` in hpcenv.toml"
+        hint = "load the module of a newer version, or name its program: --runtime, or `runtime` in hpcenv.toml"
         return ToolFailed(old, argv=error.argv, status=error.status, stderr=error.stderr, why=why, hint=hint)
     return known_cause(error.stderr, why, argv=error.argv, status=error.status) or error
 
 
 def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["zstd", "gzip"]:
-    """Return the compression of SIFs that what starts containers here reads: SingularityCE refuses zstd.
+    """Return a compression of SIFs that the program which starts containers here can read: SingularityCE refuses zstd.
 
     Args:
         environ: the user's environment.
-        program: what starts containers; empty for what is on PATH.
+        program: the program that starts containers; empty for the program on PATH.
     """
     try:
         found = program or find(environ.get("PATH"))
-        # Another name needs no look: only links of the other name exist.
+        # A program with the name `apptainer` is not run to identify it: only `singularity` can be a link.
         if os.path.basename(found) == "apptainer":
             return "zstd"
         return "zstd" if identify(found, environ).kind == "apptainer" else "gzip"
@@ -142,12 +142,12 @@ def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["
 
 
 def unreadable_here(compression: str, environ: Mapping[str, str], program: str = "") -> str:
-    """Return why what starts containers here does not read a finished SIF; empty where it does, or that is unknown.
+    """Return why the program that starts containers here cannot read a finished SIF; empty if it can or may.
 
     Args:
-        compression: of the SIF's file system.
+        compression: the compression of the SIF's file system.
         environ: the user's environment.
-        program: what starts containers; empty for what is on PATH.
+        program: the program that starts containers; empty for the program on PATH.
     """
     if compression != "zstd" or compression_here(environ, program) == "zstd":
         return ""

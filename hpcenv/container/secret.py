@@ -24,7 +24,7 @@ def read_all(secrets: Sequence[Secret], environ: Mapping[str, str], *, node: str
         secrets: names with sources, from the manifest.
         environ: environment variables of the job, for sources `env:NAME` that the job itself sets.
         node: name of this node, for errors.
-        kept: file with the values of the sources `env:NAME` of the submission.
+        kept: the file with the values of `env:NAME` sources from the submission.
 
     Raises:
         NodesUnknown: a secret cannot be read. The error names the source, and contains no part of a value.
@@ -55,11 +55,11 @@ def _read(secret: Secret, environ: Mapping[str, str], node: str, kept: str) -> s
         ) from None
 
 
-_GONE = "its value is kept only until the run has ended: submit again; where nodes cannot see that file: file:PATH"
+_GONE = "its value is kept only until the run has ended: submit again; if nodes cannot see that file, use file:PATH"
 
 
 def _kept(name: str, path: Path) -> str:
-    """Return a value that the submission has left for this run."""
+    """Return a value that the submission has stored for this run."""
     try:
         return secret_file.read(path)[name]
     except KeyError:

@@ -1,8 +1,8 @@
-"""Completes a manifest on a node: what modules set there, and the values of the site profile that only a node knows.
+"""Complete a manifest on a node: with what modules set, and the values in a site profile that only a node knows.
 
 Runs on: COMPUTE NODE, and on the login node while verifying. Standard library only.
 
-All steps of a job read the manifest through this, so that check, gate and launch see the same values.
+All steps of a job read the manifest through this module, so that check, gate and launch see the same values.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _LIBRARY_FIELD = "libs.ld-library-path"
 # Apptainer adds this folder itself.
 _OWN_LIBRARIES = "/.singularity.d/libs"
-# In a container it is a folder of this job on the node (launch/launch.py); on the host the node's own.
+# In a container, /tmp is a folder of this job on the node (launch/launch.py); on the host, it is the node's /tmp.
 _NODE_LOCAL = "/tmp"  # noqa: S108
 
 
 def complete(manifest: Manifest, effects: ModuleEffects | None, environ: Mapping[str, str]) -> Manifest:
-    """Return the manifest with what only this node knows. The site profile, the project and the user win over modules.
+    """Add the values that only this node knows to the manifest. Site profile, project and user win over modules.
 
     Args:
-        effects: what the modules of the job set; None without modules, or before they are loaded.
+        effects: the variables and binds of the job's modules; None without modules, or before they are loaded.
         environ: environment variables of the job, for `${jobid}` and for old values on the host.
     """
     given = {setting.name: setting for setting in manifest.settings}
@@ -60,7 +60,7 @@ def complete(manifest: Manifest, effects: ModuleEffects | None, environ: Mapping
 
 
 def _on_this_node(binds: Sequence[Bind], environ: Mapping[str, str]) -> tuple[tuple[Bind, ...], list[str]]:
-    """Return the binds of the site with the files that fit them here, and which ones this node does not have."""
+    """Return the site's binds with the files that they match here, and notes on files that this node does not have."""
     found: list[Bind] = []
     lost: list[str] = []
     for bind in binds:
@@ -80,7 +80,7 @@ def _on_this_node(binds: Sequence[Bind], environ: Mapping[str, str]) -> tuple[tu
 
 
 def _with_modules(binds: tuple[Bind, ...], effects: ModuleEffects) -> tuple[tuple[Bind, ...], list[str], list[str]]:
-    """Return the binds with those of modules, what is not bound, and what is."""
+    """Add the binds of modules to the binds; return notes on the binds that are not used and that are used."""
     taken = {os.path.normpath(bind.target) for bind in binds}
     new = tuple(bind for bind in effects.binds if os.path.normpath(bind.target) not in taken)
     here = tuple(bind for bind in new if os.path.lexists(bind.source))
@@ -99,7 +99,7 @@ def _as_target(bind: Bind) -> str:
 
 
 def _unlocked(manifest: Manifest, binds: Iterable[Bind]) -> tuple[str, ...]:
-    """Return the targets of binds that the lockfile does not have, with those of this node in place of patterns."""
+    """Return the targets of binds that the lockfile does not have. This node's paths replace patterns."""
     patterns = {os.path.normpath(bind.target) for bind in manifest.environment.binds if bind.origin}
     of_site = {os.path.normpath(bind.target) for bind in binds if bind.origin}
     return tuple(sorted((set(manifest.unlocked_binds) - patterns) | of_site))
@@ -111,7 +111,7 @@ def _unlocked(manifest: Manifest, binds: Iterable[Bind]) -> tuple[str, ...]:
 def _old_values(
     manifest: Manifest, of_modules: Mapping[str, Setting], environ: Mapping[str, str]
 ) -> dict[str, Setting]:
-    """Return what the variables would be that a setting extends: of modules, else of the image or of the job."""
+    """Return the old values of variables that a setting extends: from modules, else from the image or the job."""
     names = [setting.name for setting in manifest.settings if setting.expands and OLD_VALUE in setting.value]
     found: dict[str, Setting] = {}
     for name in names:
@@ -135,7 +135,7 @@ def _expanded(setting: Setting, old: Setting | None, environ: Mapping[str, str])
         return replace(setting, value=value, expands=False)
     if old is None or not old.value:
         start, _, end = value.partition(OLD_VALUE)
-        # Without an old value its separator goes, too: an empty folder means the working directory.
+        # Without an old value, the separator is removed too: an empty entry would mean the working directory.
         return replace(setting, value=start[:-1] if start and not end else start + end[1:], expands=False)
     reason = f"{setting.reason}; it extends {old.value} ({old.origin})"
     return replace(setting, value=value.replace(OLD_VALUE, old.value), reason=reason, expands=False)
@@ -146,7 +146,7 @@ def _with_job(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _lightened(expectations: Sequence[Expectation], settings: Mapping[str, Setting]) -> tuple[Expectation, ...]:
-    """Let a library path of the site differ from the locked one; which libraries are found is compared all the same."""
+    """Allow a site's library path to differ from the locked path. The libraries that are found are still compared."""
     of_site = (settings.get(f"{how}{_LIBRARY_PATH}") for how in ("", "PREPEND_", "APPEND_"))
     found = next((one for one in of_site if one and one.origin.startswith(("site profile ", "module "))), None)
     if found is None:

@@ -2,10 +2,10 @@
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-The probe and the ranks must see the same environment, so both are started through this module. Of
-the job's environment variables, a program gets only those that are named here or by the user. In a
-SIF it gets a cleaned environment and a separate home. On the host it also gets the variables of a
-login, but no variable that changes which Python code is loaded, and none of an outer launcher.
+The probe and the ranks must see the same environment, so both are started through this module. A program gets only the
+environment variables of the job that are named here or by the user. In a SIF it gets a cleaned environment and a
+separate home. On the host it also gets the variables of a login, but no variable that changes which Python code is
+loaded, and no variable of an outer launcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpcenv.records.variables import WITHHELD, recorded_value, without_credentia
 # collide with a bind below the user's real home.
 CONTAINER_HOME = "/hpcenv/home"
 
-# On the host they also get the settings of libraries for GPUs, networks and mathematics. These can change results.
+# On the host, programs also get the settings of libraries for GPUs, networks and mathematics. These can change results.
 _OF_LIBRARIES = re.compile(
     r"(LD_LIBRARY_PATH|(CUDA|NCCL|RCCL|UCX|FI|OFI|GLOO|HSA|MIOPEN|MKL|KMP|GOMP|OMP|TORCH)_\w+)\Z"
 )
@@ -63,8 +63,8 @@ class StartCommand:
 def opened(start: StartCommand) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Yield the argv to start, and the open files that the program inherits under the same numbers.
 
-    The variables of a container are in a file of the memory: no disk, process list or environment of a process on
-    the host shows them. The program reads it before it starts the container.
+    The variables of a container are in a file in memory, so they are on no disk, in no process list and in no
+    environment of a process on the host. The program reads it before it starts the container.
     """
     if not start.variables:
         yield start.argv, ()
@@ -97,11 +97,10 @@ def build_start_command(
         environment: the SIF or host environment.
         command: argv inside; each item arrives literally.
         workdir: absolute path of the working directory; in a SIF it must be bound or exist there.
-        variables: variables for the command; they override those of the image.
+        variables: variables for the command; they override the image's variables.
         inherited: environment variables of this process; they are filtered here.
         passed: names of further variables to pass from `inherited`; `HF_*` is a pattern.
-        image: path of the SIF to open instead of `environment.sif`: `/proc/self/fd/N` for the file
-            that was hashed.
+        image: path of the SIF to open instead of `environment.sif`: `/proc/self/fd/N` for the file that was hashed.
         home: host folder that becomes the home in a SIF; None for no home.
         binds: binds in addition to those of `environment`.
         data: binds of data folders; they win over other binds of the same path.
@@ -132,11 +131,11 @@ def build_start_command(
 
 
 def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a container with those by which programs find what is in an overlay.
+    """Return the variables of a container, and add the variables through which programs find the content of an overlay.
 
-    A virtual environment is as if it were active. PYTHONPATH of the user or the project takes the place of that of the
-    image, as every variable does, and comes before the packages of an overlay. Without it, that of the image comes
-    after them.
+    A virtual environment is treated as active. PYTHONPATH of the user or the project replaces the image's PYTHONPATH,
+    like every variable, and comes before the packages of an overlay. Otherwise the image's PYTHONPATH comes after these
+    packages.
     """
     overlay = environment.overlay
     if overlay is None:
@@ -150,7 +149,7 @@ def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[
 
 
 def let_through(inherited: Mapping[str, str], passed: Sequence[str], *, on_host: bool) -> dict[str, str]:
-    """Return the variables of the job that the ranks get; a proxy without its password. Pure.
+    """Return the variables of the job that the ranks get; passwords of proxies are removed. Pure.
 
     Args:
         inherited: environment variables of the job.
@@ -169,7 +168,7 @@ def _is_let_through_on_host(name: str) -> bool:
 
 
 def record_variables(manifest: Manifest, inherited: Mapping[str, str]) -> tuple[Setting, ...]:
-    """Return the variables of the job and the secrets that the ranks get, as records hold them. Pure.
+    """Return the entries in records for the variables of the job and the secrets that the ranks get. Pure.
 
     Variables that a setting of the run replaces are left out.
 
@@ -238,14 +237,14 @@ def own_folders(manifest: Manifest) -> tuple[Bind, ...]:
         folders.extend(manifest.source.roots)
     binds = [Bind(source=folder, target=folder) for folder in folders]
     if manifest.resume_from:
-        # A record lies beside the checkpoint.
+        # The record of a checkpoint is beside the checkpoint.
         folder = os.path.dirname(manifest.resume_from)
         binds.append(Bind(source=folder, target=folder, read_only=True))
     return tuple(binds)
 
 
 def needed_binds(binds: Sequence[Bind]) -> tuple[Bind, ...]:
-    """Remove binds that another bind already includes. Of two binds with one target, the first one wins.
+    """Remove binds that another bind already includes. If two binds have the same target, the first bind wins.
 
     Outer folders come first, because a mount hides earlier mounts below it.
     """
@@ -255,7 +254,7 @@ def needed_binds(binds: Sequence[Bind]) -> tuple[Bind, ...]:
     kept: list[Bind] = []
     for target in sorted(per_target, key=lambda t: (t.count("/") if t != "/" else 0, t)):
         outer_binds = [outer for outer in kept if _is_below(target, outer.target)]
-        # Only the innermost of them counts: it hides the others.
+        # Only the innermost of these binds counts: it hides all outer binds.
         if not outer_binds or not _covers(outer_binds[-1], per_target[target]):
             kept.append(per_target[target])
     return tuple(kept)

@@ -5,13 +5,12 @@ Runs on: COMPUTE NODE. Standard library only.
 Apptainer gets `/proc/self/fd/N` of the checked file, but it resolves the link and opens the file by
 its name again (seen with 1.4.5: after a rename over the name it ends with "lstat ... (deleted)"; a
 swap between its two steps would not be noticed). So the first command in the container waits at a
-gate. When it waits, Apptainer has opened all its files. If the name then still leads to the checked
-file, with the same `ctime`, which every rename changes, it led there all the time, and the training
-may start.
+gate. When it waits, Apptainer has opened all its files. Every rename changes the `ctime` of a file. So if the name then
+still leads to the checked file, with the same `ctime`, it always led there, and the training may start.
 
 The command that waits is incontainer/agent.py, which starts torchrun. Before it waits it imports torch, and
-reports which libraries the loader has mapped: they are judged here, too. incontainer/start_gate.py is the inner
-side, and has the messages.
+reports which libraries the loader has mapped: they are judged here too. incontainer/start_gate.py is the side inside
+the container, and defines the messages.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class StartGate:
 
     Attributes:
         is_open: whether the training was let through.
-        refused: whether the container was started from another file, or may have been.
+        refused: whether the container was started, or may have been started, from another file.
         path: path of the SIF; empty on the host.
     """
 
@@ -57,9 +56,9 @@ class StartGate:
         Args:
             folder: an empty folder of this user on this node.
             sif: the open file from which the container is started, and its check; None on the host.
-            overlay: the check of a squashfs that is mounted over it.
-            load: what the agent imports and looks at before it waits (incontainer/start_gate.py).
-            judge: gets what the agent reports; returns whether the training may start with it.
+            overlay: the check of a squashfs that is mounted over the image.
+            load: the modules that the agent imports and inspects before it waits (incontainer/start_gate.py).
+            judge: gets the agent's report; returns whether the training may start.
         """
         self.refused = False
         self.is_open = False
@@ -144,7 +143,7 @@ def leads_to(checked: CheckedSif, descriptor: int) -> bool:
 
 
 def is_unchanged(checked: CheckedSif) -> bool:
-    """Whether the name of a checked file leads to that very file, and it is unchanged since the check."""
+    """Whether the name of a checked file still leads to the same file, and the file is unchanged since the check."""
     try:
         descriptor = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

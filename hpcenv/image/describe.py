@@ -1,4 +1,4 @@
-"""Describe a SIF by its own bytes. Runs on: LOGIN NODE."""
+"""Describe a SIF from its bytes. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

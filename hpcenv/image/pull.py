@@ -2,9 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-For a tag, hpcenv always asks the registry. A digest names the same bytes forever, so hpcenv uses
-what the store has and asks the registry only for the rest. So compute nodes without internet
-access can work from a store.
+For a tag, hpcenv always asks the registry. A digest names the same bytes forever, so hpcenv uses the bytes in the store
+and asks the registry only for missing bytes. Therefore compute nodes without internet access can work from a store.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class BuiltImage:
     Attributes:
         reused: the SIF existed before this call.
         read: this call read the bytes of the SIF, and they are those in the record.
-        notes: what the user should know.
+        notes: sentences that the user should read.
     """
 
     path: Path
@@ -137,7 +136,7 @@ def _stored_sif(request: ImageRequest, options: ConvertOptions, store: Store) ->
     stored.require_trusted()
     if options.prove and stored.record.tree_sha256 is None:
         return None
-    # Without the reference: we do not know whether that registry has this digest.
+    # The reference is not recorded: we do not know whether its registry has this digest.
     store.remember(stored.digest)
     return BuiltImage(path=stored.path, record=stored.record, reused=True, read=False, notes=stored.record.notes)
 

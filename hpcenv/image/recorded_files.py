@@ -1,4 +1,4 @@
-"""Files that an image made by `hpcenv image init` carries about its own packages.
+"""Files in an image, made with a recipe of `hpcenv image init`, that describe the image's packages.
 
 Runs on: LOGIN NODE. The recipe writes them, `hpcenv lock` and the lint rules read them.
 """

@@ -1,7 +1,7 @@
 """Parse the names of images and platforms that users write.
 
-Runs on: LOGIN NODE. Pure: it opens no file. Call it where text enters hpcenv: on the command line,
-and where hpcenv.toml or a lockfile is used. Everything below takes `Source`, `Reference` and `Platform`.
+Runs on: LOGIN NODE. Pure: it opens no file. Call it where text enters hpcenv: on the command line, and where
+hpcenv.toml or a lockfile is used. Lower modules accept only `Source`, `Reference` and `Platform`.
 
     docker://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]    an image in a registry
     oci:FOLDER[:TAG|@sha256:DIGEST]                    an OCI image layout
@@ -51,7 +51,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """For which machines an image is, in the words of OCI; the default is linux/amd64."""
+    """The kind of machine that an image is for, in the words of OCI; the default is linux/amd64."""
 
     os: str = "linux"
     architecture: str = "amd64"
@@ -63,7 +63,7 @@ class Platform:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryName:
-    """Something in a registry; `registry` is the name that users write."""
+    """A name in a registry; `registry` is the registry's name as users write it."""
 
     scheme: ClassVar[str] = "docker"
 
@@ -84,7 +84,7 @@ class RegistryName:
 
     @property
     def floats(self) -> bool:
-        """Whether it names another image every few weeks."""
+        """Whether the name means a new image every few weeks."""
         return self.digest is None and self.tag in (None, "latest")
 
 
@@ -122,7 +122,7 @@ class LocalImage:
 
 @dataclass(frozen=True, kw_only=True)
 class SifFile:
-    """A finished SIF; `path` as the user wrote it."""
+    """A finished SIF; `path` is as the user wrote it."""
 
     path: str
 
@@ -132,7 +132,7 @@ class SifFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DefinitionFile:
-    """An Apptainer definition file; `path` as the user wrote it."""
+    """An Apptainer definition file; `path` is as the user wrote it."""
 
     path: str
 
@@ -372,7 +372,7 @@ def refuse_floating(
     """
     has = "has no tag" if reference.tag is None else f"has the tag `{reference.tag}`"
     raise SpecError(
-        f"`{reference}` {has}, which names another image every few weeks",
+        f"`{reference}` {has}, which means a new image every few weeks",
         why="a floating reference does not lead to the same image later",
         hint=hint,
     )

@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-A SIF is one blob, so its sha256 is its name in the registry: what arrives is the SIF that was requested, or it is
-refused. In the store it has its own sha256 as its name. It never stands there for the image that it was made from: only
-who pushed it says so.
+A SIF is one blob, and its name in the registry is its sha256. If the bytes that arrive have a different sha256, they
+are refused. The SIF's name in the store is its sha256 too, never the digest of the image that it was made from: only
+the user who pushed it states this image.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from hpcenv.progress import Event, OnEvent
 
 __all__ = ["OTHER_COMPRESSION", "fetch_sif", "resolve_sif"]
 
-# What somebody can do who may not use Apptainer.
+# A hint for somebody who may not use Apptainer.
 OTHER_COMPRESSION = (
-    "who pushed it can make one that it reads: hpcenv image build --compression gzip, then apptainer push"
+    "the user who pushed it can make a SIF that it reads: hpcenv image build --compression gzip, then apptainer push"
 )
 
 _SIF_LAYERS = (
     "application/vnd.sylabs.sif.layer.v1.sif",
-    # SingularityPro and Singularity before 3.7, with the spelling of their time (hpcng/singularity issue 4437).
+    # The media type of SingularityPro and of Singularity before 3.7, which is misspelt (hpcng/singularity issue 4437).
     "appliciation/vnd.sylabs.sif.layer.tar",
 )
 
@@ -52,7 +52,7 @@ def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, o
 
     Raises:
         SpecError: the reference floats.
-        ImageUnavailable: it does not exist, is no SIF, or the registry cannot be reached.
+        ImageUnavailable: the SIF does not exist, is not a SIF, or the registry cannot be reached.
     """
     if wanted.floats and not allow_floating:
         refuse_floating(wanted)
@@ -74,7 +74,7 @@ def _sif_layer(manifest: Mapping[str, Any], name: str) -> BlobSpec:
     Apptainer accepts every configuration and two types of the layer; so does hpcenv.
 
     Raises:
-        ImageUnavailable: the manifest is not one of a SIF.
+        ImageUnavailable: the manifest does not describe a SIF.
     """
     layers = manifest.get("layers")
     entries = [entry for entry in layers if isinstance(entry, dict)] if isinstance(layers, list) else []
@@ -94,21 +94,21 @@ def _sif_layer(manifest: Mapping[str, Any], name: str) -> BlobSpec:
 def fetch_sif(
     wanted: SifReference, spec: BlobSpec, access: Access, *, platform: Platform, store: Store, on_event: OnEvent
 ) -> BuiltImage:
-    """Return a SIF of a registry in the store; download it if the store does not have it.
+    """Return a SIF in the store; download it from a registry if the store does not have it.
 
-    Its bytes are hashed, also those of a SIF that the store has.
+    Its bytes are hashed, also if the store already has the SIF.
 
     Args:
         wanted: the registry and the repository.
         spec: the SIF, from its manifest or from a lockfile.
         access: how to connect to the registry.
-        platform: that the SIF must be for.
+        platform: the platform that the SIF must be for.
         store: where it goes.
         on_event: gets the progress.
 
     Raises:
-        ImageUnavailable: the registry does not have it, sends other bytes, or it is for another platform.
-        ImageMismatch: it is damaged, or no SIF.
+        ImageUnavailable: the registry does not have the SIF, sends wrong bytes, or the SIF is for another platform.
+        ImageMismatch: the file is damaged, or not a SIF.
         FileUnusable: the store has no room, or is not trusted.
     """
     digest = spec.digest
@@ -126,7 +126,7 @@ def fetch_sif(
 
 
 def _stored(wanted: SifReference, spec: BlobSpec, store: Store) -> BuiltImage | None:
-    """Return the SIF in the store, if it has its bytes; move one that was changed aside."""
+    """Return the SIF in the store if its bytes are right; move a changed SIF aside."""
     stored = store.find_image(spec.digest)
     if stored is None or stored.record is None:
         return None

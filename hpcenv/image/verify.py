@@ -1,4 +1,4 @@
-"""`hpcenv image verify`: prove that a SIF contains exactly what the layers of its image contain.
+"""`hpcenv image verify`: prove that a SIF has exactly the content of its image's layers.
 
 Runs on: LOGIN NODE. Needs no Apptainer: hpcenv reads the layers and the SIF itself.
 """
@@ -29,9 +29,9 @@ class Proof:
     """The result of comparing a SIF with the layers of an image.
 
     Attributes:
-        equal: every path is as in the layers.
-        exact: the comparison includes owners, times, extended attributes, devices and hard links. It
-            does for a SIF that hpcenv made; `apptainer build` does not preserve them.
+        equal: whether every path is as in the layers.
+        exact: whether the comparison includes owners, times, extended attributes, devices and hard links. It includes
+            them for a SIF that hpcenv made; `apptainer build` does not preserve them.
         expected, found: tree digests of the layers and of the SIF.
         paths: the number of paths in the layers.
         differences: one line each, sorted by path.
@@ -140,10 +140,10 @@ def _stored(store: Store, digest: str, request: ImageRequest) -> Path:
 
 
 def origin(path: Path, place: StorePlace) -> ImageSource:
-    """Return the image that a SIF was made from, as the SIF's labels or the store name it.
+    """Return the image that a SIF was made from, according to the SIF's labels or the store.
 
     Raises:
-        SpecError: neither names it; the user must.
+        SpecError: neither of them names the image, so the user must name it.
     """
     digest = sif.labels(path).get("hpcenv.source.manifest-digest")
     record = open_place(place).record(digest) if digest and place_exists(place) else None

@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-No index has such a wheel, so its sha256 cannot be compared with anything: the image says it about itself, as pip's
-report of an installation does. The file is data of an image, and maybe of a stranger's: sizes and words are checked.
+No index has such a wheel, so its sha256 cannot be compared with anything. Only the image itself states this sha256, as
+pip's report of an installation does. The image may come from a stranger: sizes and words in the report are checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse_built(text: bytes) -> tuple[BuiltPackage, ...]:
     """Return the packages of a report.
 
     Raises:
-        LockfileInvalid: it is not such a report.
+        LockfileInvalid: the text is not such a report.
     """
     try:
         if len(text) > _MOST_BYTES:

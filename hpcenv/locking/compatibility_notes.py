@@ -1,4 +1,4 @@
-"""What a lockfile says that does not fit together, by the compatibility table. Pure.
+"""Which values of a lockfile do not fit together, according to the compatibility table. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -43,7 +43,7 @@ def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]
     texts = [
         f"{one.field} ({library_rules.weight(one, severities)}): {one.judgement}"
         for one in misfits(locked, table)
-        # A lockfile for CPUs says nothing of CUDA: an unknown there is no news.
+        # A lockfile for CPUs has no versions of CUDA: that a rule about CUDA is unknown needs no note.
         if lock_model.cuda_of(locked) is not None or one.judgement.result == "mismatch"
     ]
     texts += [*_python(locked, table), *_gpu(locked, table), *_gpu_memory(locked, table)]
@@ -52,7 +52,7 @@ def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]
 
 
 def _python(locked: Lockfile, table: Compat) -> Iterator[str]:
-    """Yield that the locked torch was not made for the locked Python."""
+    """Yield a note if the locked torch was not made for the locked Python."""
     release = table.torch(str(locked.facts.get("torch.version")))
     python = locked.facts.get("python.version")
     if release is None or not isinstance(python, str):
@@ -63,7 +63,7 @@ def _python(locked: Lockfile, table: Compat) -> Iterator[str]:
 
 
 def _gpu_memory(locked: Lockfile, table: Compat) -> Iterator[str]:
-    """Yield that the GPU which the project names is not sold with as much memory as the project asks for."""
+    """Yield a note if the project asks for more GPU memory than the GPU that it names is sold with."""
     model = gpu_by_name(table, locked.host.gpu) if locked.host.gpu is not None else None
     if model is None or not model.memory_gb or max(model.memory_gb) >= lock_model.gpu_memory_gb(locked):
         return

@@ -1,11 +1,11 @@
-"""What conda installed: how each package compares with pins, and which archive it is proved to come from. Pure.
+"""Packages that conda installed: comparing them with pins, and proving from which archive each one comes. Pure.
 
 Runs on: LOGIN NODE.
 
 conda, mamba, micromamba and pixi leave a record of each package in `conda-meta`: name, version, build, the sha256 of
 its archive, and the sha256 of each file (conda/models/records.py, PrefixRecord; rattler_conda_types writes the same).
-The probe reads the records and hashes the files. A package is the archive of its record if its files are as recorded.
-The record is conda's own word, as the report of `pip install --report` is pip's. A file of pins is a word from outside.
+The probe reads the records and hashes the files. If the files are as recorded, the package comes from the archive that
+its record names. conda itself writes this record, as pip writes its report; a file of pins is independent of conda.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class InstalledConda:
 
     Attributes:
         build: conda's build string.
-        channel: the last part of its channel's address.
-        sha256, md5: of its archive, as its record says; empty where it does not.
-        dists: the Python distributions that it brought.
-        unproved: why its files are not proved to be those of its record; empty if they are.
+        channel: the last part of the channel's URL.
+        sha256, md5: hashes of the archive, from the package's record; empty if the record has none.
+        dists: the Python distributions that the package contains.
+        unproved: why the files are not proved to be the recorded files; empty if they are proved.
     """
 
     name: str
@@ -45,7 +45,7 @@ class InstalledConda:
 
 
 def installed_conda(answer: Mapping[str, Any]) -> tuple[InstalledConda, ...]:
-    """Return the packages of the probe's answer, in its order, which is by name."""
+    """Return the packages in the probe's answer, sorted by name as in the answer."""
     dists: dict[str, list[Mapping[str, Any]]] = {}
     for package in answer["packages"]:
         if package.get("conda"):
@@ -174,12 +174,12 @@ def _shown(pins: Sequence[Pin]) -> str:
 def conda_tables(
     installed: Sequence[InstalledConda], pins: Iterable[Pin], before: Lockfile | None
 ) -> tuple[CondaTable, ...]:
-    """Return the packages as they are locked, each with its proof.
+    """Return the entries of the packages for the lockfile, each with its proof.
 
     Args:
         installed: what conda installed.
-        pins: a file's pins that agree with it; none without such a file.
-        before: the lockfile that will be replaced. What it has as pinned stays pinned.
+        pins: the pins that agree with `installed`; empty without a file of pins.
+        before: the lockfile that will be replaced. A package that is pinned there stays pinned.
     """
     pinned = {(pin.name, one) for pin in pins if pin.manager == "conda" for one in pin.hashes}
     known = {} if before is None else {table.name: table for table in before.packages.conda_package}
@@ -213,7 +213,7 @@ def _pinned_before(package: InstalledConda, before: CondaTable | None) -> bool:
 
 
 def locked_conda(locked: Lockfile) -> tuple[InstalledConda, ...]:
-    """Return the packages of a lockfile: in a fresh one they are the installed ones."""
+    """Return the packages of a lockfile. If the lockfile is fresh, these are the installed packages."""
     return tuple(
         InstalledConda(
             name=table.name,
@@ -230,7 +230,7 @@ def locked_conda(locked: Lockfile) -> tuple[InstalledConda, ...]:
 
 
 def conda_changes(before: Lockfile, after: Lockfile) -> Iterator[str]:
-    """Yield what conda installed otherwise than before, one line each; nothing of a lockfile that does not list it."""
+    """Yield a line for each conda package that changed; nothing if a lockfile does not list conda packages."""
     old = {table.name: _what(table) for table in before.packages.conda_package}
     new = {table.name: _what(table) for table in after.packages.conda_package}
     for name in sorted(old.keys() | new.keys()) if old else ():
@@ -244,5 +244,5 @@ def _what(table: CondaTable) -> str:
 
 
 def proved_dists(locked: Lockfile) -> frozenset[str]:
-    """Return the Python distributions of a lockfile whose archive of conda is proved."""
+    """Return the Python distributions in a lockfile that come from a proved conda archive."""
     return frozenset(name for table in locked.packages.conda_package if table.proof != "none" for name in table.dists)

@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-# A METADATA file is data of the image: longer lists are cut.
+# A METADATA file comes from the image, which is not trusted: longer lists are cut.
 MOST_REQUIREMENTS = 300
 
 
@@ -39,10 +39,10 @@ class Conflict:
 def find_conflicts(
     versions: Mapping[str, str], requirements: Mapping[str, Iterable[str]], environment: Mapping[str, str]
 ) -> Iterator[Conflict]:
-    """Yield the requirements that are not met, by the name of the package that has them.
+    """Yield the requirements that are not met, sorted by the name of the package that has them.
 
-    Extras are not looked at: METADATA does not say which of them were asked for. What is not a requirement or a
-    version by PEP 508 and PEP 440 is not judged.
+    Extras are not looked at: METADATA does not say which of them were asked for. Requirements that are not valid by PEP
+    508 and versions that are not valid by PEP 440 are not judged.
 
     Args:
         versions: installed packages, by their normal name.

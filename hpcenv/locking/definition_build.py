@@ -27,8 +27,7 @@ from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind
 
-# Temporary bytes for what %post adds, in addition to the unpacked sources: the least, and what is likely enough.
-# The real number is not known.
+# The minimum of temporary space, in bytes, for the files that %post adds. The real number is not known.
 _POST_BYTES = 1 << 30
 
 
@@ -42,7 +41,7 @@ class DefinitionBuild:
         name: the path as the user wrote it, for the store's list.
         platform: for which machines to build.
         access: how to connect to the registries of its sources.
-        allow_floating: accept sources that may be different tomorrow.
+        allow_floating: accept sources whose content may change, such as tags.
         binds: folders of the host that the build sees.
     """
 
@@ -91,7 +90,7 @@ def parse_bind(text: str, folder: Path) -> Bind:
 
 
 def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str, str], on_event: OnEvent) -> BuiltImage:
-    """Build a definition file and put the SIF into the store; earlier SIFs of the file are not reused.
+    """Build a definition file and put the SIF into the store, even if an earlier SIF was built from the same file.
 
     Tags of registries are resolved to digests, and the build uses the digests.
 
@@ -163,7 +162,7 @@ def _without_logins(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def _registry_sources(build: DefinitionBuild) -> dict[str, Reference]:
-    """Return the images that the file takes from docker registries, by `DefinitionSource.origin`."""
+    """Return the images that the file takes from docker registries; the keys are `DefinitionSource.origin`."""
     return {
         source.origin: parse_reference(f"docker://{source.origin}")
         for source in definition_file.sources(build.text)
@@ -172,7 +171,7 @@ def _registry_sources(build: DefinitionBuild) -> dict[str, Reference]:
 
 
 def _uses_plain_http(build: DefinitionBuild) -> bool:
-    """Tell whether Apptainer must use http; its flag applies to all sources of a file."""
+    """Return whether Apptainer must use http. Its option for http applies to all sources of a file."""
     registries = {reference.registry for reference in _registry_sources(build).values()}
     plain = sorted(registries & set(build.access.plain_http))
     secure = sorted(registries - set(build.access.plain_http))
@@ -181,7 +180,7 @@ def _uses_plain_http(build: DefinitionBuild) -> bool:
             "the definition file names registries with and without TLS",
             why=f"Apptainer would use http for all of them: {', '.join(plain)} and {', '.join(secure)}",
             hint=(
-                "convert the image of one first, and start from the SIF: ",
+                "first convert the image of one registry, and start from its SIF: ",
                 Command("hpcenv", "image", "pull", f"docker://{plain[0]}/..."),
             ),
         )
@@ -189,7 +188,7 @@ def _uses_plain_http(build: DefinitionBuild) -> bool:
 
 
 def _resolve_sources(build: DefinitionBuild, on_event: OnEvent) -> dict[str, ResolvedImage]:
-    """Ask the registries which images the file's sources name now; by `DefinitionSource.origin`."""
+    """Ask the registries which images the file's sources name now; the keys are `DefinitionSource.origin`."""
     images = {}
     for origin, reference in _registry_sources(build).items():
         image = sources.resolve(reference, build.access, platform=build.platform, allow_floating=build.allow_floating)
@@ -202,13 +201,13 @@ def _resolve_sources(build: DefinitionBuild, on_event: OnEvent) -> dict[str, Res
 def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None) -> BuiltImage | None:
     """Return a SIF in the store that was built from the same file and the same inputs.
 
-    Without a locked SIF the registries are asked which images the tags name now, and the result is
-    None if an input cannot be compared, such as the packages of a distribution.
+    Without a locked SIF the registries are asked which images the tags name now. The result is None if an input cannot
+    be compared, such as the packages of a distribution.
 
     Args:
         store: where to look.
         build: the file and its inputs.
-        locked: digest of the SIF in the lockfile; only this SIF is considered. None: the newest.
+        locked: digest of the SIF in the lockfile; only this SIF is considered. None: take the newest SIF.
     """
     identity = apptainer_build.definition_digest(build.text)
     if locked is not None:
@@ -241,7 +240,7 @@ def _same_inputs(
     used = image.record.made.materials
     names = {f"{source}:{target}:{'ro' if read_only else 'rw'}" for source, target, read_only in binds}
     bound = {material.name for material in used if material.what == "bind"}
-    # Without binds any earlier binds are accepted: `lock` uses what `image build --bind` made.
+    # Without binds in `build`, a SIF that was built with any binds fits: `lock` uses the SIF of `image build --bind`.
     return (
         all(material in used for material in known)
         and (not names or names == bound)

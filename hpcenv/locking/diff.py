@@ -31,10 +31,10 @@ from hpcenv.text import Shown
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DiffResult(Shown):
-    """Two sides and their differences, hardest to repair first.
+    """Two sides and their differences; those that are hardest to repair come first.
 
     Attributes:
-        not_compared: what is in no record of a side.
+        not_compared: what could not be compared, because a side has no record of it.
     """
 
     left: str
@@ -57,15 +57,15 @@ def diff(
     runs_dir: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> DiffResult:
-    """Say what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
+    """Return what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
 
-    Each side has the severities of its lockfile: [policy] and profile. The stricter one counts.
+    The lockfile of each side sets severities, by [policy] and profile. The stricter severity counts.
 
     Args:
-        left, right: each a lockfile's path, the name of one of the project's lockfiles, one of these as it was in a
+        left, right: each is the path of a lockfile, the name of a lockfile of the project, a lockfile as it was in a
             commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
         project: a folder of the project; relative paths begin there.
-        determinism: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
+        determinism: judge both sides by this profile. Use `bitwise` for runs that should agree in every bit.
         runs_dir: folder of runs, if not the project's.
         environ: environment variables for git; None for those of this process.
 
@@ -77,7 +77,7 @@ def diff(
     start, names = Path(project), (str(left), str(right))
     sides = [_read_side(start, name, determinism, runs=runs_dir, environ=variables) for name in names]
     both_runs = all(side.of_run is not None for side in sides)
-    # A lockfile knows nothing of nodes, command and code: against it, only a run's environment is compared.
+    # A lockfile does not contain nodes, command and code: if one side is a lockfile, only environments are compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]
     if both_runs:
         values = diff_model.with_files(values, [side.listing for side in sides])
@@ -95,7 +95,7 @@ def diff(
 
 
 def _without_result(values: Sequence[Mapping[str, Value]], severities: Sequence[Severities]) -> tuple[Change, ...]:
-    """Tell runs that are equal in that none of them has a result."""
+    """Return the notes on two runs that seem equal only because neither of them has a result."""
     outcome, other = (side.get(diff_model.OUTCOME) for side in values)
     if outcome != other or outcome == diff_model.COMPLETED:
         return ()
@@ -105,7 +105,7 @@ def _without_result(values: Sequence[Mapping[str, Value]], severities: Sequence[
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """One side: its environment, its severities, and all fields and copied files of a run if it is one."""
+    """One side: its environment, its severities, and, if the side is a run, all fields and copied files of the run."""
 
     environment: Mapping[str, Value]
     severities: Severities
@@ -148,13 +148,13 @@ def _named_lockfile(start: Path, name: str) -> Path | None:
     """Return the project's lockfile of that name, if there is one."""
     try:
         path = open_workspace(start).lockfile_path(name)
-    except Exception:  # noqa: BLE001  (no project here: then the name is something else)
+    except Exception:  # noqa: BLE001  (no project here: then the name does not name a lockfile of it)
         return None
     return path if path.is_file() else None
 
 
 def _committed_lockfile(start: Path, name: str, environ: Mapping[str, str]) -> Lockfile | None:
-    """Return the lockfile that REV:NAME names, as it was in that commit; None where `name` is no such pair."""
+    """Return the lockfile that REV:NAME names, as it was in that commit; None if `name` does not have this form."""
     revision, colon, lock = name.partition(":")
     if not (revision and colon and lock):
         return None
@@ -170,7 +170,7 @@ def _committed_lockfile(start: Path, name: str, environ: Mapping[str, str]) -> L
 
 
 def _listing(folder: RunFolder) -> Listing | None:
-    """Return what the run's copy of the code held; None if it has none."""
+    """Return the files in the run's copy of the code; None if the run has no copy."""
     try:
         return load_record(Listing, folder.listing)
     except RecordInvalid:

@@ -1,4 +1,4 @@
-"""What differs between two locked environments or runs, hardest to repair first. Pure.
+"""What differs between two locked environments or runs; the hardest to repair comes first. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -29,7 +29,7 @@ _CHAIN = "container.rootfs-chain-id"
 _OVERLAY, _OVERLAY_TREE = "container.overlay.sha256", "container.overlay.tree-sha256"
 _OVERLAY_MADE_AGAIN = "container.overlay.made-again"
 
-# Where single packages differ, these only repeat it.
+# If single packages differ, these fields differ too and add no information.
 _EXPLAINED_BY_PACKAGES = ("packages.env-digest", "packages.content-digest", "packages.count")
 
 
@@ -38,8 +38,8 @@ class Change:
     """One field in which two sides differ.
 
     Attributes:
-        repair: what it takes to make them equal; changes come in this order.
-        severity: the strictest of both sides.
+        repair: what must be done to make the sides equal; changes are sorted by it.
+        severity: the stricter severity of the two sides.
         what, why, remedy: from the table of fields.
     """
 
@@ -60,8 +60,8 @@ def compare(
 
     Args:
         left, right: dotted field -> value, from `of_lockfile` or `of_run`.
-        severities: those of each side; the strictest one counts.
-        sifs_fit: each side's SIF is the locked one, or one that was proved to have the locked tree.
+        severities: the severities of each side; the stricter one counts.
+        sifs_fit: whether each side's SIF is the locked SIF, or was proved to have the same file tree.
 
     Returns:
         The differences, hardest to repair first, then by severity and name.
@@ -75,7 +75,7 @@ def compare(
     one_overlay = tree is not None and tree == right.get(_OVERLAY_TREE)
     changes = []
     for name in sorted(names):
-        # One file system in two files: somebody compressed the layers again, or made the SIF again.
+        # Both files contain the same file system: the layers were compressed again, or the SIF was made again.
         judged_as = _MADE_AGAIN if name == _SIF and one_file_system else name
         judged_as = _OVERLAY_MADE_AGAIN if name == _OVERLAY and one_overlay else judged_as
         severity = strictest(one.of(judged_as) for one in severities)
@@ -115,7 +115,7 @@ def show(value: Value | None) -> str:
 
 
 def of_lockfile(lockfile: Lockfile) -> dict[str, Value]:
-    """Flatten a lockfile into dotted fields."""
+    """Turn a lockfile into dotted fields."""
     flat: dict[str, Value] = dict(lockfile.facts)
     if lockfile.container is not None:
         flat |= _flatten("container", _tables(lockfile.container, "layers"))
@@ -181,9 +181,9 @@ def of_run(
     facts: Mapping[str, Facts],
     finished: Mapping[str, Any],
 ) -> dict[str, Value]:
-    """Flatten a run: its environment, its command and shape, its settings, its nodes, its end.
+    """Turn a run into dotted fields: its environment, command, shape, settings, nodes and how it ended.
 
-    A value that all nodes share appears once; where they differ, the value of each node is listed.
+    A value that is equal on all nodes appears once; if nodes differ, the value of each node is listed.
     """
     flat = environment_of_run(lockfile, verdict, facts)
     flat["run.nodes"] = manifest.nodes
@@ -228,7 +228,7 @@ def outcome_of(verdict: Verdict | None, finished: Mapping[str, Any]) -> str:
 
 
 def _script_of(manifest: Manifest) -> str:
-    """Return the module, or the script's path in the copy of its project; without a copy its name."""
+    """Return the module, or the script's path in the copy of the project; without a copy, the script's name."""
     if manifest.module or manifest.entry:
         return f"--entry {manifest.entry}" if manifest.entry else f"-m {manifest.module}"
     path = PurePath(manifest.script)
@@ -237,7 +237,7 @@ def _script_of(manifest: Manifest) -> str:
 
 
 def sif_fits(manifest: Manifest, verdict: Verdict | None, facts: Mapping[str, Facts]) -> bool:
-    """Return whether every node of a run found a SIF that the run was planned with."""
+    """Return whether every node of a run found one of the SIFs that the run was planned with."""
     planned = {expected.value for expected in manifest.expectations if expected.field == _SIF}
     trained = verdict.launched if verdict is not None else ()
     found = {f.values[_SIF] for node, f in facts.items() if _SIF in f.values and (node in trained or not trained)}
@@ -246,7 +246,7 @@ def sif_fits(manifest: Manifest, verdict: Verdict | None, facts: Mapping[str, Fa
 
 
 def not_compared(lockfile: Lockfile, manifest: Manifest, facts: Mapping[str, Facts]) -> tuple[str, ...]:
-    """Return what of a run is in no record, and so not compared."""
+    """Return the parts of a run that were not recorded and so are not compared."""
     code, source = lockfile.code, manifest.source
     missing = []
     if manifest.launches and source is None:
@@ -265,9 +265,10 @@ def not_compared(lockfile: Lockfile, manifest: Manifest, facts: Mapping[str, Fac
 
 
 def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mapping[str, Facts]) -> dict[str, Value]:
-    """Flatten a run's lockfile; where the nodes that trained found another value, theirs replaces the locked one.
+    """Turn a run's lockfile into dotted fields, with the values that the nodes found where they differ.
 
-    That happens where the lockfile's policy does not insist on a field, or where the SIF was made again.
+    Only nodes that trained count. Their values can differ if the lockfile's policy allows it, or the SIF was made
+    again.
     """
     flat = of_lockfile(lockfile)
     trained = verdict.launched if verdict is not None else ()
@@ -284,13 +285,13 @@ def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mappi
 
 
 def with_files(values: Sequence[Mapping[str, Value]], listings: Sequence[Listing | None]) -> list[Mapping[str, Value]]:
-    """Return the values of two runs with the copied files that differ between them.
+    """Return the values of two runs, and add the copied files that differ between the runs.
 
-    A file that one of the copies only links to is not compared. If all other code is the same, it does not matter that
-    the digests of the copies differ, nor from which commit they differ.
+    A file that one of the copies only links to is not compared. If all other code is equal, the digests of the copies
+    and the commits that they differ from are not compared either.
 
     Args:
-        listings: of the copies of both runs; None of a run without a copy.
+        listings: the files in the copies of both runs; None for a run without a copy.
     """
     left, right = listings
     if left is None or right is None:
@@ -311,7 +312,7 @@ def with_files(values: Sequence[Mapping[str, Value]], listings: Sequence[Listing
 
 
 _FILES_SHOWN = 10
-# They say how a copy was made; the files say what is in it.
+# These fields describe how a copy was made; the listed files describe its content.
 _OF_COPIES = ("code.digest", "code.diff-sha256")
 
 

@@ -1,7 +1,7 @@
-"""Which environment a project means: a Python of the host, or a SIF.
+"""The environment of a project: a Python of the host, or a SIF.
 
-Runs on: LOGIN NODE. Every submission imports this module: it imports nothing that only locking, converting and images
-need.
+Runs on: LOGIN NODE. Every submission imports this module. So it imports nothing that is needed only for locking, for
+converting and for images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcenv.records.manifest import Environment, Overlay
 
 
 def host_environment(workspace: Workspace, environ: Mapping[str, str]) -> Environment:
-    """Return the host's Python: the one in hpcenv.toml, otherwise the active one, otherwise hpcenv's.
+    """Return the host's Python: the Python in hpcenv.toml, otherwise the active Python, otherwise the Python of hpcenv.
 
     Links in the path are kept: Python finds its virtual environment by the path of the link.
     """
@@ -36,13 +36,13 @@ def host_environment(workspace: Workspace, environ: Mapping[str, str]) -> Enviro
 
 
 def require_python(python: str | Path, *, why: str) -> None:
-    """Refuse a path that can be no interpreter; nothing is started.
+    """Refuse a path that cannot be an interpreter. Nothing is started.
 
     Args:
-        why: what names the path.
+        why: where the path comes from, for the message.
 
     Raises:
-        SpecError: it is no file, or may not be executed.
+        SpecError: the path is not a file, or the file may not be executed.
     """
     if not os.path.isfile(python) or not os.access(python, os.X_OK):
         inside = " (the program in the environment: ENVIRONMENT/bin/python)" if os.path.isdir(python) else ""
@@ -50,7 +50,7 @@ def require_python(python: str | Path, *, why: str) -> None:
 
 
 def bind_sources(workspace: Workspace) -> dict[str, str]:
-    """Return the host's path of each [[bind]], by target; of two binds with one target the first one counts."""
+    """Return the host's path of each [[bind]], by target. If two binds have the same target, the first bind counts."""
     sources: dict[str, str] = {}
     for bind in workspace.project.bind:
         source = os.path.join(workspace.root, os.path.expanduser(bind.source))
@@ -59,7 +59,7 @@ def bind_sources(workspace: Workspace) -> dict[str, str]:
 
 
 def container_environment(workspace: Workspace, image: Path, *, gpus: bool, program: str = "") -> Environment:
-    """Return the environment inside a SIF; `program` starts it, or else `apptainer` or `singularity` of PATH."""
+    """Return the environment inside a SIF, started by `program`, or else by `apptainer` or `singularity` on PATH."""
     return Environment(
         kind="sif",
         python=workspace.project.python or "python3",
@@ -70,7 +70,7 @@ def container_environment(workspace: Workspace, image: Path, *, gpus: bool, prog
 
 
 def with_overlay(environment: Environment, overlay: Overlay, workspace: Workspace) -> Environment:
-    """Return a container's environment with what is mounted over the image; a virtual environment brings its Python."""
+    """Add the overlay to a container's environment; if the overlay is a virtual environment, its Python is used."""
     of_venv = overlay.use == "venv" and workspace.project.python is None
     python = f"{overlay.target.rstrip('/')}/bin/python" if of_venv else environment.python
     return replace(environment, overlay=overlay, python=python)

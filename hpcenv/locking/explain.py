@@ -1,4 +1,4 @@
-"""`hpcenv explain`: what a field is, where it comes from and why it matters.
+"""`hpcenv explain`: what a field means, where its value comes from and why it matters.
 
 Runs on: LOGIN NODE.
 """
@@ -21,14 +21,14 @@ from hpcenv.records.manifest import Severity
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A field, with what the project's lockfile says of it.
+    """A field, and its entry in the project's lockfile.
 
     Attributes:
-        name: as it was requested; one of a family where the field is a family.
-        locked: its value in the lockfile; None without a lockfile, or where it has none.
-        unknown: why it could not be read when the environment was locked.
-        severity: what counts in this project; None without a lockfile.
-        override: the severity that [policy] gives it; None where the table's own counts.
+        name: the field's name as the user wrote it; if the field is a family, a member of the family.
+        locked: the value in the lockfile; None without a lockfile, or if the lockfile has no value.
+        unknown: why the value could not be read when the environment was locked.
+        severity: the field's severity in this project; None without a lockfile.
+        override: the severity that [policy] sets; None if the severity in the table of fields counts.
     """
 
     name: str
@@ -48,7 +48,7 @@ def explain(start: Path, name: str, *, lock: str = DEFAULT_LOCK) -> Explanation:
         lock: which lockfile's value to show.
 
     Raises:
-        UsageError: there is no such field; the hint names close ones.
+        UsageError: there is no such field; the hint names fields with similar names.
     """
     field = fields.find(name)
     if field is None:
@@ -56,7 +56,7 @@ def explain(start: Path, name: str, *, lock: str = DEFAULT_LOCK) -> Explanation:
     locked = _lockfile(start, lock)
     value = diff_model.of_lockfile(locked).get(name) if locked is not None else None
     unknown = locked.unknown.get(name) if locked is not None else None
-    # A family such as `torch.*` fits any name: a misspelled name must not look like one of it.
+    # A family such as `torch.*` fits any name: a misspelled name must not count as a member of the family.
     misspelled = _close(name, cutoff=0.85) if field.name.endswith(".*") and name != field.name else []
     if misspelled and value is None and unknown is None:
         raise _no_such_field(name, misspelled)
@@ -73,7 +73,7 @@ def explain(start: Path, name: str, *, lock: str = DEFAULT_LOCK) -> Explanation:
 
 
 def _lockfile(start: Path, name: str) -> Lockfile | None:
-    """Return the project's lockfile, None where there is no project or none that can be read."""
+    """Return the project's lockfile; None if there is no project, or no lockfile that can be read."""
     try:
         return read_lockfile(open_workspace(start).lockfile_path(name))
     except HpcenvError:

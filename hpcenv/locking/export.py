@@ -24,7 +24,7 @@ class ExportResult:
     Attributes:
         kind: the format's name.
         lockfile: the lockfile that was exported.
-        fingerprint: of the lockfile.
+        fingerprint: the lockfile's fingerprint.
         text: the whole export.
         count: number of packages in it.
         left_out: packages that are not in it, with reasons.
@@ -58,7 +58,7 @@ def export(
         start: a folder in the project.
         kind: the format's name, one of `exporters()`.
         environ: the user's environment; pip finds its configuration through it.
-        lock: the name of one of the project's lockfiles, or the path of any (it ends with `.lock.toml`).
+        lock: the name of a lockfile of the project, or the path of any lockfile (it ends with `.lock.toml`).
         output: the file to write; None only returns the text.
 
     Raises:
@@ -70,7 +70,7 @@ def export(
     lockfile_path = find_lockfile(start, lock)
     lockfile = read_lockfile(lockfile_path)
     path = None if output is None else Path(os.path.realpath(output))
-    # Before the index is asked: if the file cannot be written, there is no need to ask.
+    # Checked before the index is asked: if the file cannot be written, there is no need to ask.
     replaced = path is not None and _is_replaceable(path, exporter)
     request = ExportRequest(name=lockfile_path.name.removesuffix(".lock.toml"), environ=environ)
     rendered = exporter.render(lockfile, request)
@@ -92,7 +92,7 @@ def export(
 
 
 def _is_replaceable(path: Path, exporter: Exporter) -> bool:
-    """Return whether an export of this format exists at the path; False if nothing does.
+    """Return whether an export of this format exists at the path; False if nothing exists there.
 
     Raises:
         WouldOverwrite: something else exists there.

@@ -15,7 +15,7 @@ from hpcenv.text import printable
 
 
 def has_header(name: str) -> Callable[[str], bool]:
-    """Return a function that says whether a text begins as an export of this format begins."""
+    """Return a function that checks whether a text begins like an export of this format."""
     return lambda text: text.startswith(_first_line(name))
 
 
@@ -24,7 +24,7 @@ def _first_line(name: str) -> str:
 
 
 def header_lines(name: str, lockfile: Lockfile) -> list[str]:
-    """Return the comment at the top of an export: the lockfile that it was made from."""
+    """Return the comment at the top of an export. It names the lockfile that the export was made from."""
     python = plain_text(f"{lockfile.facts.get('python.implementation', '')} {lockfile.facts['python.version']}")
     lines = [
         f"{_first_line(name)} from the lockfile {plain_text(lockfile.fingerprint)}; do not edit.",
@@ -71,7 +71,7 @@ def summary_notes(lockfile: Lockfile, left_out: Sequence[LeftOut]) -> tuple[str,
 def notes_on_edits(lockfile: Lockfile) -> tuple[str, ...]:
     """Return a note if the lockfile was edited by hand."""
     content = lock_model.fingerprint(lock_model.to_data(lockfile))
-    # This version knows only a part of a lockfile with a newer revision: the fingerprint cannot be computed.
+    # This version of hpcenv does not know all fields of a newer revision: the fingerprint cannot be computed.
     if lockfile.revision > lock_model.REVISION or content == lockfile.fingerprint:
         return ()
     return (f"the lockfile was edited: it names {plain_text(lockfile.fingerprint)}, its content has {content}",)
@@ -84,7 +84,7 @@ def notes_on_indexes(pinned: Sequence[DistTable]) -> tuple[str, ...]:
         if dist.wheel is not None and dist.wheel.index not in (None, "pypi"):
             by_origin.setdefault(plain_text(str(dist.wheel.index)), []).append(dist.name)
         elif of_one_machine(dist):
-            by_origin.setdefault("a file, and an index may have another one of this version", []).append(dist.name)
+            by_origin.setdefault("a file, and an index may have a different file of this version", []).append(dist.name)
     return tuple(
         f"pip must be configured to find {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}: "
         f"installed from {origin}"

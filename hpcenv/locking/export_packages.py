@@ -1,4 +1,4 @@
-"""What a locked package is to pip: whether it can be pinned, by which line, and with which hash.
+"""Whether pip can install a locked package, with which line, and with which hash.
 
 Runs on: LOGIN NODE. The export formats share this module.
 """
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
 VERSION = re.compile(r"[!-~]{1,200}")
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+/[A-Za-z0-9._~%!$&'()*+,;=:@/-]{1,1900}")
-# Sources other than an index. pip would fetch something else by name and version.
+# The sources that are not an index. By name and version, pip would get a different package.
 NO_INDEX = {
     "editable": "editable install",
     "vcs": "installed from version control",
@@ -31,22 +31,22 @@ NO_INDEX = {
     "conda": "installed by conda",
     "dpkg": "installed by dpkg",
 }
-MODIFIED = "modified after its installation; the export has the original"
+MODIFIED = "modified after its installation; the export has the original package"
 
 
 def canonical(name: str) -> str:
     """Return the name by which indexes know a package (PEP 503).
 
-    It is `packaging.utils.canonicalize_name`; that module also loads the tags of platforms, which takes longer than the
-    rest of `requirements.txt` for a run folder.
+    It does what `packaging.utils.canonicalize_name` does. That module also loads the tags of platforms, which takes
+    longer than all other work for the `requirements.txt` of a run folder.
     """
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def public_url(url: str) -> tuple[str | None, str]:
-    """Return a URL without user and password that can be given to others, or None and why it cannot.
+    """Return a URL that can be published, without user and password; or None and the reason why it cannot be published.
 
-    URLs of files would make the reader install from a path that somebody else chose. A query may contain a secret.
+    A file URL would make another user install from a path that he did not choose. A query may contain a secret.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
@@ -58,12 +58,12 @@ def public_url(url: str) -> tuple[str | None, str]:
 
 
 def sorted_packages(lockfile: Lockfile) -> list[DistTable]:
-    """Return the packages in an order that does not depend on the lockfile's own order."""
+    """Return the packages in an order that does not depend on their order in the lockfile."""
     return sorted(lockfile.packages.dist, key=lambda dist: (canonical(dist.name), dist.version, str(dist)))
 
 
 def judged_packages(lockfile: Lockfile, judge: Callable[[DistTable], str]) -> Iterator[tuple[DistTable, str]]:
-    """Yield every package in order, with the reason why it is left out ("" if it is not).
+    """Yield every package in order, with the reason why it is left out ("" if it is not left out).
 
     Args:
         lockfile: the lockfile.
@@ -76,7 +76,7 @@ def judged_packages(lockfile: Lockfile, judge: Callable[[DistTable], str]) -> It
 
 
 def why_no_pin(dist: DistTable) -> str:
-    """Return why pip cannot find this package by name and version, "" if it can."""
+    """Return why pip cannot find this package by name and version; "" if pip can find it."""
     if not NAME.fullmatch(dist.name):
         return "pip does not accept its name"
     try:
@@ -91,12 +91,12 @@ def why_no_pin(dist: DistTable) -> str:
 
 
 def is_built(dist: DistTable) -> bool:
-    """Return whether a package was compiled in its image: then no index has its wheel."""
+    """Return whether a package was compiled in its image. No index has the wheel of such a package."""
     return dist.wheel is not None and dist.wheel.proof == "built"
 
 
 def why_no_wheel(dist: DistTable) -> str:
-    """Return why there is no hash that pip could require, "" if there is one."""
+    """Return why there is no hash that pip could require; "" if there is a hash."""
     if is_built(dist):
         return "it was compiled in its image: no index has this wheel (`hpcenv image init --build` compiles it)"
     problem = why_no_pin(dist)
@@ -105,12 +105,12 @@ def why_no_wheel(dist: DistTable) -> str:
     if problem or proved_sha256(dist) is not None:
         return problem
     if dist.wheel is None:
-        return "the lockfile names no wheel of it; `hpcenv lock` looks for one"
+        return "the lockfile names no wheel of it; `hpcenv lock` looks for a wheel"
     return dist.wheel.reason or "its wheel has no proof"
 
 
 def _origin(dist: DistTable) -> str:
-    """Return where a package came from that is not from an index."""
+    """Return the source of a package that does not come from an index."""
     text = NO_INDEX[str(dist.source)]
     direct = dist.direct_url
     if direct is not None:
@@ -121,7 +121,7 @@ def _origin(dist: DistTable) -> str:
 
 
 def proved_sha256(dist: DistTable) -> str | None:
-    """Return the sha256 of a wheel that others can get, if it is proved; otherwise None."""
+    """Return the proved sha256 of a package's wheel if other users can get this wheel; otherwise None."""
     wheel = dist.wheel
     if (
         wheel is None
@@ -134,22 +134,23 @@ def proved_sha256(dist: DistTable) -> str | None:
 
 
 def direct_url_of(dist: DistTable) -> str | None:
-    """Return the URL that a wheel was installed from, if others can download it there; otherwise None."""
+    """Return the URL that a wheel was installed from, if other users can download it there; otherwise None."""
     direct = dist.direct_url
     if direct is None or not direct.url or proved_sha256(dist) is None or not direct.url.endswith(".whl"):
         return None
-    # An index may have proved another file with the same content: pip would compare that hash with the file of the URL.
+    # The proof may be a different file of an index with the same content; pip would compare its hash with the URL's
+    # file.
     return public_url(direct.url)[0] if direct.hash in (None, f"sha256={proved_sha256(dist)}") else None
 
 
 def of_one_machine(dist: DistTable) -> bool:
-    """Return whether the wheel of a package was a local file, and no index has proved that it has it."""
+    """Return whether a package was installed from a local file, and no index is proved to have its wheel."""
     url = (dist.direct_url and dist.direct_url.url) or ""
     return url.startswith("file:") and url.endswith(".whl") and not (dist.wheel and dist.wheel.proof == "record")
 
 
 def pin_of(dist: DistTable) -> str:
-    """Return the requirement that makes pip install exactly this package (PEP 508)."""
+    """Return the requirement (PEP 508) with which pip installs exactly this package."""
     direct = direct_url_of(dist)
     return f"{dist.name}=={dist.version}" if direct is None else f"{dist.name} @ {direct}"
 
@@ -160,7 +161,7 @@ def is_modified(dist: DistTable) -> bool:
 
 
 def python_version(lockfile: Lockfile) -> str | None:
-    """Return the locked version of Python, None if it is unknown or not a version."""
+    """Return the locked version of Python; None if the value is unknown or not a version."""
     version = lockfile.facts.get("python.version")
     return version if isinstance(version, str) and re.fullmatch(r"\d+(\.\d+){1,2}((a|b|rc)\d+)?", version) else None
 

@@ -1,7 +1,7 @@
-"""What an export format consists of, and which formats there are.
+"""The parts of an export format, and the list of all formats.
 
-Runs on: LOGIN NODE. Each module in `formats/` is one format; its constant `EXPORTER` describes it. A new format is a
-new module there, nothing else.
+Runs on: LOGIN NODE. Each module in `formats/` is one format; its constant `EXPORTER` describes the format. A new format
+needs only a new module there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rendered:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What a format may need in addition to the lockfile.
+    """The data that a format may need in addition to the lockfile.
 
     Attributes:
         name: the lockfile's name.
@@ -63,8 +63,8 @@ class Exporter:
 
     Attributes:
         name: the word after `hpcenv export`; also the name of its module.
-        help: what the format is, in one phrase for `hpcenv export --help`.
-        render: returns the text. It raises HpcenvError if it cannot.
+        help: a short description of the format for `hpcenv export --help`.
+        render: returns the text. It raises HpcenvError if the text cannot be made.
         is_ours: whether a text is an export of this format by hpcenv, so that a new export may replace it.
         needs_index: whether `render` asks pip's index. The other formats need the lockfile only.
         path_notes: what the user should know about the name of the file that was written.
@@ -80,7 +80,7 @@ class Exporter:
 
 def exporters() -> dict[str, Exporter]:
     """Return every export format by name, in alphabetical order."""
-    import pkgutil  # `submit` renders one format, and looks for no others
+    import pkgutil  # `submit` renders one format, and does not look for the other formats
 
     names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
     return {name: import_module(f"{formats.__name__}.{name}").EXPORTER for name in names}

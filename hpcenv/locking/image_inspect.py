@@ -1,9 +1,9 @@
-"""`hpcenv image inspect`: describe a SIF and its origin.
+"""`hpcenv image inspect`: describe a SIF and the image that it was made from.
 
 Runs on: LOGIN NODE. Needs no Apptainer. Changes nothing.
 
-The file is untrusted. An incomplete SIF is an error. An optional part that cannot be read gives a
-note, and the rest is reported.
+The file is untrusted. An incomplete SIF is an error. If an optional part cannot be read, there is a note, and all other
+parts are reported.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOCK_LINE = re.compile(rb"(?m)^(schema|generated-by|fingerprint|kind)\s*=\s*(\d
 
 @dataclass(frozen=True, kw_only=True)
 class SifOrigin:
-    """The image that a SIF was made from, as the SIF itself names it.
+    """The image that a SIF was made from, according to the SIF itself.
 
     Attributes:
-        origin: which part of the SIF names it: a label, the definition file, or `unknown`.
+        origin: which part of the SIF names the image: a label, the definition file, or `unknown`.
         reference: the image's name, if the SIF has it.
-        digest: of the manifest. From `base.digest` or a definition file it may be the digest of a
-            multi-platform index instead; then `digest_of` is `manifest or index`.
+        digest: the digest of the manifest. If it comes from `base.digest` or from a definition file, it may be the
+            digest of a multi-platform index instead; then `digest_of` is `manifest or index`.
         digest_of: `manifest`, or `manifest or index`.
     """
 
@@ -47,7 +47,7 @@ class SifOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedLock:
-    """The lockfile inside a SIF: its size in bytes and its first fields, not validated."""
+    """The lockfile inside a SIF: its size in bytes and its first fields, which are not validated."""
 
     size: int
     fields: Mapping[str, str]
@@ -55,11 +55,11 @@ class EmbeddedLock:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedImage:
-    """A SIF without the content of its file system.
+    """What is known of a SIF; the content of its file system is not read.
 
     Attributes:
         size: bytes of the file.
-        sha256, partition_sha256: of the file and of the file system; None without `hashes`.
+        sha256, partition_sha256: digests of the file and of the file system; None without `hashes`.
         signatures: the number of signature objects; they are not verified.
         squashfs: None if the partition is not squashfs 4.0.
         config: the image's OCI configuration, if the SIF has it.
@@ -85,8 +85,8 @@ def inspect(path: Path, *, hashes: bool = False, on_bytes: Callable[[int], None]
 
     Args:
         path: the SIF.
-        hashes: also read the whole file, for its digests.
-        on_bytes: called with the number of bytes of each piece that was hashed.
+        hashes: also read the whole file to compute its digests.
+        on_bytes: called after each hashed piece with its number of bytes.
 
     Raises:
         ImageMismatch: the file is not a complete SIF.
@@ -122,11 +122,11 @@ def inspect(path: Path, *, hashes: bool = False, on_bytes: Callable[[int], None]
 
 
 def source_of(labels: Mapping[str, str], definitions: Sequence[bytes] = ()) -> SifOrigin:
-    """Return the image that labels and definition files name. The most reliable source wins.
+    """Return the image that labels and definition files name. The most reliable source is used.
 
-    In this order: hpcenv's own labels; the base digest that Apptainer 1.5.0 and later write for
-    docker://; a digest in the definition file, which Apptainer stores as a label and as text.
-    A SIF that Apptainer before 1.5.0 built from a tag contains no digest.
+    The order is: hpcenv's labels; the base digest that Apptainer 1.5.0 and later write for docker://; a digest in the
+    definition file, which Apptainer stores as a label and as text. A SIF contains no digest if Apptainer before 1.5.0
+    built it from a tag.
     """
     own = _digest(labels.get("hpcenv.source.manifest-digest"))
     if own is not None:

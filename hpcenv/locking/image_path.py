@@ -1,6 +1,6 @@
 """Find the SIF of an image: in the store, or in the project.
 
-Runs on: LOGIN NODE. Changes nothing except the store's record of when the image was last used.
+Runs on: LOGIN NODE. Changes nothing except the time of last use in the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcenv.project.store_config import StorePlace
 
 __all__ = ["find_locked", "find_path", "find_sif"]
 
-# Fewer digits of a digest could also be a word in a reference.
+# A text with fewer digits could be a word in a reference instead of a digest.
 _LEAST_DIGITS = 6
 
 
@@ -45,12 +45,12 @@ def find_sif(name: str, cwd: Path, place: StorePlace) -> Path:
 
 
 def _is_folder(name: str, path: Path) -> UsageError:
-    """Return the error for a folder where a SIF or an image of the store is expected."""
+    """Return the error for a folder that was given instead of a SIF or an image of the store."""
     why = "expected: the path of a SIF, or an image of the store"
     if not os.path.isfile(path / "oci-layout"):
         return UsageError(f"`{name}` is a folder", why=why, hint=Command("hpcenv", "image", "list"))
     pull = Command("hpcenv", "image", "pull", f"oci:{name}")
-    return UsageError(f"`{name}` is the folder of an OCI layout", why=why, hint=("to make a SIF of it: ", pull))
+    return UsageError(f"`{name}` is the folder of an OCI layout", why=why, hint=("to make a SIF from it: ", pull))
 
 
 def find_path(place: StorePlace, name: str) -> Path:
@@ -58,8 +58,8 @@ def find_path(place: StorePlace, name: str) -> Path:
 
     Args:
         place: the store's folder, and the users whom the user trusts with it.
-        name: a reference under which the image was pulled, or one of its digests
-            (manifest, index, config, SIF), or the first six or more digits of a digest.
+        name: the reference that was pulled, or a digest of the image (manifest, index, config, SIF), or the first six
+            or more digits of a digest.
 
     Raises:
         ImageUnavailable: the store has no such SIF.
@@ -76,7 +76,7 @@ def find_path(place: StorePlace, name: str) -> Path:
         raise UsageError(
             f"`{name}` fits {len(fitting)} images in the store `{store.root}`",
             why="\n".join(f"{image.digest} made {_created(image)}" for image in fitting),
-            hint="name one by its digest, or by a lockfile: --lock NAME",
+            hint="name one image by its digest, or by a lockfile: --lock NAME",
         )
     fitting[0].require_trusted()
     store.remember(fitting[0].digest)
@@ -90,13 +90,13 @@ def find_locked(place: StorePlace, locked: Lockfile, *, origin: Path, root: Path
         place: the store's folder, and the users whom the user trusts with it.
         locked: the lockfile.
         origin: the lockfile's path, for messages.
-        root: the project's folder; a SIF that the project itself has is relative to it.
+        root: the project's folder; the path of a SIF in the project is relative to it.
 
     Raises:
         UsageError: the lockfile names no image.
         ImageUnavailable: the SIF is neither in the store nor in the project.
         FileUnusable: others could change the SIF.
-        ImageMismatch: the SIF is not the locked one, according to its size or its record.
+        ImageMismatch: the SIF's size or record does not agree with the lockfile.
     """
     if locked.container is None:
         raise UsageError(f"`{origin}` locks an environment of the host, not an image")
@@ -104,7 +104,7 @@ def find_locked(place: StorePlace, locked: Lockfile, *, origin: Path, root: Path
     if root is not None and isinstance(source, SifFile):
         return _project_file(root / Path(source.path).expanduser(), locked.container, origin)
     digest, expected = locked.container.digest, locked.container.sif
-    # A pull by the tag may bring another image than the locked one.
+    # A pull by the tag may get a different image than the locked image.
     build = Command("hpcenv", "image", "build", "--lock", str(origin))
     store = _open(place, hint=build)
     image = store.find_image(digest)

@@ -25,7 +25,7 @@ __all__ = ["absolute", "locked_sif", "locked_source", "project_platform", "proje
 
 
 def project_source(workspace: Workspace) -> ImageSource:
-    """Return the image that `image` in hpcenv.toml names; its path is as the user wrote it.
+    """Return the image that `image` in hpcenv.toml names. A path stays as the user wrote it.
 
     Raises:
         SpecError: the value names no image.
@@ -41,7 +41,7 @@ def project_platform(workspace: Workspace) -> Platform:
     """Return `platform` of hpcenv.toml.
 
     Raises:
-        SpecError: the value is no platform.
+        SpecError: the value is not a platform.
     """
     try:
         return parse_platform(workspace.project.platform)

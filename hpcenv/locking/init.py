@@ -1,7 +1,7 @@
 """`hpcenv init`: write a commented hpcenv.toml, and its JSON Schema.
 
-Runs on: LOGIN NODE. What `hpcenv lock` would refuse without looking into an image is refused here, before the file
-is there.
+Runs on: LOGIN NODE. If `hpcenv lock` would refuse a value without looking into the image, the value is refused here,
+before the file is written.
 """
 
 from __future__ import annotations
@@ -49,19 +49,20 @@ def init(
     plain_http: tuple[str, ...] = (),
     force: bool = False,
 ) -> InitResult:
-    """Write hpcenv.toml into `folder`, and accept what it asks of this machine: the user typed it.
+    """Write hpcenv.toml into `folder`, and accept its settings for this machine, because the user typed them.
 
     Args:
-        environ: the user's environment, for the home folder and the folder of what he accepted.
+        environ: the user's environment; it names the home folder and the folder with the settings that the user
+            accepted.
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
-        python: the interpreter; None leaves the default as a comment.
+        python: the interpreter; None writes the default as a comment.
         plain_http: registries that are used without TLS, each as HOST:PORT.
-        force: replace a file that is there, and make the home folder a project.
+        force: replace an existing file, and accept the home folder as a project.
 
     Raises:
         WouldOverwrite: the file exists.
-        UsageError: a value that cannot be written into the file, or the folder is the user's home.
-        SpecError: the value names no image, an image of a changing name, or a file that is not there.
+        UsageError: a value cannot be written into the file, or the folder is the user's home.
+        SpecError: `image` names no image, a tag that moves to new images, or a file that does not exist.
     """
     path = folder / SPEC_NAME
     for word in filter(None, (image, python, *plain_http)):
@@ -83,7 +84,7 @@ def init(
     write_text(text, path)
     # For editors: the first line of hpcenv.toml names it.
     write_text(data_file("docs/reference", SCHEMA_NAME).read_text(encoding="utf-8"), folder / SCHEMA_NAME)
-    # Not the site profiles that the folder may have.
+    # Site profiles in the folder are not accepted.
     written = tuple(one for one in acceptance.asked_by(open_workspace(folder)) if one.key in ("python", "image"))
     # Without that folder, the next command asks.
     with contextlib.suppress(FileUnusable):
@@ -99,27 +100,25 @@ def _text(image: str, python: str | None, plain_http: tuple[str, ...]) -> str:
 
 
 def _require_new(path: Path, environ: Mapping[str, str]) -> None:
-    """Refuse to replace a file, and to make everything that the user has one project."""
+    """Refuse to replace a file, and to make the whole home folder one project."""
     if os.path.lexists(path):
-        raise WouldOverwrite(
-            f"`{path}` exists", hint="edit it; --force replaces it, and what was changed in it is lost"
-        )
+        raise WouldOverwrite(f"`{path}` exists", hint="edit it; --force replaces it, and your changes in it are lost")
     home = environ.get("HOME")
     if home and os.path.realpath(home) == os.path.realpath(path.parent):
         raise UsageError(
             f"`{path.parent}` is your home folder",
-            why="every folder in it would be a part of this project",
+            why="every folder in it would belong to this project",
             hint="mkdir PROJECT && cd PROJECT, then `hpcenv init` there; --force makes the home folder a project",
         )
 
 
 def _require_lockable(source: ImageSource, folder: Path) -> None:
-    """Refuse an image that `hpcenv lock` cannot find, or will not take without another word of the user."""
+    """Refuse an image that `hpcenv lock` cannot find, or accepts only with an option."""
     if isinstance(source, RegistryName) and source.floats:
         refuse_floating(source, hint="use the tag of a version, or a digest")
     if isinstance(source, (LocalImage, SifFile, DefinitionFile)):
         place = folder / Path(source.path).expanduser()
         if not os.path.exists(place):
             raise SpecError(
-                f"there is no `{place}`", why=f"`{source}` names it", hint="make it before, or correct the path"
+                f"there is no `{place}`", why=f"`{source}` names it", hint="make it first, or correct the path"
             )

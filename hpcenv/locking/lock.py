@@ -85,26 +85,26 @@ from hpcenv.version import VERSION
 
 Kept = TypeVar("Kept", BuiltPackage, KnownFile)
 
-# The probe reads every installed file once: this takes minutes on a cold parallel file
-# system, seconds on a warm one.
+# The probe reads every installed file once. This takes seconds if the parallel file system has the files cached, and
+# otherwise minutes.
 _PROBE_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockOptions:
-    """What to lock, or to check, and how.
+    """The environment to lock or to check, and the options.
 
     Attributes:
-        name: which lockfile, `lockfiles/NAME.lock.toml`.
-        allow_floating: accept a reference that names another image every few weeks.
-        plain_http: registries without TLS that the user named himself, beside those of hpcenv.toml.
-        upgrade: ask the registry again which image the tag names; otherwise a locked image
-            stays locked, as `uv lock` keeps versions.
-        level: `full`, or `deep` to import torch and record what the loader really maps.
-        pins: a file that the environment must agree with, see pins/formats.py; `#CHOSEN` may stand behind it.
-        extras, groups, package: what of `pins` was installed, as for `uv sync`.
-        wheels: look for the wheels of the packages; their proofs are kept in the cache folder, and without one none
-            is looked for.
+        name: the name of the lockfile, `lockfiles/NAME.lock.toml`.
+        allow_floating: accept a reference that names a new image every few weeks.
+        plain_http: registries without TLS that the user named himself, in addition to those in hpcenv.toml.
+        upgrade: ask the registry again which image the tag names. Otherwise a locked image stays locked, as `uv lock`
+            keeps versions.
+        level: `full`, or `deep` to import torch and record which libraries the loader maps.
+        pins: a file that the environment must agree with, see pins/formats.py; `#CHOSEN` may follow its name.
+        extras, groups, package: the parts of `pins` that were installed, as for `uv sync`.
+        wheels: look for the wheels of the packages. Their proofs are kept in the cache folder; without this folder no
+            wheel is looked for.
         require_hashes: the wheel of every package must be proved.
     """
 
@@ -123,15 +123,15 @@ class LockOptions:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LockResult(Shown):
-    """What `lock` wrote.
+    """The result of `lock`.
 
     Attributes:
         path: the lockfile.
         lockfile: its content.
         changed: False when the file already had this content.
         changes: what differs from the previous lockfile.
-        sif: the SIF it belongs to, None for `image = "host"`.
-        notes: what could not be read, and other things to know.
+        sif: the SIF that was locked; None for `image = "host"`.
+        notes: what could not be read, and what else the user should know.
     """
 
     path: Path
@@ -144,12 +144,12 @@ class LockResult(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """What to lock, from files alone.
+    """What to lock, read from files only.
 
     Attributes:
-        before: the lockfile that is there.
-        unreadable: there is one that cannot be read.
-        cache: where proofs of wheels are kept; None asks no index.
+        before: the existing lockfile.
+        unreadable: whether a lockfile exists that cannot be read.
+        cache: the folder with proofs of wheels; None asks no index.
     """
 
     workspace: Workspace
@@ -164,7 +164,7 @@ class _Inputs:
 
     @property
     def believed(self) -> Lockfile | None:
-        """The lockfile that is there, if it is as it was written: what an edited one says is not believed."""
+        """The existing lockfile if it was not edited: the values in an edited lockfile are not trusted."""
         before = self.before
         whole = before is not None and lock_model.fingerprint(lock_model.to_data(before)) == before.fingerprint
         return before if whole else None
@@ -176,7 +176,7 @@ class _Resolved:
 
     Attributes:
         container: None for a Python of the host.
-        base: what the image has without its overlay; None without one, or if the image has no Python.
+        base: the content of the image without its overlay; None without an overlay, or if the image has no Python.
     """
 
     environment: Environment
@@ -192,11 +192,11 @@ class _Resolved:
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """What is in the environment.
+    """The content of the environment.
 
     Attributes:
-        answer: of the probe.
-        origins: the packages that are from the overlay.
+        answer: the probe's answer.
+        origins: the packages that come from the overlay.
     """
 
     answer: Mapping[str, Any]
@@ -212,12 +212,12 @@ class _Read:
 
 @dataclass(frozen=True, kw_only=True)
 class _Proved:
-    """What is known of the archives that the packages were installed from.
+    """The proofs of the archives that the packages were installed from.
 
     Attributes:
-        wheels: by package.
+        wheels: the proved wheels, by package.
         reasons: why a wheel is not proved, by package.
-        archives: those of conda.
+        archives: the archives of the packages that conda installed.
     """
 
     wheels: Mapping[str, lock_model.WheelTable]
@@ -256,11 +256,11 @@ def lock(workspace: Workspace, options: LockOptions, context: Context, on_event:
 
 
 def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _Inputs:
-    """Read the files that say what to lock. What they refuse is refused before an image is made, which takes minutes.
+    """Read the files that say what to lock. Wrong values are refused before an image is made, which takes minutes.
 
     Raises:
-        LockfileNewer: a newer hpcenv wrote the lockfile that is there.
-        SpecError: the overlay of hpcenv.toml is not there, or cannot be mounted over an image.
+        LockfileNewer: a newer hpcenv wrote the existing lockfile.
+        SpecError: the overlay in hpcenv.toml does not exist, or cannot be mounted over an image.
         FileUnusable: the pins cannot be read, or the lockfile could not be written.
     """
     path = workspace.lockfile_path(options.name)
@@ -282,7 +282,7 @@ def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _In
 
 
 def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> _Resolved:
-    """Find the environment; unless it is one of the host, make its SIF where needed."""
+    """Find the environment. If it is in an image, make its SIF if needed."""
     workspace, options = inputs.workspace, inputs.options
     if workspace.project.on_host:
         environment = host_environment(workspace, environ)
@@ -294,7 +294,7 @@ def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> 
     environment = container_environment(workspace, made.path, gpus=False)
     _tell(on_event, f"reading {environment.sif}")
     kept = _kept_sif(inputs, made.container, made.path)
-    # An image that stays locked has the overlay of the old lockfile.
+    # If the image stays locked, the old lockfile's overlay is used.
     container = made.container.model_copy(update={"overlay": None, "sif": kept or made.container.sif})
     notes = () if kept is None else (_other_bytes(environment),)
     resolved = _Resolved(environment=environment, container=container, notes=notes)
@@ -305,12 +305,12 @@ def _probe(inputs: _Inputs, resolved: _Resolved, environ: Mapping[str, str]) -> 
     """Look inside the environment.
 
     Raises:
-        EnvironmentUnreadable: it does not start, or no lockfile can describe it.
+        EnvironmentUnreadable: the environment does not start, or no lockfile can describe it.
         SpecError: the content of a bind cannot be hashed.
     """
     environment, workspace = replace(resolved.environment, revision=lock_model.REVISION), inputs.workspace
     answer = probe(environment, environ, level=inputs.options.level, variables=workspace.project.env)
-    # Before wheels are looked for, which may take a minute where the index does not answer.
+    # Checked before wheels are looked for, which may take a minute if the index does not answer.
     _require_lockable(answer, workspace)
     return _Read(
         answer=answer,
@@ -321,7 +321,7 @@ def _probe(inputs: _Inputs, resolved: _Resolved, environ: Mapping[str, str]) -> 
 
 
 def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[str, str], on_event: OnEvent) -> _Proved:
-    """Find the archives that the packages were installed from, and hold both against the pins.
+    """Find the archives that the packages were installed from, and compare packages and archives with the pins.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
@@ -332,7 +332,7 @@ def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[s
     built = _report_in(resolved.image, BUILT, parse_built, on_event)
     proofs: dict[str, WheelProof] = {}
     if inputs.cache is not None or file is not None:
-        # Wheels that the image names itself: reports of pip, and packages that were compiled in it.
+        # Wheels that the image itself names: in pip's reports, and in the report of packages that were compiled in it.
         reported = _report_in(resolved.image, REPORT, partial(parse_report, origin=REPORT), on_event)
         named = (*known_files(pinned), *(one.file for one in built), *reported)
         proofs = _wheel_proofs(read, environ, on_event, image=resolved.image, cache=inputs.cache, named=named)
@@ -349,12 +349,12 @@ def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[s
 def _compose(
     inputs: _Inputs, resolved: _Resolved, read: _Read, proved: _Proved, *, today: dt.date
 ) -> tuple[Lockfile, tuple[str, ...]]:
-    """Return the lockfile, and what the user should know of it.
+    """Return the lockfile, and notes on it for the user.
 
     Raises:
         HashesUnproved: a hash that is required is not proved.
         EnvironmentUnreadable: what the environment reports gives no valid lockfile.
-        SpecError: a key of [policy] cannot act.
+        SpecError: a key of [policy] can have no effect.
     """
     with _invalid_values_refused():
         locked = _lockfile(inputs.workspace, resolved.container, read, proved)
@@ -363,11 +363,11 @@ def _compose(
 
 
 def _write(inputs: _Inputs, locked: Lockfile) -> tuple[bool, tuple[str, ...]]:
-    """Write the lockfile; return whether the file changed, and a note where one that could not be read is kept."""
+    """Write the lockfile; return whether it changed, and a note if an unreadable old lockfile was kept."""
     text = toml_files.dumps(lock_model.to_data(locked), header=_header(inputs.options.name))
     _require_valid(inputs.path, text)
     kept = inputs.workspace.shown(_set_aside(inputs.path)) if inputs.unreadable else None
-    notes = () if kept is None else (f"the lockfile that was there could not be read and is kept as {kept}",)
+    notes = () if kept is None else (f"the old lockfile could not be read and is kept as {kept}",)
     return toml_files.write(text, inputs.path), notes
 
 
@@ -384,7 +384,7 @@ def _pin_file(options: LockOptions, context: Context) -> PinFile | None:
 def _with_overlay(
     workspace: Workspace, found: FoundOverlay, resolved: _Resolved, environ: Mapping[str, str]
 ) -> _Resolved:
-    """Return the environment with its overlay, the container with its identity, and what the image alone has.
+    """Return the environment with its overlay, the container with the overlay's identity, and the base without overlay.
 
     Raises:
         SpecError: a virtual environment has another Python; the overlay cannot be read.
@@ -404,11 +404,11 @@ def _with_overlay(
 
 
 def _notes_on_environment(workspace: Workspace, name: str) -> tuple[str, ...]:
-    """Return a note where a project with several environments has none of this name: it may be misspelt."""
+    """Return a note if the project has several environments, but none with this name: the name may be misspelt."""
     known = workspace.project.environment
     if not known or name in known or name == DEFAULT_LOCK:
         return ()
-    return (f"hpcenv.toml has no [environment.{name}], only {', '.join(known)}: `{name}` is what its top says",)
+    return (f"hpcenv.toml has no [environment.{name}], only {', '.join(known)}: `{name}` uses the keys at its top",)
 
 
 _TO_PROVE = (
@@ -423,14 +423,14 @@ def _reading(workspace: Workspace, environment: Environment) -> str:
 
 
 def _notes_on_previous(before: Lockfile | None, path: Path) -> tuple[str, ...]:
-    """Return notes on the lockfile that will be replaced. They are read from the file, so before it is written."""
+    """Return notes on the lockfile that will be replaced. They are read before the new lockfile is written."""
     lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
-    return tuple(f"of the lockfile that was there: {note}" for note in lost)
+    return tuple(f"about the old lockfile: {note}" for note in lost)
 
 
 def _other_bytes(environment: Environment) -> str:
-    other = f"{environment.sif} has other bytes than the locked SIF, and the same tree"
-    return f"{other}: the lockfile still names that one"
+    other = f"{environment.sif} has different bytes than the locked SIF, and the same file tree"
+    return f"{other}: the lockfile still names the locked SIF"
 
 
 def _header(name: str) -> str:
@@ -441,10 +441,10 @@ def _header(name: str) -> str:
 
 
 def _previous(path: Path) -> tuple[Lockfile | None, bool]:
-    """Return the lockfile to compare with, and whether there is one that cannot be read.
+    """Return the old lockfile to compare with, and whether an old lockfile exists that cannot be read.
 
     Raises:
-        LockfileNewer: this version does not know all of it; it is never overwritten.
+        LockfileNewer: this version does not know all fields of the lockfile, so it is never overwritten.
     """
     try:
         return read_lockfile(path), False
@@ -455,7 +455,7 @@ def _previous(path: Path) -> tuple[Lockfile | None, bool]:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a file that could not be read to a free name."""
+    """Rename an unreadable file to a name that no file has."""
     names = (f"{path.name}.unreadable{suffix}" for suffix in ("", *(f".{n}" for n in range(2, 1000))))
     aside = next(place for name in names if not os.path.lexists(place := path.with_name(name)))
     os.replace(path, aside)
@@ -466,13 +466,13 @@ def _set_aside(path: Path) -> Path:
 
 
 def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable | None:
-    """Return the locked table of the SIF if it stays valid: this SIF has other bytes, and the same image and tree.
+    """Return the locked table of the SIF if it stays valid: different bytes, but the same image and file tree.
 
     None means that this SIF is to be locked.
 
     Raises:
-        ImageMismatch: the tree is another one too, or is unknown. The file may have been exchanged: the user must
-            decide which one to lock.
+        ImageMismatch: the file tree differs too, or is unknown. Somebody may have replaced the file, so the user must
+            decide which SIF to lock.
     """
     locked = None if inputs.before is None else inputs.before.container
     if locked is None:
@@ -484,7 +484,7 @@ def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable |
     if stands_for(locked, image, found.sif.sha256, place=inputs.workspace.store_place):
         return locked.sif
     raise ImageMismatch(
-        "the SIF is not the one that was locked for this very image",
+        "the SIF is not the SIF that was locked for this image",
         why=f"{inputs.path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and not the same tree",
         hint=(f"to make the SIF again: remove it and {inputs.path.name}, then ", Command("hpcenv", "lock")),
     )
@@ -499,7 +499,7 @@ def probe(
     """Return the probe's answer for an environment on this machine.
 
     Raises:
-        EnvironmentUnreadable: it did not start or did not answer.
+        EnvironmentUnreadable: the environment did not start, or the probe in it did not answer.
     """
     try:
         return run_probe(
@@ -521,14 +521,14 @@ def probe(
 def _lock_binds(
     workspace: Workspace, environment: Environment, environ: Mapping[str, str], search: Sequence[str]
 ) -> tuple[lock_model.LockedBindTable, ...]:
-    """Return [[bind]] as it is locked: with the content of binds over files of the image, and where Python looks.
+    """Return [[bind]] for the lockfile, with a digest of each bind that hides files of the image or adds code to it.
 
     Args:
-        search: sys.path as the ranks get it.
+        search: sys.path of the ranks.
 
     Raises:
-        SpecError: such a bind cannot be hashed.
-        EnvironmentUnreadable: the image cannot be looked at.
+        SpecError: the content of such a bind cannot be hashed.
+        EnvironmentUnreadable: the image cannot be read.
     """
     binds = stale.locked_binds(workspace.project)
     targets = tuple(bind.target for bind in binds)
@@ -537,7 +537,7 @@ def _lock_binds(
     except (HpcenvError, ValueError, OSError) as error:
         raise EnvironmentUnreadable(f"cannot look at the paths of {environment.sif}", why=str(error)) from error
     sources = bind_sources(workspace)
-    # Packages of the prefix, and of folders with these names, are read one by one.
+    # The packages in the prefix and in folders with these names are listed one by one.
     code = [path for path in search if path.startswith("/") and os.path.basename(path) not in SITE_NAMES]
     places = {path: bind_content.source_of(path, sources) for path in code}
     locked = []
@@ -573,12 +573,12 @@ def _wheel_proofs(
     cache: Path | None,
     named: Sequence[KnownFile],
 ) -> dict[str, WheelProof]:
-    """Find the wheels of the installed packages; no index has one of a package that conda installed.
+    """Find the wheels of the installed packages. For a package that conda installed, no index is asked.
 
     Args:
-        image: the SIF, where a local wheel that was installed may still be; None for this machine.
+        image: the SIF, which may still contain a local wheel that was installed; None for an environment of the host.
         cache: where proofs are kept; None asks no index.
-        named: wheels that a file of pins, a report of pip or a build names.
+        named: wheels that are named by a file of pins, a report of pip or the report of a build.
     """
     owners = {name: package.name for package in read.conda for name in package.dists}
     mine = [dist for dist in read.dists if dist.name not in owners]
@@ -595,14 +595,14 @@ def _wheel_proofs(
     }
 
 
-# Tools that install packages; pins files often leave them out.
+# Tools that install packages. Files of pins often do not list them.
 _INSTALLERS = ("pip", "setuptools", "wheel")
 
 
 def _require_as_pinned_here(
     file: PinFile, pinned: Sequence[Pin], read: _Read, proofs: Mapping[str, WheelProof], on_event: OnEvent
 ) -> None:
-    """Compare the environment that was just read with the pins, and report what could not be compared.
+    """Compare the environment, as it was just read, with the pins, and report what could not be compared.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
@@ -661,14 +661,14 @@ def _difference_line(difference: PinDifference) -> str:
 
 
 def _require_conda(file: PinFile, pinned: Sequence[Pin], conda: Sequence[InstalledConda], place: str) -> None:
-    """Refuse an environment in which conda installed nothing: it is another one than the file is about.
+    """Refuse an environment in which conda installed nothing: it is not the environment that the file describes.
 
     Raises:
         PinsDiffer: likewise.
     """
     if not conda and any(pin.manager == "conda" for pin in pinned):
         raise PinsDiffer(
-            f"`{file.path}` is about an environment of conda, and this is none",
+            f"`{file.path}` describes a conda environment, and this is not a conda environment",
             why=f"{place} has no record in conda-meta",
             hint=(
                 'name its Python in hpcenv.toml, `python = ".pixi/envs/default/bin/python"` for one of pixi, '
@@ -682,9 +682,9 @@ def _unsure(difference: PinDifference) -> str:
 
 
 def _opener(image: Path | None) -> OpenWheel:
-    """Return what opens a file of the environment by its path there.
+    """Return a function that opens a file of the environment by its path in the environment.
 
-    The function raises OSError, or HpcenvError for a file of an image.
+    The function raises OSError, or HpcenvError if the file is in an image.
     """
     if image is None:
         return open_here
@@ -699,13 +699,13 @@ def _opener(image: Path | None) -> OpenWheel:
 def _report_in(
     image: Path | None, name: str, parse: Callable[[bytes], Sequence[Kept]], on_event: OnEvent
 ) -> tuple[Kept, ...]:
-    """Return what a recipe of `hpcenv image init` left in its image about the packages: pip's report, or its own."""
+    """Return the report on packages in an image from a recipe of `hpcenv image init`: pip's or the build's report."""
     if image is None:
         return ()
     try:
         text = _opener(image)(name).read()
     except HpcenvError:
-        return ()  # most images have none
+        return ()  # most images have no such report
     try:
         return tuple(parse(text))
     except LockfileInvalid as error:
@@ -714,7 +714,7 @@ def _report_in(
 
 
 def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]) -> dict[str, lock_model.WheelTable]:
-    """Return what was found of each wheel; of a compiled one with its compilers."""
+    """Return the result for each wheel; for a compiled wheel, add the compilers."""
     tables = {(one.file.filename, one.file.sha256): one.table for one in built}
     return {
         name: lock_model.WheelTable(
@@ -775,12 +775,12 @@ def _lockfile(workspace: Workspace, container: ContainerTable | None, read: _Rea
 
 
 def _unknown(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Return what could not be read, with the reasons."""
+    """Return the fields that could not be read, with the reasons."""
     return {**answer["unknown"], **_unknown_sources(answer)}
 
 
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Return which editable installs have no digest of their code, neither against a commit nor of its files."""
+    """Return the editable installs whose code has no digest: neither of the difference to a commit nor of the files."""
     inside = read_answer(answer)
     found = {}
     for package in answer["packages"]:
@@ -795,7 +795,7 @@ def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _invalid_values_refused() -> Iterator[None]:
-    """Refuse values that no lockfile can have: they come from a probe, which runs inside the environment.
+    """Refuse values that are not valid in a lockfile. They come from the probe, which runs inside the environment.
 
     Raises:
         EnvironmentUnreadable: what the environment reports gives no valid lockfile.
@@ -823,16 +823,16 @@ def _no_valid_lockfile(problems: Sequence[str]) -> EnvironmentUnreadable:
 
 
 def _without_path(reason: str, values: Mapping[str, Any]) -> str:
-    """Return a reason without the path of this environment: two copies must give the same lockfile."""
+    """Remove the environment's path from a reason: two copies of an environment must give the same lockfile."""
     prefix = values.get("python.prefix")
     return reason.replace(prefix, "{prefix}") if isinstance(prefix, str) and prefix != "/" else reason
 
 
 def _require_writable(path: Path) -> None:
-    """Refuse a lockfile that could not be written when all the work is done.
+    """Refuse a lockfile that cannot be written, before the work begins.
 
     Raises:
-        FileUnusable: no file can be made in its folder, or in the nearest one that is there.
+        FileUnusable: no file can be made in its folder, or in the nearest parent folder that exists.
     """
     folder = next(one for one in path.parents if os.path.lexists(one))
     try:
@@ -846,8 +846,8 @@ def _require_lockable(answer: Mapping[str, Any], workspace: Workspace) -> None:
     """Refuse an environment that no lockfile can describe.
 
     Raises:
-        EnvironmentUnreadable: a value that each lockfile has, or that must match on the nodes, could not be read; or it
-            has no torch.
+        EnvironmentUnreadable: a value that every lockfile has, or that must match on the nodes, could not be read; or
+            the environment has no torch.
     """
     values, unknown = answer["values"], _unknown(answer)
     missing = [field for field in lock_model.REQUIRED if field not in values]
@@ -869,14 +869,14 @@ def _require_torch(values: Mapping[str, Any], workspace: Workspace) -> None:
             why=f"looked with {values.get('python.executable', 'its Python')}"
             + (": hpcenv.toml names no `python`" if unnamed else ""),
             hint=f"install torch into it, or {another} `python` in hpcenv.toml;\n"
-            '      to lock it all the same: "torch.version" = "info" under [policy]',
+            '      to lock it without torch: "torch.version" = "info" under [policy]',
         )
 
 
 def _host(
     workspace: Workspace, container: ContainerTable | None, values: Mapping[str, Any]
 ) -> lock_model.LockedHostTable:
-    """Return what nodes must offer to this environment."""
+    """Return the minimum that nodes must have to run this environment."""
     cuda = str(values.get("torch.cuda", "none"))
     floor = None
     if cuda not in ("none", "absent"):
@@ -891,13 +891,13 @@ def _host(
 
 
 def _require_known(unknown: Mapping[str, str], workspace: Workspace) -> None:
-    """Refuse to lock what must match on every node but could not be read here.
+    """Refuse to lock if a field that must match on every node could not be read here.
 
     A field without a value could not be compared, and every node would seem to match.
     """
     policy, profile = workspace.project.policy, workspace.project.determinism.profile
     resolved = severities.severities(policy, profile)
-    # Members of a family (another library, another property of torch) may be unknown: nodes then warn of them.
+    # Members of a family (a library, a property of torch) may be unknown: nodes then give a warning for each.
     missing = {
         field: reason
         for field, reason in unknown.items()
@@ -955,7 +955,7 @@ def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_m
 
 
 def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[str, lock_model.WheelTable]:
-    """Return the wheels that the old lockfile names for what is still installed: the same RECORD, programs, content.
+    """Return the old lockfile's wheels of the packages that are unchanged: the same RECORD, programs, content.
 
     A proved wheel stays proved: the index is not needed again.
     """
@@ -972,7 +972,7 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
         if dist.wheel is not None
         and installed.get(dist.name) == (dist.version, dist.record_sha256, dist.programs_sha256)
         and (dist.record_sha256 is not None or dist.wheel.proof in required_hashes.WEAK)
-        # Before revision 2 direct_url.json was believed: that is `claimed` today.
+        # Lockfiles before revision 2 took direct_url.json as a proof. Today such a wheel is `claimed`.
         and (dist.wheel.proof != "direct-url" or before.revision >= 2)
     }
 
@@ -980,7 +980,7 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
 def _proved_now(
     found: Mapping[str, lock_model.WheelTable], before: Mapping[str, lock_model.WheelTable]
 ) -> dict[str, lock_model.WheelTable]:
-    """Return what was found now, unless the old lockfile has a stronger proof."""
+    """Return the present proof, unless the old lockfile has a stronger proof."""
     return {
         name: wheel
         for name, wheel in found.items()
@@ -989,7 +989,7 @@ def _proved_now(
 
 
 def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:
-    """Return what differs between two lockfiles, one line each, most telling first."""
+    """Return what differs between two lockfiles, one line per difference, the most important first."""
     lines = []
     if before.container and after.container and before.container.digest != after.container.digest:
         lines.append(f"image {before.container.digest} -> {after.container.digest}")
@@ -1030,11 +1030,12 @@ class CheckResult(Shown):
     """Whether a lockfile still fits hpcenv.toml and the environment.
 
     Attributes:
-        name: which lockfile.
+        name: the lockfile's name.
         path: the lockfile.
-        reasons: why to lock again.
+        reasons: why the environment must be locked again.
         notes: what could not be checked.
-        problem: that the lockfile is stale, or of `check_locks` why it cannot be checked; None if all is right.
+        problem: the error that the lockfile is stale, or (from `check_locks`) why it cannot be checked; None if there
+            is no error.
     """
 
     name: str
@@ -1052,7 +1053,7 @@ class CheckResult(Shown):
 def check_locks(
     workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False
 ) -> tuple[CheckResult, ...]:
-    """Check a lockfile and that of each [environment.NAME], as `check_lock` does; an error is one's `problem`."""
+    """Check a lockfile and the lockfiles of all [environment.NAME]; an error becomes the `problem` of a result."""
     names = dict.fromkeys((options.name, *sorted(workspace.project.environment)))
     found = []
     for name in names:
@@ -1064,7 +1065,7 @@ def check_locks(
 
 
 def problem_of(checked: Sequence[CheckResult]) -> HpcenvError | None:
-    """Return what is wrong with several lockfiles as one error, whose status is that of the first; None if nothing."""
+    """Return the problems of several lockfiles as one error with the first one's exit status; None without problems."""
     problems = [one.problem for one in checked if one.problem is not None]
     if len(problems) < 2:
         return problems[0] if problems else None
@@ -1077,16 +1078,15 @@ def problem_of(checked: Sequence[CheckResult]) -> HpcenvError | None:
 def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False) -> CheckResult:
     """Return whether a lockfile is stale, and why. Contacts no registry and no index.
 
-    Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself
-    with the lockfile.
+    Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself with the lockfile.
 
     Args:
-        options: of them `name`, `pins` with its choice, and `require_hashes` count.
+        options: only `name`, `pins` with its choice, and `require_hashes` are used.
         spec_only: compare hpcenv.toml only, and start nothing: a fresh clone has no SIF and no environment.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
-        SpecError: `image` names no image: another lock would be refused, too.
+        SpecError: `image` names no image. To lock again would be refused too.
         PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
         HashesUnproved: the lockfile is fresh, and a hash that is required is not proved.
         FileUnusable: the pins cannot be read.
@@ -1114,14 +1114,14 @@ def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, 
 
 
 def _stale(workspace: Workspace, path: Path, name: str, reasons: Sequence[stale.StaleReason]) -> LockfileStale:
-    parse_source(workspace.project.image)  # `ubuntu` names no image: another lock would be refused, too
+    parse_source(workspace.project.image)  # `ubuntu` names no image: to lock again would be refused too
     why = "\n".join(str(reason) for reason in reasons)
     hint = stale.hint(reasons, path=path, name=name)
     return LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
 
 
 def _check_pins(file: PinFile, locked: Lockfile) -> tuple[str, ...]:
-    """Compare the locked packages with the pins; in a fresh lockfile they are the installed ones.
+    """Compare the locked packages with the pins. In a fresh lockfile, these are the installed packages.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
@@ -1175,7 +1175,7 @@ def _check_sif(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason
 
 
 def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stale.StaleReason]:
-    """Return why what is mounted over the image is not the locked overlay, or cannot be mounted."""
+    """Return why the overlay is not the locked overlay, or why it cannot be mounted."""
     if container.overlay is None:
         return []
     wanted = container.overlay.digest
@@ -1193,7 +1193,7 @@ def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stal
 
 
 def _check_binds(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:
-    """Return the binds over files of the image that show something else than was locked."""
+    """Return the binds over files of the image whose content is not the locked content."""
     sources = bind_sources(workspace)
     compiled = not has_rule("path-binds", locked.revision)
     reasons = []

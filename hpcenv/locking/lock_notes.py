@@ -1,4 +1,4 @@
-"""What the user should know of a new lockfile: one sentence each.
+"""What the user should know about a new lockfile; each note is one sentence.
 
 Runs on: LOGIN NODE.
 """
@@ -44,8 +44,8 @@ def notes(
     """Return all notes.
 
     Args:
-        answer: of the probe.
-        origins: the packages that are from the overlay.
+        answer: the probe's answer.
+        origins: the packages that come from the overlay.
         today: for the age of the compatibility table.
     """
     has_overlay = locked.container is not None and locked.container.overlay is not None
@@ -60,7 +60,7 @@ def notes(
 
 
 def _of_packages(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what could not be read, and which packages are not as they were installed."""
+    """Return notes on fields that could not be read, and on packages that were modified after their installation."""
     notes = [f"{field} is unknown: {reason}" for field, reason in locked.unknown.items()]
     notes.extend(
         f"{dist.name} {dist.version} was modified after it was installed"
@@ -97,16 +97,16 @@ def _conflict_notes(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _editable_notes(locked: Lockfile) -> Iterator[str]:
-    """Return notes about editable installs: no other user has the changes in their trees."""
+    """Return notes about editable installs: the changes in their folders exist only on this machine."""
     editable = {
         d.name: d.direct_url for d in locked.packages.dist if d.direct_url is not None and d.direct_url.editable
     }
     for name, source in editable.items():
         if source.dirty:
-            kept = "what differs is locked as a digest, " if source.diff_sha256 else ""
+            kept = "the difference is locked as a digest, " if source.diff_sha256 else ""
             yield (
                 f"{name} is an editable install and its tree is not commit {(source.commit_id or '')[:12]}: "
-                f"{kept}only you have it; commit it, then lock again"
+                f"{kept}only you have these changes; commit them, then lock again"
             )
     by_commit = [name for name, source in editable.items() if source.diff_sha256 and not source.dirty]
     by_files = [name for name, source in editable.items() if source.files_sha256]
@@ -116,7 +116,7 @@ def _editable_notes(locked: Lockfile) -> Iterator[str]:
 
 
 def _conda_notes(locked: Lockfile) -> Iterator[str]:
-    """Return which packages of conda are not proved to be the archive that their record names, by reason."""
+    """Return, by reason, the conda packages that are not proved to come from the archive that their record names."""
     reasons = [(table.name, table.reason) for table in locked.packages.conda_package if table.proof == "none"]
     for reason, _ in Counter(reason for _, reason in reasons).most_common(_CONFLICTS_SHOWN):
         names = listed([name for name, why in reasons if why == reason], _NAMED)
@@ -127,14 +127,14 @@ def _conda_notes(locked: Lockfile) -> Iterator[str]:
 
 
 def of_fabric(locked: Lockfile, image: ImageNetwork | None) -> tuple[str, ...]:
-    """Return what the image lacks for fast networks between nodes.
+    """Return notes on what the image does not have for fast networks between nodes.
 
-    `hpcenv image lint` says it of an image without a lockfile (rule `no-fabric`), and the verdict of a run for the
-    network that its nodes really have (judge/network/troubles.py).
+    `hpcenv image lint` reports the same for an image without a lockfile (rule `no-fabric`). The verdict of a run
+    reports it for the network that its nodes have (judge/network/troubles.py).
 
     Args:
         locked: the new lockfile. For an environment of the host there are no notes: its nodes have their own libraries.
-        image: what NCCL would use of the image; None where torch has no NCCL.
+        image: the libraries in the image that NCCL would use; None if torch has no NCCL.
     """
     if image is None or locked.kind != "sif":
         return ()
@@ -187,10 +187,10 @@ def _sentence(entry: BadVersion, version: str) -> str:
 
 
 def of_driver(locked: Lockfile) -> tuple[str, ...]:
-    """Return whether the driver's libraries of this machine run with the image's C library.
+    """Return notes on whether the libraries of this machine's driver run with the image's C library.
 
-    Many login nodes have the libraries of the driver. Where they do not, the check `glibc.driver` looks on each node,
-    before the ranks start.
+    Many login nodes have the driver's libraries. If a login node does not have them, the check `glibc.driver` looks on
+    each node before the ranks start.
     """
     support, image = lock_model.gpu_support(locked), host_glibc.parse_glibc(locked.facts.get(host_glibc.IMAGE_GLIBC))
     if locked.kind != "sif" or support not in ("cuda", "hip") or image is None:
@@ -209,9 +209,9 @@ def of_driver(locked: Lockfile) -> tuple[str, ...]:
 
 
 def base_line(os_release: str, need: tuple[int, int]) -> str:
-    """Return the line for the Dockerfile: a base of the same distribution with this glibc, or a newer one. Pure.
+    """Return the line for the Dockerfile: a base image of the same distribution with this glibc or a newer glibc. Pure.
 
-    For another distribution it names the glibc only.
+    For an unknown distribution, the line names the glibc only.
     """
     family = os_release.partition(" ")[0].lower()
     base = next((image for image, glibc in _BASES.get(family, ()) if glibc >= need), "")

@@ -26,7 +26,7 @@ from hpcenv.records.manifest import Environment, Overlay, OverlayUse, SifIdentit
 from hpcenv.text import listed
 
 _KEY = "`overlay` in hpcenv.toml"
-# What makes packages an environment: its interpreter has to be started.
+# A folder of packages with this file is a virtual environment: its interpreter must be started.
 _OF_VENV, _OF_CONDA = "pyvenv.cfg", "conda-meta"
 _LONGEST_CFG = 1 << 16
 _NAMED = 10
@@ -38,8 +38,8 @@ class FoundOverlay:
 
     Attributes:
         overlay: how it is mounted.
-        interpreter: of the image, that a virtual environment starts; empty for another overlay.
-        version: of the Python that made it, as far as it says.
+        interpreter: the image's interpreter that a virtual environment starts; empty if the overlay is not one.
+        version: the version of the Python that made the environment, if it is known.
     """
 
     overlay: Overlay
@@ -47,14 +47,14 @@ class FoundOverlay:
     version: str = ""
 
 
-# -- what it is -----------------------------------------------------------------------------
+# -- finding it -----------------------------------------------------------------------------
 
 
 def find(workspace: Workspace) -> FoundOverlay:
-    """Return the overlay that hpcenv.toml names, judged by what lies there. Starts nothing.
+    """Return the overlay that hpcenv.toml names, after a check of its file. Starts nothing.
 
     Raises:
-        SpecError: it is not there, or is not a squashfs with a target.
+        SpecError: the overlay does not exist, or is not a squashfs with a target.
     """
     path, target = _named(workspace)
     if workspace.project.on_host:
@@ -68,7 +68,7 @@ def find(workspace: Workspace) -> FoundOverlay:
         raise SpecError(
             f"the overlay `{path}` has no target",
             why=f"hpcenv mounts a squashfs with packages at a path of the container, not over the whole image: {_KEY}",
-            hint=f"name a place that is the same everywhere: {_written(workspace, '/opt/packages')}",
+            hint=f"name a path that is the same on every machine: {_written(workspace, '/opt/packages')}",
         )
     place = os.path.normpath(target)
     _refuse_binds_below(workspace, place)
@@ -88,22 +88,22 @@ def find(workspace: Workspace) -> FoundOverlay:
 
 
 def locked_overlay(workspace: Workspace, locked: OverlayTable) -> Overlay:
-    """Return how a locked overlay is mounted; its content is compared with the lockfile elsewhere.
+    """Return how a locked overlay is mounted. `require_locked` compares its content with the lockfile.
 
     Raises:
-        SpecError: hpcenv.toml names none, or the locked one is not a squashfs with a target.
+        SpecError: hpcenv.toml names no overlay, or the locked overlay is not a squashfs with a target.
     """
     if workspace.project.overlay is None:
         raise SpecError(
-            "the lockfile has an overlay, and hpcenv.toml names none",
-            why=f"the place of an overlay is not locked; {workspace.spec} says where it is",
+            "the lockfile has an overlay, but hpcenv.toml names no overlay",
+            why=f"the path of an overlay is not in the lockfile, it must be in {workspace.spec}",
             hint='write `overlay = "PATH"` there, or lock again without it',
         )
     path, _ = _named(workspace)
     if locked.target is None or not locked.can_be_mounted:
         raise SpecError(
             f"the locked overlay cannot be mounted: it is {locked.in_words}",
-            why="hpcenv mounts a squashfs at a path of the container; the lockfile is from before 2026-11-25",
+            why="hpcenv mounts a squashfs at a path of the container; the lockfile was made before 2026-11-25",
             hint=(
                 "pack the folder that has the packages: ",
                 Command("mksquashfs", "DIR", "x.sqsh"),
@@ -127,12 +127,12 @@ def _named(workspace: Workspace) -> tuple[str, str | None]:
 
 
 def _require_plain(place: str) -> None:
-    """Refuse a target that PATH or PYTHONPATH would split, or the options of a container runtime."""
+    """Refuse a target with a character at which PATH, PYTHONPATH or an option of a container runtime is split."""
     if {":", ","} & set(place):
         raise SpecError(
             f"nothing can be mounted at `{place}`",
             why="PATH and PYTHONPATH are split at `:`, and options of container runtimes at `,`",
-            hint="give the overlay a target without them: PATH:TARGET",
+            hint="give the overlay a target without `:` and `,`: PATH:TARGET",
         )
 
 
@@ -153,14 +153,14 @@ def _require_squashfs(workspace: Workspace, path: str, target: str | None) -> No
 
 
 def _is_folder(workspace: Workspace, path: str, target: str | None) -> SpecError:
-    # The commands of a virtual environment name the path at which it was made.
+    # The commands of a virtual environment contain the path at which the environment was made.
     own = os.path.realpath(path) if _OF_VENV in os.listdir(path) else "/opt/packages"
     folder = os.path.normpath(path)
     packed = f"{folder}.sqsh"
     line = _overlay_line(os.path.relpath(packed, workspace.root), target or own)
     return SpecError(
         f"the overlay `{path}` is a folder",
-        why=f"a squashfs is one file, with one identity that every node recognises without reading it: {_KEY}",
+        why=f"a squashfs is one file, and every node can check its identity without reading it: {_KEY}",
         hint=(
             "pack it: ",
             Command("mksquashfs", folder, packed),
@@ -186,7 +186,7 @@ def _names_in(path: str) -> frozenset[str]:
 
 
 def _interpreter_of(path: str) -> tuple[str, str]:
-    """Return the interpreter of the image that a virtual environment names, and the version of Python that made it."""
+    """Return the image's interpreter that a virtual environment names, and the version of the Python that made it."""
     content = squashfs_reader.read_file(
         path, _OF_VENV.encode(), offset=0, size=os.path.getsize(path), limit=_LONGEST_CFG
     )
@@ -207,14 +207,14 @@ def require_not_below(target: str, place: str, *, origin: str) -> None:
     """Refuse a bind below the target of an overlay.
 
     Raises:
-        SpecError: it would hide what was locked.
+        SpecError: the bind would hide locked files.
     """
     path = os.path.normpath(target)
     if path == place or path.startswith(place.rstrip("/") + "/"):
         raise SpecError(
             f"the bind at `{path}` would hide a part of the overlay at `{place}`",
-            why=f"it is in {origin}; what it hides was locked",
-            hint="choose another target for one of the two",
+            why=f"it is in {origin}; it would hide locked files",
+            hint="choose another target for the bind or for the overlay",
         )
 
 
@@ -222,11 +222,11 @@ def require_not_below(target: str, place: str, *, origin: str) -> None:
 
 
 def identify(overlay: Overlay, python_path: str) -> OverlayTable:
-    """Return the identity of an overlay, as it is locked.
+    """Return the identity of an overlay for the lockfile.
 
     Args:
         overlay: as `find` gives it.
-        python_path: PYTHONPATH of the image itself.
+        python_path: the image's PYTHONPATH.
 
     Raises:
         SpecError: it cannot be read.
@@ -259,9 +259,9 @@ def _file_identity(path: str, cache: Path | None) -> tuple[str, SifIdentity | No
 
 
 def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
-    """Return where the locked overlay of a project is, and its digest now.
+    """Return the path and the present digest of a project's locked overlay.
 
-    A folder is read, too: an older lockfile may have one.
+    The overlay may be a folder: an older lockfile may name one.
 
     Raises:
         OSError, ValueError, HpcenvError: it cannot be read.
@@ -275,14 +275,14 @@ def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
 def require_locked(
     overlay: Overlay, locked: OverlayTable, cache: Path | None, *, must: bool, relock: Command
 ) -> tuple[SifIdentity | None, tuple[str, ...]]:
-    """Return the identity of a locked overlay for the nodes, and a note where it is another one.
+    """Return the overlay's identity, which the nodes must find, and a note if it is not the locked overlay.
 
     Args:
-        must: the lockfile's policy says that it must be the locked one.
-        relock: the command that locks what is there now.
+        must: whether the lockfile's policy requires the locked overlay.
+        relock: the command that locks the present overlay.
 
     Raises:
-        ImageMismatch: it is not there, cannot be read, or is another one.
+        ImageMismatch: the overlay does not exist, cannot be read, or is required to be the locked overlay and is not.
     """
     try:
         digest, identity = _file_identity(overlay.source, cache)
@@ -291,7 +291,7 @@ def require_locked(
         raise ImageMismatch(
             f"the overlay `{overlay.source}` cannot be read",
             why=f"{reason}; the lockfile has its digest, and {_KEY} says where it is",
-            hint="get the file that was locked, or name its place there",
+            hint="get the locked file, or correct its path there",
         ) from error
     if digest == locked.digest:
         return identity, ()
@@ -299,17 +299,17 @@ def require_locked(
         raise ImageMismatch(
             f"`{overlay.source}` is not the locked overlay",
             why=f"its digest is {digest}, the lockfile says {locked.digest}",
-            hint=("get the one that was locked back; to lock this one: ", relock),
+            hint=("get the locked file back; to lock this file: ", relock),
         )
     note = f"{overlay.source} is not the locked overlay: {digest[:19]}... instead of {locked.digest[:19]}..."
     return identity, (note,)
 
 
-# -- which package is from where -----------------------------------------------------------------
+# -- the source of each package -----------------------------------------------------------------
 
 
 def base_environment(workspace: Workspace, image: Path, found: FoundOverlay) -> Environment:
-    """Return the environment of the image alone."""
+    """Return the environment of the image without the overlay."""
     environment = container_environment(workspace, image, gpus=False)
     if found.overlay.use != "venv":
         return environment
@@ -319,15 +319,15 @@ def base_environment(workspace: Workspace, image: Path, found: FoundOverlay) -> 
 def require_interpreter(
     found: FoundOverlay, answer: Mapping[str, Any] | None, why: str, environment: Environment
 ) -> None:
-    """Refuse a virtual environment that the image has no Python for.
+    """Refuse a virtual environment if the image does not have its Python.
 
     Args:
-        answer: of the probe in the image alone; None where it could not be started.
-        why: the reason for that.
+        answer: the probe's answer in the image without overlay; None if the probe could not be started.
+        why: the reason why the probe could not be started.
         environment: of the image.
 
     Raises:
-        SpecError: it was made on the host, or for another image.
+        SpecError: the virtual environment was made on the host, or for a different image.
     """
     if not found.interpreter:
         return
@@ -348,8 +348,9 @@ def require_interpreter(
 
 
 def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, ...]:
-    """Return the commands that make a virtual environment with the Python of the image, as a part of a hint."""
-    # The commands in `bin` name the path at which it is made: it is made where it is mounted.
+    """Return a part of a hint: the commands that make a virtual environment with the image's Python."""
+    # The files in `bin` contain the path at which the environment is made. So it is made at the path where it is
+    # mounted.
     program = os.path.basename(environment.apptainer)
     start = (program, "exec", "-B", f"FOLDER:{overlay.target}", environment.sif)
     make = Command(*start, "python3", "-m", "venv", "--system-site-packages", overlay.target)
@@ -365,7 +366,7 @@ def require_python(overlay: Overlay, environment: Environment, environ: Mapping[
         environ: environment of this process.
 
     Raises:
-        SpecError: it has none.
+        SpecError: the image has no `python3`.
     """
     if overlay.use != "venv":
         return
@@ -386,13 +387,13 @@ def _minor(version: str) -> str:
 
 
 def python_path_of(answer: Mapping[str, Any] | None) -> str:
-    """Return PYTHONPATH of the image itself, from the answer of the probe in the image alone."""
+    """Return the image's PYTHONPATH, from the probe's answer in the image without overlay."""
     return "" if answer is None else str(answer["values"].get("python.path-variable") or "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """That a package is from the overlay, and which version the image has of it; empty if it has none."""
+    """A package from the overlay, and its version in the image; the version is empty if the image does not have it."""
 
     hides: str = ""
 
@@ -401,8 +402,8 @@ def origins(overlay: Overlay, answer: Mapping[str, Any], base: Mapping[str, Any]
     """Return the packages that come from the overlay. Pure.
 
     Args:
-        answer: of the probe in the image with the overlay.
-        base: of the probe in the image alone; None where it could not be started.
+        answer: the probe's answer in the image with the overlay.
+        base: the probe's answer in the image without overlay; None if the probe could not be started.
     """
     in_image = {package["name"]: package for package in (base or {}).get("packages", ())}
     prefix = str(answer["values"].get("python.prefix", "/"))
@@ -417,13 +418,13 @@ def origins(overlay: Overlay, answer: Mapping[str, Any], base: Mapping[str, Any]
 def _is_of_overlay(overlay: Overlay, package: Mapping[str, Any], prefix: str) -> bool:
     location = str(package.get("location", ""))
     if location.startswith("{"):
-        return False  # of the image, or of the user's home
+        return False  # the package is in the image, or in the user's home
     path = os.path.normpath(os.path.join(prefix, location))
     return path == overlay.target or path.startswith(overlay.target.rstrip("/") + "/")
 
 
 def notes(found: Mapping[str, Origin]) -> Sequence[str]:
-    """Return what to say of the packages of an overlay."""
+    """Return notes on the packages of an overlay."""
     hidden = [f"{name} {origin.hides}" for name, origin in sorted(found.items()) if origin.hides]
     lines = [f"packages from the overlay: {listed(sorted(found), _NAMED) or 'none'}"]
     return [*lines, f"the overlay hides packages of the image: {listed(hidden, _NAMED)}"] if hidden else lines

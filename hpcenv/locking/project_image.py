@@ -58,9 +58,9 @@ class BuildOptions:
 
     Attributes:
         convert: how to convert an image with layers.
-        allow_floating: accept an image that may be different tomorrow.
+        allow_floating: accept an image name that may mean a different image tomorrow.
         binds: folders of the host that the build of a definition file sees.
-        plain_http: registries without TLS that the user named himself, beside those of hpcenv.toml.
+        plain_http: registries without TLS that the user named himself, in addition to those in hpcenv.toml.
     """
 
     convert: ConvertOptions = field(default_factory=ConvertOptions)
@@ -71,7 +71,7 @@ class BuildOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectImage(BuiltImage):
-    """A project's SIF and the lockfile's table of it."""
+    """A project's SIF, and the table that describes it in the lockfile."""
 
     container: ContainerTable
 
@@ -84,12 +84,12 @@ def build(
     on_event: OnEvent,
     options: BuildOptions | None = None,
 ) -> ProjectImage:
-    """Return the project's SIF; make it if it does not exist.
+    """Return the project's SIF. If it does not exist, make it.
 
     Args:
         workspace: the project.
-        before: the present lockfile. Its image is used as long as hpcenv.toml requests the same
-            image; None asks the registry which image a tag names now.
+        before: the present lockfile. Its image is used if hpcenv.toml still requests the same image. None: ask the
+            registry which image a tag names now.
         environ: the user's environment.
         on_event: called with the progress.
         options: how to make the SIF.
@@ -99,7 +99,7 @@ def build(
         HpcenvError: the image cannot be fetched or converted.
     """
     made = _make(workspace, before, environ, on_event, options or BuildOptions())
-    # The store may be read-only or missing; then it has nothing that `prune` could remove.
+    # The store may be read-only or missing; then `prune` cannot remove anything from it.
     with contextlib.suppress(HpcenvError):
         open_place(workspace.store_place).remember(made.container.digest)
     return made
@@ -141,7 +141,7 @@ def _locked_container(workspace: Workspace, before: Lockfile | None) -> Containe
 
 
 def _readable_here(workspace: Workspace, how: ConvertOptions, environ: Mapping[str, str]) -> ConvertOptions:
-    """Return how to convert, with the compression that the program of hpcenv.toml reads."""
+    """Return the options for the conversion, with a compression that the container program in hpcenv.toml can read."""
     named = workspace.project.submit.runtime
     if named is None or how.compression != "auto":
         return how
@@ -204,7 +204,7 @@ def registry_access(workspace: Workspace, environ: Mapping[str, str], *, typed: 
     """Return how to connect to the registries of a project.
 
     Args:
-        typed: registries without TLS that the user named himself: only these get a saved password without TLS.
+        typed: registries without TLS that the user named himself. Only to these a saved password is sent without TLS.
     """
     named = workspace.project.plain_http
     return Access(
@@ -216,11 +216,11 @@ def registry_access(workspace: Workspace, environ: Mapping[str, str], *, typed: 
 
 
 def _has_recorded_bytes(image: Converted | StoredImage) -> bool:
-    """Tell whether a SIF in the store has the bytes of its record; reads the whole file."""
+    """Return whether a SIF in the store has the recorded bytes; reads the whole file."""
     try:
         return image.record is not None and sif.file_sha256(image.path) == image.record.sif.sha256
     except HpcenvError:
-        return False  # damaged, or another process has moved it aside just now
+        return False  # the SIF is damaged, or another process has just moved it aside
 
 
 def _move_aside(digest: str, store: Store, on_event: OnEvent) -> None:
@@ -240,7 +240,7 @@ def ca_file(workspace: Workspace) -> Path | None:
 
 
 def _refuse_other_bytes(image: ResolvedImage, locked: ContainerTable | None, workspace: Workspace) -> None:
-    """Refuse a changed layout or archive; a registry cannot return other bytes for a digest."""
+    """Refuse a changed layout or archive. A registry cannot return different bytes for a digest."""
     if locked is not None and locked.manifest_digest not in (None, image.manifest_digest):
         raise ImageMismatch(
             f"`{workspace.project.image}` is not the image that was locked",
@@ -297,7 +297,7 @@ def _sif_table(record: ImageRecord, path: Path) -> SifTable:
 
 
 def _use_sif_file(workspace: Workspace, source: SifFile) -> ProjectImage:
-    """Describe a SIF that the user made: its digests, and the origin that its labels name."""
+    """Return a SIF that the user made, with its digests and the origin that its labels name."""
     path = within(workspace, source)
     record = describe_sif(path, str(source), Provenance(builder="apptainer", tools={}, created=utc_now()))
     container = _described_container(str(source), path, record)
@@ -312,7 +312,7 @@ def _fetch_sif(
     on_event: OnEvent,
     options: BuildOptions,
 ) -> ProjectImage:
-    """Return the SIF of a registry: the locked one by its sha256, or the one that the tag names now."""
+    """Return a SIF from a registry: the locked SIF by its sha256, or the SIF that the tag names now."""
     access = registry_access(workspace, environ, typed=options.plain_http)
     locked = _locked_container(workspace, before)
     if locked is None:
@@ -365,7 +365,7 @@ def _make_from_definition(
     on_event: OnEvent,
     options: BuildOptions,
 ) -> ProjectImage:
-    """Return the SIF of an earlier build from the same file and inputs, or build one."""
+    """Return the SIF of an earlier build from the same file and inputs, or build the SIF."""
     path = within(workspace, source)
     definition = DefinitionBuild(
         path=path,
@@ -385,12 +385,12 @@ def _make_from_definition(
 
 
 def definition_changed(workspace: Workspace, container: ContainerTable, image: Path) -> tuple[str, str] | None:
-    """Return the digests of the locked definition file and of the present one, if they differ.
+    """Return the digests of the locked and of the present definition file, if they differ.
 
     Args:
         workspace: the project.
         container: the lockfile's table of the image.
-        image: the locked SIF; a label of it has the digest of its definition file.
+        image: the locked SIF. A label in it has the digest of its definition file.
 
     Raises:
         ImageMismatch: the SIF cannot be read.
@@ -402,6 +402,6 @@ def definition_changed(workspace: Workspace, container: ContainerTable, image: P
     try:
         now = apptainer_build.definition_digest(read_definition(within(workspace, source)))
     except SpecError:
-        return None  # missing or unreadable: jobs use the SIF, not this file
+        return None  # the file is missing or unreadable: jobs use the SIF, not this file
     locked = sif.labels(image).get("hpcenv.definition.digest", "none")
     return None if locked == now else (locked, now)

@@ -1,4 +1,4 @@
-"""`hpcenv lock --require-hashes`: every package has a proved wheel or archive of conda, or nothing is written. Pure.
+"""`hpcenv lock --require-hashes`: writes nothing unless every package has a proved wheel or conda archive. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -12,7 +12,7 @@ from hpcenv.locking.conda_packages import proved_dists
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import DistTable, Lockfile
 
-# Not compared with the installed files: the installer says so, the index has one file of that name, nothing is known.
+# Proofs that did not compare the installed files: the installer's claim, the only file of that name, no proof.
 WEAK = ("claimed", "index-only", "none")
 
 _NAMED = 20
@@ -23,12 +23,13 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
 
     Args:
         locked: the lockfile.
-        every: every package needs one (`--require-hashes`), not only those of [policy] `packages.*.wheel-proof`.
+        every: every package needs a proved hash (`--require-hashes`), not only packages in [policy]
+            `packages.*.wheel-proof`.
         reasons: package -> why nothing was proved now.
         hint: what to do.
 
     Raises:
-        HashesUnproved: with the packages, each with the reason.
+        HashesUnproved: the error lists the packages, each with the reason.
     """
     missing = unproved(locked, every=every)
     of_conda = locked.packages.conda_package
@@ -37,7 +38,7 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
     if every:
         named = {dist.name for dist in missing}
         unnamed = [one for one in of_conda if one.proof == "none" and not named & {*one.dists}]
-        lines += [f"{one.name} {one.version}, of conda: {one.reason}" for one in unnamed]
+        lines += [f"{one.name} {one.version}, from conda: {one.reason}" for one in unnamed]
     if not lines:
         return
     more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
@@ -47,7 +48,7 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
 
 
 def unproved(locked: Lockfile, *, every: bool) -> tuple[DistTable, ...]:
-    """Return the packages whose hash is required and not proved, of a wheel or of the archive that conda installed."""
+    """Return the packages whose required hash (of the wheel, or of conda's archive) is not proved."""
     severities = lock_model.severities_of(locked)
     by_conda = proved_dists(locked)
     return tuple(

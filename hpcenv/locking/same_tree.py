@@ -1,8 +1,8 @@
-"""A SIF that can replace the locked one: made again from the same image, with other bytes and the same file tree.
+"""A SIF that can replace the locked SIF: made again from the same image, with different bytes and the same file tree.
 
-Runs on: LOGIN NODE. Another version of squashfs-tools, or `apptainer build`, packs the same files into other bytes
-(docs/explanation/images.md, "Same bytes"). A lockfile from another cluster stays valid in that case. The tree is
-read from the file itself; the record in the store only names the image and the tool.
+Runs on: LOGIN NODE. Another version of squashfs-tools, or `apptainer build`, packs the same files into different bytes
+(docs/explanation/images.md, "Same bytes"). Then a lockfile from another cluster stays valid. The tree is read from the
+file itself; the record in the store only names the image and the tool.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 def stands_for(
     container: ContainerTable, image: Path, sha256: str, *, place: StorePlace, cache: Path | None = None
 ) -> bool:
-    """Return whether a SIF with other bytes than the locked one holds the locked tree.
+    """Return whether a SIF whose bytes are not the locked bytes has the locked file tree.
 
     Args:
-        container: the locked container; it has a tree digest only if that was proved.
-        image: the SIF. Its tree is read once, which takes seconds for each GB.
-        sha256: of the file as it is now, in hexadecimal.
-        place: the store that must have made it, from the locked image.
+        container: the locked container. It has a digest of the file tree only if this digest was proved.
+        image: the SIF. Its file tree is read once, which takes seconds for each GB.
+        sha256: the sha256 of the present file, in hexadecimal.
+        place: the store that must have made the SIF from the locked image.
         cache: the user's folder for the tree digests of SIFs, by sha256.
     """
     if container.tree_sha256 is None or container.manifest_digest is None:
@@ -47,7 +47,7 @@ def stands_for(
             return False
         return _tree_of(image, sha256, cache) == container.tree_sha256
     except HpcenvError:
-        return False  # no store, or nothing can be read: then it is just another file
+        return False  # there is no store, or it cannot be read: then the file counts as a different SIF
 
 
 def _tree_of(image: Path, sha256: str, cache: Path | None) -> str:
@@ -59,14 +59,14 @@ def _tree_of(image: Path, sha256: str, cache: Path | None) -> str:
                 return known
     digest = read_tree_digest(image)
     if kept is not None:
-        with suppress(OSError):  # then it is read again the next time
+        with suppress(OSError):  # without the cache, the tree is read again the next time
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_text(digest + "\n", kept)
     return digest
 
 
 def expecting(expectations: tuple[Expectation, ...], sha256: str, locked: Lockfile) -> tuple[Expectation, ...]:
-    """Return what the nodes must have if a SIF that was made again takes the place of the locked one. Pure.
+    """Return what the nodes must have if a SIF that was made again replaces the locked SIF. Pure.
 
     The nodes must have the SIF with this sha256. The difference to the locked sha256 is reported with the severity of
     `container.sif.made-again`.

@@ -1,4 +1,4 @@
-"""Combinations of torch, CUDA, Python and distribution that an image can have. Pure; `packaging` only.
+"""Combinations of torch, CUDA, Python and distribution that an image can have. Pure; needs `packaging` only.
 
 Runs on: LOGIN NODE.
 """
@@ -28,11 +28,12 @@ class Distribution:
         codename: `VERSION_CODENAME` in its /etc/os-release.
         image: its official image.
         python: the Python version of its package `python3`.
-        python_image: official image of the distribution with another Python, with the hole `{python}`; empty where
-            there is no such image.
-        glibc: version of its C library, which decides which wheels run.
+        python_image: the official image of the distribution with a chosen Python; `{python}` stands for its version.
+            Empty if there is no such image.
+        glibc: the version of its C library. It decides which wheels run.
         fabric: packages with the user-space libraries of InfiniBand and RoCE.
-        old_pip: its pip has no `--report` and no `--python` (pip 22.2 and 22.3), so the recipe installs a newer one.
+        old_pip: its pip has no `--report` and no `--python` (options since pip 22.2 and 22.3), so the recipe installs a
+            newer pip.
     """
 
     name: str
@@ -97,8 +98,8 @@ class Combination:
 
     Attributes:
         cuda: the CUDA runtime version of the torch build, `12.6`, or `cpu`.
-        requirement: the requirement for pip. The local part, such as `+cu126`, selects a build that is not the one of
-            the default index.
+        requirement: the requirement for pip. The local part, such as `+cu126`, selects a build that is not on the
+            default index.
     """
 
     torch: str
@@ -109,10 +110,10 @@ class Combination:
 
     @property
     def numpy(self) -> str:
-        """The requirement of NumPy, which torch uses but does not require.
+        """The requirement for NumPy, which torch uses but does not require.
 
         Without it `Tensor.numpy()`, and so `torch.distributed.broadcast_object_list`, ends with "Numpy is not
-        available" (seen with torch 2.14.1 on 2026-11-23). torch 2.3.0 is the first one for NumPy 2
+        available" (seen with torch 2.14.1 on 2026-11-23). torch 2.3.0 is the first release for NumPy 2
         (pytorch/pytorch issue 132179, 2024-07-31).
         """
         return "numpy" if Version(self.torch) >= Version("2.3") else "numpy<2"
@@ -141,15 +142,15 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
     Args:
         compat: the compatibility table.
         torch: a release, `2.13.0`.
-        cuda: a CUDA runtime version, `12.6`; `cpu`; or None for the build of the default index.
+        cuda: a CUDA runtime version, `12.6`; `cpu`; or None for the build on the default index.
         python: `3.11`, or None for the distribution's Python.
         distribution: name of a `Distribution`.
 
     Returns:
-        The combination, complete.
+        The complete combination.
 
     Raises:
-        SpecError: the combination is impossible or unknown; the error names possible ones.
+        SpecError: the combination is impossible or unknown; the error names possible combinations.
     """
     chosen = DISTRIBUTIONS.get(distribution)
     if chosen is None:
@@ -171,7 +172,7 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
 
 
 def has_cuda(image: str) -> bool:
-    """Say whether an image is one of nvidia/cuda with CUDA's libraries, which torch's wheels bring too.
+    """Return whether an image of nvidia/cuda contains CUDA's libraries, which torch's wheels contain too.
 
     The `base` tags have cudart only (README of nvidia/cuda on its registry, read 2026-11-23).
     """
@@ -188,7 +189,7 @@ def _checked_cuda(compat: Compat, release: TorchRelease, cuda: str) -> str:
     if cuda == CPU or cuda in release.builds:
         return cuda
     others = [
-        f"torch {one.version} has one"
+        f"torch {one.version} has such a build"
         for one in compat.torches
         if cuda in one.builds and one.version != release.version
     ]
@@ -220,7 +221,7 @@ def _checked_python(compat: Compat, release: TorchRelease, python: str, distribu
 
 
 def _requirement(release: TorchRelease, cuda: str) -> str:
-    """Return the requirement; the default index has no builds with a local part such as `+cu126` or `+cpu`."""
+    """Return the requirement, with a local part (`+cu126`, `+cpu`) unless the build is on the default index."""
     if cuda == release.pypi:
         return f"torch=={release.version}"
     return f"torch=={release.version}+{CPU if cuda == CPU else 'cu' + cuda.replace('.', '')}"

@@ -1,10 +1,10 @@
-"""Packages that an image compiles for its torch and its GPU: what their build needs. Pure; `packaging` only.
+"""What the build of packages needs that an image compiles for its torch and its GPU. Pure; needs `packaging` only.
 
 Runs on: LOGIN NODE.
 
-flash-attn, Apex and DeepSpeed have no wheels for each torch, CUDA and Python. `hpcenv image init --build NAME==VERSION`
-compiles them in a build stage that the image does not contain. torch says with what: its own CUDA release, for the
-architectures of TORCH_CUDA_ARCH_LIST. No GPU is needed for that.
+flash-attn, Apex and DeepSpeed do not have a wheel for every torch, CUDA and Python. `hpcenv image init --build
+NAME==VERSION` compiles them in a build stage that the image does not contain. torch decides how: with the CUDA release
+of torch, for the architectures in TORCH_CUDA_ARCH_LIST. No GPU is needed for that.
 
 The compiler nvcc comes from wheels of pip's index from CUDA 13 on (nvidia-cuda-nvcc 13.0.88 has `bin/nvcc`). Its wheels
 for CUDA 12 have ptxas only (nvidia-cuda-nvcc-cu12 12.6.85, read 2026-11-23), so an image with the toolkit is needed.
@@ -28,15 +28,15 @@ from hpcenv.recipes.pinned_packages import PinnedPackage, can_be_pinned
 # The first CUDA release whose compiler is on pip's index.
 _FIRST_WITH_WHEELS = 13
 
-# With --no-build-isolation pip installs nothing for a build. Most builds of CUDA extensions use these (setup.py of
-# flash-attn 2.8, Apex and DeepSpeed 0.17, read 2026-11-23); --build-with names more.
+# With --no-build-isolation pip installs nothing for a build. Most builds of CUDA extensions use these packages
+# (setup.py of flash-attn 2.8, Apex and DeepSpeed 0.17, read 2026-11-23); --build-with names more.
 _TOOLS = ("setuptools", "wheel", "packaging", "ninja", "psutil")
 
 # Parts of the toolkit that an extension of torch is compiled and linked with. CUDA's libraries with their headers are
 # among torch's own requirements.
 _TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
 
-# What a package must be told so that it compiles its extensions, and here.
+# The settings with which a package compiles its extensions, and compiles them in this build.
 #   flash-attn: otherwise its setup.py downloads a wheel from the project's releases (setup.py, v2.8.3), and it has its
 #               own list of architectures (issue 1038 of Dao-AILab/flash-attention)
 #   apex:       otherwise it is pure Python (README of NVIDIA/apex)
@@ -54,10 +54,11 @@ class PackageBuild:
     """The build stage of a recipe.
 
     Attributes:
-        sources: the packages to compile; the hashes are those of their source archives.
+        sources: the packages to compile, with the hashes of their source archives.
         tools: packages that only the build needs, with hashes.
         arch_list: TORCH_CUDA_ARCH_LIST, `8.0`; empty for a CPU build.
-        base: an image with the CUDA toolkit and a compiler, with its digest; empty for the base of the image.
+        base: the image to compile in, with its digest: it has the CUDA toolkit and a compiler. Empty to use the image's
+            base.
         has_wheels: whether nvcc comes with `tools`.
     """
 
@@ -85,7 +86,7 @@ def parse_request(text: str) -> tuple[str, str]:
     """Return name and version of `NAME==VERSION`.
 
     Raises:
-        UsageError: it has another form.
+        UsageError: the text has another form.
     """
     name, _, version = text.partition("==")
     if not can_be_pinned(name, version):
@@ -103,46 +104,46 @@ def arch_list(table: Compat, combination: Combination, gpu: str | None) -> str:
     Args:
         table: the compatibility table.
         combination: of the image.
-        gpu: as `[host] gpu` names it: `h100`.
+        gpu: a name as for `[host] gpu`: `h100`.
 
     Raises:
-        SpecError: no GPU is named or it is not known, or this CUDA has no compiler for it.
+        SpecError: no GPU is named, or the GPU is not known, or this CUDA release cannot compile for it.
     """
     if combination.cuda == CPU:
         return ""
     if gpu is None:
         raise SpecError(
             "--build does not know which GPU to compile for",
-            why="without a GPU here, a build cannot find out, and would compile for all of them",
+            why="without a GPU here, a build cannot detect the GPU, and would compile for all GPUs",
             hint='--gpu h100, or under [host] in hpcenv.toml: gpu = "h100"',
         )
     model = gpu_by_name(table, gpu)
     if model is None:
         raise SpecError(
-            f"the GPU `{gpu[:60]}` is not in the compatibility table, or there are several of that name",
+            f"the GPU `{gpu[:60]}` is not in the compatibility table, or several GPUs have this name",
             why=f"source: {table.origin}",
-            hint="name it as its vendor does: --gpu a100, --gpu h100, --gpu l40s",
+            hint="use the vendor's name: --gpu a100, --gpu h100, --gpu l40s",
         )
     judged = check_toolkit(table, combination.cuda, model.compute_capability)
     if judged.result == "mismatch":
         raise SpecError(
             f"--build for {model.name}: {judged.what}",
             why=judged.why,
-            hint=("what runs on it: ", Command("hpcenv", "compat", "--gpu", gpu)),
+            hint=("to see what runs on it: ", Command("hpcenv", "compat", "--gpu", gpu)),
         )
     return model.compute_capability
 
 
 def needs_image(combination: Combination) -> bool:
-    """Say whether nvcc is not on pip's index for this CUDA, so that the build needs an image with the toolkit."""
+    """Return whether nvcc is not on pip's index for this CUDA, so that the build needs an image with the toolkit."""
     return combination.cuda != CPU and int(combination.cuda.partition(".")[0]) < _FIRST_WITH_WHEELS
 
 
 def require_image(combination: Combination, base: str | None) -> None:
-    """Refuse a build whose compiler has no source.
+    """Refuse a build if hpcenv does not know where to get its compiler.
 
     Raises:
-        SpecError: CUDA is older than 13, and no image for the build is named.
+        SpecError: CUDA is older than 13, and the user named no image to compile in.
     """
     if base is None and needs_image(combination):
         raise SpecError(
@@ -154,12 +155,12 @@ def require_image(combination: Combination, base: str | None) -> None:
 
 
 def tool_requirements(combination: Combination, more: Iterable[str], *, with_toolkit: bool) -> tuple[str, ...]:
-    """Return the requirements of the build for pip.
+    """Return the build's requirements, which pip installs.
 
     Args:
         combination: of the image.
         more: names from `--build-with`.
-        with_toolkit: nvcc comes from wheels.
+        with_toolkit: whether nvcc comes from wheels.
     """
     toolkit = (f"{name}=={combination.cuda}.*" for name in _TOOLKIT) if with_toolkit else ()
     return (*_TOOLS, *more, *toolkit)
@@ -174,7 +175,7 @@ def check_tool(name: str) -> None:
     """Refuse a value of `--build-with` that is not a package.
 
     Raises:
-        UsageError: it is not NAME or NAME==VERSION.
+        UsageError: the value is not NAME or NAME==VERSION.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?", name):
         raise UsageError(f"`{name[:80]}` is not NAME or NAME==VERSION", hint="for example --build-with pybind11")

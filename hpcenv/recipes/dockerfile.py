@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from hpcenv.errors import SpecError
 
-# People write Dockerfiles; a larger file is something else.
+# Dockerfiles are written by hand; a larger file is not a Dockerfile.
 _MOST_CHARACTERS = 4 * 1024 * 1024
 _MOST_INSTRUCTIONS = 20_000
 
@@ -36,7 +36,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^{}]*))?\})")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heredoc:
-    """A here-document; `line` is the number of its first line of text."""
+    """A here-document. `line` is the number of the first line of its text."""
 
     name: str
     text: str
@@ -77,10 +77,10 @@ class BuildStage:
 
     Attributes:
         line: number of its FROM line.
-        name: as given after `AS`, empty without.
+        name: the name after `AS`; empty without a name.
         base: the image that FROM names, with ARG values filled in.
         base_known: False when a variable in `base` has no value in this file.
-        parent: index of the earlier stage that `base` names, None for an image.
+        parent: index of the earlier stage that `base` names; None if `base` is an image.
     """
 
     line: int
@@ -112,7 +112,7 @@ def parse(text: str, *, origin: str = "Dockerfile", arguments: Mapping[str, str]
         The parsed file.
 
     Raises:
-        SpecError: the file is too long, has no FROM, has another instruction than ARG before FROM, or has a
+        SpecError: the file is too long, has no FROM, has an instruction before FROM that is not ARG, or has a
             here-document without an end.
     """
     if len(text) > _MOST_CHARACTERS:
@@ -140,7 +140,7 @@ def parse(text: str, *, origin: str = "Dockerfile", arguments: Mapping[str, str]
 
 
 def _directives(lines: Sequence[str]) -> dict[str, str]:
-    """Return the parser directives, one per line; they end at the first other line."""
+    """Return the parser directives, one per line; they end at the first line of another kind."""
     directives: dict[str, str] = {}
     for line in lines:
         match = _DIRECTIVE.fullmatch(line.strip())
@@ -213,7 +213,7 @@ def _heredocs(logical: str, lines: Sequence[str], position: int, origin: str) ->
 
 
 def _instruction(logical: str, line: int, heredocs: tuple[Heredoc, ...]) -> Instruction:
-    # Not split(None, 1): line breaks before the arguments count for line numbers.
+    # split(None, 1) would not do: line breaks before the arguments count for line numbers.
     match = re.match(r"\s*(\S+)[ \t]*", logical)
     assert match is not None
     rest, flags = logical[match.end() :], []
@@ -317,7 +317,7 @@ def assignments(instruction: Instruction) -> tuple[tuple[str, str | None], ...]:
 
 
 def split_words(text: str) -> list[str]:
-    """Split shell text into words and remove quotes; at blanks only where the quotes do not match."""
+    """Split shell text into words and remove quotes. If the quotes do not match, split at blanks only."""
     try:
         return shlex.split(text)
     except ValueError:

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE.
 
-buildah and podman build every Dockerfile without a daemon and without root; their image is converted as any other.
+buildah and podman build every Dockerfile without a daemon and without root; their image is converted like every image.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ENGINES: tuple[Engine, ...] = ("auto", "buildah", "podman")
 
 _BUILD_SECONDS = 7200.0
 _SAVE_SECONDS = 1800.0
-# What both print where a command of the Dockerfile gets no container (buildah 1.39, podman 5.4: seen without cgroups).
+# Both print this if no container can be started for a command (buildah 1.39, podman 5.4: seen without cgroups).
 _NO_CONTAINER = "error running container"
 _WITHOUT_CONTAINER = (
     "where this machine cannot start containers, the environment variable BUILDAH_ISOLATION=chroot runs the commands "
     "of the Dockerfile without one (buildah-build(1), --isolation)"
 )
 
-# The least for a finished image in the store's folder.
+# The minimum of free space for a finished image in the store's folder.
 _LEAST_BYTES = 1 << 30
 
 
@@ -47,10 +47,10 @@ class DockerfileBuild:
     Attributes:
         path: the Dockerfile.
         name: the path as the user wrote it, for the store's list.
-        context: the folder that it copies from.
-        engine: what builds it; `auto` takes buildah, or podman where buildah is not installed.
+        context: the folder that the Dockerfile copies files from.
+        engine: the program that builds; `auto` takes buildah, or podman if buildah is not installed.
         arguments: values for ARG.
-        target: the stage to build; None for the last one.
+        target: the stage to build; None for the last stage.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class DockerfileBuild:
 
 
 def is_dockerfile(text: str, name: str) -> bool:
-    """Say whether a file is a Dockerfile; otherwise it is a definition file."""
+    """Return whether a file is a Dockerfile; otherwise it is a definition file."""
     if name.endswith(".def"):
         return False
     words = (line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
@@ -144,10 +144,11 @@ def _archive(
 ) -> Path:
     """Build with buildah or podman, and save the image as an archive."""
     name, archive = folder / "image-id", folder / "image.tar"
-    # In the format OCI, their default, both ignore SHELL, also that of the base (buildah 1.39, podman 5.4).
+    # In their default format OCI, both ignore SHELL, also a SHELL in the base (buildah 1.39, podman 5.4).
     argv = [program, "build", "--format", "docker", "--file", str(build.path), "--iidfile", str(name)]
     if build.platform != parse_platform(f"linux/{os.uname().machine}"):
-        # With it, both ask the registry also for a base that they have: without a network, that ends by its time-out.
+        # With it, both ask the registry even for a base that they have. Without a network, this ends only at a
+        # time-out.
         argv += ["--platform", str(build.platform)]
     argv += [word for key, value in build.arguments.items() for word in ("--build-arg", f"{key}={value}")]
     argv += ["--target", build.target] if build.target is not None else []
@@ -177,7 +178,7 @@ def _archive(
 
 def _uses_plain_http(build: DockerfileBuild) -> bool:
     if not build.access.plain_http:
-        return False  # then the engine alone reads the file
+        return False  # then only the engine reads the file
     parsed = dockerfile.parse(_text(build), origin=build.name, arguments=build.arguments)
     images = [stage.base for stage in parsed.stages if stage.parent is None and stage.base.lower() != "scratch"]
     return any(parse_reference(f"docker://{image}").registry in build.access.plain_http for image in images)

@@ -1,6 +1,6 @@
 """What a recipe or an image exposes: credentials of package indexes, notebooks without a token, sshd. Pure.
 
-Runs on: LOGIN NODE. The texts are searched and never run. A finding names what it is, and never the secret.
+Runs on: LOGIN NODE. The texts are searched and never run. A finding names the kind of secret, never the secret itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _INDEX_VARIABLE = re.compile(
     r"PIP_(?:EXTRA_)?INDEX_URL|PIP_FIND_LINKS|UV_(?:DEFAULT_|EXTRA_)?INDEX(?:_URL)?|UV_FIND_LINKS|CONDA_CHANNELS"
 )
 _INDEX_PASSWORD = re.compile(r"UV_INDEX_\w+_PASSWORD|POETRY_HTTP_BASIC_\w+_PASSWORD|POETRY_PYPI_TOKEN_\w+")
-# A user, with or without a password: many indexes take a token as the user. A variable is no credential.
+# A user name, with or without a password: many indexes take a token as the user name. A variable is not a credential.
 _LOGIN_IN_URL = re.compile(r"\bhttps?://(?![^/\s@]*\$)[^/\s@'\"]+@", re.IGNORECASE)
 _NAMES_INDEX = re.compile(
     r"(?:extra[-_])?index(?:[-_]url)?\b|find[-_]links|\bchannels?\b|\bconda\b|\bdeb\b|URIs:", re.IGNORECASE
@@ -37,18 +37,18 @@ _EMPTY_TOKEN = re.compile(
 
 
 def index_variable(name: str, value: str) -> bool:
-    """Say whether a variable contains a credential of a package index."""
+    """Return whether a variable contains a credential of a package index."""
     if _INDEX_PASSWORD.fullmatch(name):
         return bool(value) and not value.startswith("$")
     return _INDEX_VARIABLE.fullmatch(name) is not None and _LOGIN_IN_URL.search(value) is not None
 
 
 def index_credentials(text: str, *, is_index_file: bool = False) -> bool:
-    """Say whether a text contains a credential of a package index.
+    """Return whether a text contains a credential of a package index.
 
     Args:
         text: a command, or the content of a file.
-        is_index_file: the file is `INDEX_FILE`: then each login in it is one of an index.
+        is_index_file: whether the file is `INDEX_FILE`: then each login in it is the login of an index.
     """
     if is_index_file and re.search(r"^\s*(?:machine\s+\S+.*)?\bpassword\s*=?\s*['\"]?\S", text, re.MULTILINE):
         return True
@@ -57,7 +57,7 @@ def index_credentials(text: str, *, is_index_file: bool = False) -> bool:
 
 
 def open_notebook(text: str) -> bool:
-    """Say whether a text starts or configures Jupyter without a token."""
+    """Return whether a text starts or configures Jupyter without a token."""
     return _EMPTY_TOKEN.search(text) is not None
 
 
@@ -65,7 +65,7 @@ _INSTALLERS = frozenset({"apt", "apt-get", "dnf", "yum", "microdnf", "apk", "zyp
 
 
 def installs_sshd(program: str, argv: Sequence[str]) -> bool:
-    """Say whether a command installs or starts a server of SSH."""
+    """Return whether a command installs or starts an SSH server."""
     if program == "sshd" or (program in ("service", "systemctl") and {"ssh", "sshd"} & set(argv)):
         return True
     named = {re.split(r"[=<>]", word)[0] for word in argv}

@@ -46,7 +46,7 @@ _CACHE_LEAST = _MIB
 _HIDDEN_LEAST = 50 * _MIB
 _ADVICE_LEAST = 100 * _MIB
 _SAMPLE_LIMIT = 256 * 1024
-# More findings of one rule would hide those of the other rules.
+# More findings of one rule would hide the findings of the other rules.
 _MOST_OF_A_RULE = 20
 _CONFLICTS_SHOWN = 10
 
@@ -60,7 +60,7 @@ class ImageFile:
         kind: `file`, `directory` and so on.
         mode: permission bits.
         size: bytes.
-        text: its content if `needs_content` is true for it, else None.
+        text: the file's content if `needs_content` is true for the file, else None.
     """
 
     path: str
@@ -77,7 +77,7 @@ class ImageLayer:
     Attributes:
         name: `layer 2 (sha256:0123...)`, or empty for a SIF.
         removed: paths that it deletes, with all paths below them.
-        opaque: folders whose content in lower layers it hides.
+        opaque: folders whose content in lower layers this layer hides.
     """
 
     name: str
@@ -94,8 +94,8 @@ class ImageContents:
         environment: the variables of its configuration.
         user: the user of its configuration; None for a SIF, which has no user.
         history: the commands that made the layers.
-        base_created: when its lowest layer was made, RFC 3339; of a SIF when the image was made; "" where unknown.
-        command: what it runs, as text.
+        base_created: when the lowest layer was made, RFC 3339; for a SIF, when the image was made; "" if unknown.
+        command: the command that the image runs, as text.
     """
 
     origin: str
@@ -119,7 +119,7 @@ _SHIPPED = re.compile(
 
 
 def needs_content(path: str, size: int) -> bool:
-    """Say whether a rule needs the content of a file; `size` in bytes."""
+    """Return whether a rule needs the content of a file; `size` is in bytes."""
     if size > _SAMPLE_LIMIT:
         return False
     if path.endswith(".dist-info/METADATA"):
@@ -141,10 +141,10 @@ def lint_contents(
     """Check a finished image; the findings are sorted by severity.
 
     Args:
-        contents: of the image.
+        contents: the image.
         troubles: packages with known trouble.
-        table: the compatibility table, for what is around torch; None judges nothing by it.
-        today: the date that the age of the base is counted to; None judges no age.
+        table: the compatibility table, for the packages and libraries around torch; None skips these rules.
+        today: the date for the age of the base; None skips the rule about the age.
     """
     final = _visible_files(contents.layers)
     findings: list[LintFinding] = [
@@ -189,7 +189,7 @@ def _visible_files(layers: Sequence[ImageLayer]) -> dict[str, ImageFile]:
 
 
 def _removed_by(layer: ImageLayer, below: Mapping[str, ImageFile]) -> list[str]:
-    """Return the paths of lower layers that a layer removes; not those that it only replaces."""
+    """Return the paths of lower layers that a layer removes, without the paths that it only replaces."""
     files = {one.path for one in layer.files if one.kind != "directory"}
     # A file in the place of a folder removes all paths below that folder.
     over = files & {parent for path in below for parent in _parents(path)}
@@ -463,7 +463,7 @@ def _check_packages(
 def _check_compatibility(
     contents: ImageContents, final: Mapping[str, ImageFile], table: Compat
 ) -> Iterator[LintFinding]:
-    """Judge what is around torch by the compatibility table; the metadata of torch, where it was read, counts more."""
+    """Judge the packages around torch by the compatibility table. If torch's metadata was read, it counts more."""
     for site, versions in sorted(installed(final).items()):
         torch, has_text = versions.get("torch", ""), _metadata_of_torch(final, site) is not None
         if table.torch(torch) is None:
@@ -485,12 +485,12 @@ def _check_compatibility(
                 )
 
 
-# Severities of fields (project/fields.py) as severities of findings.
+# The severity of a finding for each severity of a field (project/fields.py).
 _SEVERITIES: dict[str, LintSeverity] = {"must": "error", "warn": "warn", "info": "info"}
 
 
 def _cuda_of(versions: Mapping[str, str], table: Compat) -> str:
-    """Return the CUDA of the installed torch; "" for that of the default index."""
+    """Return the CUDA of the installed torch; "" if torch is the build of the default index."""
     release, local = table.torch(versions["torch"]), versions["torch"].partition("+")[2]
     match = re.fullmatch(r"cu(\d+)(\d)", local)
     if match is None or release is None:
@@ -506,9 +506,9 @@ def _metadata_of_torch(final: Mapping[str, ImageFile], site: str) -> str | None:
 def _check_conflicts(
     contents: ImageContents, final: Mapping[str, ImageFile], site: str, versions: Mapping[str, str]
 ) -> Iterator[LintFinding]:
-    """Compare what all packages require with what is installed; another rule judges the libraries of torch."""
+    """Compare the requirements of all packages with the installed packages. Another rule judges torch's libraries."""
     python = re.search(r"python(3\.\d+)", site)
-    if python is None:  # Debian's dist-packages: packages of the system, and its own tools watch over them
+    if python is None:  # Debian's dist-packages has packages of the system, which Debian's tools check
         return
     required: dict[str, list[str]] = {}
     for path, one in final.items():
@@ -560,7 +560,7 @@ def _check_bytecode(contents: ImageContents, final: Mapping[str, ImageFile]) -> 
 
 # Large files that programs seldom need at run time.
 _SELDOM = (
-    (re.compile(r"\.a$"), "static libraries (*.a)", "start from a runtime base, not a devel one"),
+    (re.compile(r"\.a$"), "static libraries (*.a)", "start from a runtime base, not from a devel base"),
     (re.compile(r"(^|/)\.git/"), "git repositories", "copy without .git (.dockerignore)"),
     (re.compile(r"^usr/share/(doc|man|locale)/"), "manuals and translations", "leave them out"),
     (re.compile(r"(^|/)(tests?|testing)/.*\.(so|bin|npz|pt)$"), "data of tests", "remove it where it is installed"),

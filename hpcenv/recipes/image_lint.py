@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-`RULES` contains every rule of hpcenv; ids are stable. `recipes/recipe_lint.py` checks them in Dockerfiles and
-definition files, `recipes/image_content.py` in finished images.
+`RULES` contains every rule of hpcenv. The ids of rules do not change. `recipes/recipe_lint.py` checks them in
+Dockerfiles and definition files, `recipes/image_content.py` in finished images.
 
 A line `# hpcenv: allow RULE reason` directly above an instruction (Dockerfile) or a command (both) accepts the findings
 of that rule there. Above FROM or `Bootstrap:` it accepts them for the whole stage. Without a reason it has no effect.
@@ -35,7 +35,7 @@ class Rule:
     """A rule: its severity, why its findings matter, and what to do about them.
 
     Attributes:
-        limit: the number that the rule compares with, 0 for none; for `old-base` days.
+        limit: the number that the rule compares with, for `old-base` in days; 0 for none.
     """
 
     id: str
@@ -51,8 +51,8 @@ class LintFinding:
 
     Attributes:
         origin: the recipe or image, as the user named it.
-        line: line number in a recipe, counted from 1; None in an image.
-        place: in an image a path, or `layer N` with its digest; in a recipe the name of the stage.
+        line: line number in a recipe, counted from 1; None for an image.
+        place: for an image a path, or `layer N` with its digest; for a recipe the name of the stage.
         what: one sentence; it contains no secret.
         why: why it matters.
         advice: what to do.
@@ -80,7 +80,7 @@ RULES = {
         _rule(
             "base-floating",
             "error",
-            "a tag such as `latest` names another image every few weeks, so this image cannot be built again",
+            "a tag such as `latest` names a new image every few weeks, so this image cannot be built again",
             "write NAME:TAG@sha256:DIGEST; `hpcenv image init` does",
         ),
         _rule(
@@ -116,13 +116,13 @@ RULES = {
         _rule(
             "pip-no-hashes",
             "warn",
-            "an index can serve another file with the same name and version tomorrow",
+            "tomorrow an index can serve a different file with the same name and version",
             "pip install --require-hashes --no-deps -r requirements.lock",
         ),
         _rule(
             "unpinned-upgrade",
             "warn",
-            "an upgrade installs other packages every day, and the replaced ones stay in the layer below",
+            "an upgrade installs different packages every day, and the replaced packages stay in the layer below",
             "use a newer base, by digest",
         ),
         _rule(
@@ -176,19 +176,19 @@ RULES = {
         _rule(
             "sshd",
             "warn",
-            "Slurm starts the processes of a job; a server of SSH needs host keys, which no image should have",
+            "Slurm starts the processes of a job; an SSH server needs host keys, which no image should have",
             "leave it out: srun, or `hpcenv attach`, gives a shell on a node",
         ),
         _rule(
             "no-python",
             "warn",
-            "hpcenv looks into an image with its Python, and training needs one",
+            "hpcenv looks into an image with the image's Python, and training needs a Python",
             "install python3, or start from an image that has it",
         ),
         _rule(
             "second-cuda",
             "warn",
-            "torch's wheels bring CUDA, and the base has another: several GB, and a program may load the wrong one",
+            "torch's wheels contain CUDA, and so does the base: several GB more, and a program may load the wrong CUDA",
             "start from the distribution's image, or from a `base` tag of nvidia/cuda; a devel image only builds",
         ),
         _rule(
@@ -220,7 +220,7 @@ RULES = {
         _rule(
             "library-mismatch",
             "warn",
-            "torch was built for and tested with another version of this library",
+            "torch was built for another version of this library, and tested with it",
             "install the version that torch requires",
         ),
         _rule(
@@ -280,7 +280,7 @@ _SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|SECRETS|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(?:_|$)",
     re.IGNORECASE,
 )
-# Values that name the location of a secret, or that are no secret.
+# Values that name the location of a secret, or that are not secrets.
 _NO_SECRET = re.compile(r"|/[^\s]*|\$\{?\w+\}?|true|false|none|null|0|1|changeme|<.*>|\*+", re.IGNORECASE)
 # Patterns that the issuers publish.
 _TOKENS = {
@@ -296,7 +296,7 @@ _TOKENS = {
 URL_WITH_PASSWORD = "a URL with a password"  # noqa: S105  (its name)
 _URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@'\"]*:(?!\$)[^/\s@'\"]+@", re.IGNORECASE)
 
-# The ends of the paths of files that exist to contain a secret.
+# Files whose purpose is to contain a secret: the ends of their paths.
 SECRET_FILES = {
     ".netrc": "passwords of servers",
     ".git-credentials": "passwords of git servers",
@@ -317,7 +317,7 @@ SECRET_FILES = {
 
 
 def secret_name(name: str, value: str) -> bool:
-    """Say whether a variable contains a secret: its name is one of a secret, and its value is no path or variable."""
+    """Return whether a variable contains a secret: its name suggests it, and its value is not a path or variable."""
     return bool(_SECRET_NAME.search(name)) and not _NO_SECRET.fullmatch(value.strip()) and not name.endswith("_FILE")
 
 
@@ -330,7 +330,7 @@ def secrets_in(text: str) -> tuple[str, ...]:
 
 
 def secret_file(path: str) -> str | None:
-    """Return what a file with this path contains, None if it is not known to contain a secret."""
+    """Return which secret a file with this path contains; None if the file is not known to contain a secret."""
     return next((what for end, what in SECRET_FILES.items() if f"/{path.lstrip('/')}".endswith(f"/{end}")), None)
 
 
@@ -339,7 +339,7 @@ def secret_file(path: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownTrouble:
-    """A package with known trouble. The trouble exists only together with the packages in `others`."""
+    """A package with known trouble. The trouble exists only if the packages in `others` are installed too."""
 
     package: str
     when: SpecifierSet
@@ -385,7 +385,7 @@ def troubles_of(
 
     Args:
         troubles: the table.
-        versions: canonical name -> version. None where a recipe names no version: then only trouble of every version
+        versions: canonical name -> version. None if a recipe names no version: then only trouble in all versions
             counts. `nvidia-nccl-cu12` counts as `nvidia-nccl` too.
     """
     for trouble in troubles:
@@ -414,7 +414,7 @@ ALLOW = re.compile(r"[ \t]*#[ \t]*hpcenv:\s*allow\s+([a-z][a-z-]*(?::[A-Z]+\d+)?
 
 
 def accept(one: LintFinding, lines: Sequence[str], places: Iterable[int]) -> LintFinding:
-    """Return a finding, with the reason of the first comment that accepts it.
+    """Return the finding, and add the reason from the first comment that accepts it.
 
     Args:
         lines: the recipe's lines.
@@ -431,6 +431,6 @@ def accept(one: LintFinding, lines: Sequence[str], places: Iterable[int]) -> Lin
 
 
 def sorted_findings(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
-    """Return findings of a recipe in the order of lines, each once."""
+    """Return a recipe's findings in the order of lines, each finding once."""
     unique = dict.fromkeys(findings)
     return tuple(sorted(unique, key=lambda one: (one.line or 0, SEVERITIES.index(one.severity), one.rule)))

@@ -1,4 +1,4 @@
-"""Finished images, read for the lint rules: SIFs, OCI layouts and archives.
+"""Read finished images (SIFs, OCI layouts and archives) for the lint rules.
 
 Runs on: LOGIN NODE. Nothing is mounted or unpacked.
 """
@@ -25,7 +25,7 @@ from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.recipes import image_content
 from hpcenv.recipes.image_content import ImageContents, ImageFile, ImageLayer
 
-# As squashfs_reader.MOST_ENTRIES: images that can be used have fewer paths.
+# The same limit as squashfs_reader.MOST_ENTRIES: usable images have fewer paths.
 _MOST_ENTRIES = 8_000_000
 # Bytes of file content that are read from one layer or SIF.
 _SAMPLES = 32 * 1024 * 1024
@@ -40,7 +40,7 @@ def sif_contents(origin: str, file: Path) -> ImageContents:
         file: its path.
 
     Raises:
-        EnvironmentUnreadable: it is not a SIF, or damaged.
+        EnvironmentUnreadable: the file is not a SIF, or is damaged.
         ImageMismatch: its file system is not a plain squashfs.
     """
     header = sif.read_header(file)
@@ -61,7 +61,7 @@ def sif_contents(origin: str, file: Path) -> ImageContents:
 
 
 def _build_date(files: Sequence[ImageFile]) -> str:
-    """Return when the image of a SIF was made, from its labels; "" where they do not say."""
+    """Return when the image of a SIF was made, from its labels; "" if the labels have no date."""
     text = next((one.text for one in files if one.path == ".singularity.d/labels.json" and one.text), "{}")
     try:
         labels = json.loads(text)
@@ -95,10 +95,10 @@ def layer_contents(origin: str, source: LocalImage, platform: Platform) -> Image
     Args:
         origin: the image as the user named it.
         source: the layout or archive.
-        platform: which image of an index of several.
+        platform: which image of a multi-platform index.
 
     Raises:
-        ImageUnavailable, ImageMismatch: it cannot be read.
+        ImageUnavailable, ImageMismatch: the image cannot be read.
     """
     image = oci_layout.resolve(source, platform=platform)
     config: dict[str, Any] = dict(image.config.get("config") or {})
@@ -125,7 +125,7 @@ def layer_contents(origin: str, source: LocalImage, platform: Platform) -> Image
 
 
 def _first_date(history: Any, created: str | None) -> str:
-    """Return when the lowest layer was made; that of the image where its history does not say."""
+    """Return when the lowest layer was made; if the history has no date for it, when the image was made."""
     dates = (str(one.get("created", "")) for one in _list(history) if isinstance(one, dict))
     return next(dates, "") or created or ""
 

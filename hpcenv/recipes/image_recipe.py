@@ -6,12 +6,12 @@ Both files run the same shell lines, so they can be compared by eye and by a tes
 locked wheels into /opt/venv, `final` is the image. An image is made from:
 
     base        an image by digest, or a SIF
-    apt         the distribution's Python (unless the base contains the Python), and the libraries of InfiniBand, RoCE
+    apt         the distribution's Python (unless the base contains Python), and the libraries for InfiniBand and RoCE
     packages    requirements.lock: NAME==VERSION --hash=sha256:..., wheels only
 
 The files name no package index and no mirror. pip and apt use the configuration of the base image, or the site's
-files (`SITE_FILES`), which are mounted at /mnt while a command runs: as build secrets of docker and podman, with
-`--bind` of Apptainer. No layer and no SIF contains them.
+files (`SITE_FILES`), which are mounted at /mnt while a command runs: docker and podman mount them as build secrets,
+Apptainer with `--bind`. No layer and no SIF contains them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ VENV = "/opt/venv"
 SITE = "/mnt"
 SITE_FILES = ("pip.conf", "apt.sources", "apt.conf", "ca.crt")
 
-# Not 1000: some bases have a user with that number (ubuntu 24.04).
+# The number is not 1000: some bases have a user with that number (ubuntu 24.04).
 USER_ID = 10001
 
-# Files that hpcenv wrote begin so, and may be replaced.
+# Files that hpcenv wrote begin with this line, and may be replaced.
 FIRST_LINE = "# Written by `hpcenv image init`"
 _DOCKERIGNORE = "*\n!requirements.*\n"
 _SITE_IGNORE = "*\n!.gitignore\n"
@@ -57,8 +57,8 @@ class BaseImage:
 
     Attributes:
         reference: repository with its registry, without tag; or the path of a SIF.
-        tag: the tag that was resolved, for readers; empty without.
-        digest: of the image, or the sha256 of the SIF.
+        tag: the tag that was resolved, as information for readers; empty without a tag.
+        digest: the image's digest, or the sha256 of the SIF.
         is_sif: whether it is a SIF.
     """
 
@@ -75,13 +75,13 @@ class BaseImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRecipe:
-    """Everything that decides the files of a recipe.
+    """All values that decide the content of a recipe's files.
 
     Attributes:
         name: the image's name, without tag.
-        tag: its tag; empty for the tag of the combination.
+        tag: the image's tag; empty to use the tag of the combination.
         base_has_python: whether the base contains the Python, so that apt installs none.
-        installer: pip itself, where that of the distribution is too old; None for the distribution's.
+        installer: a newer pip, if the distribution's pip is too old; None to use the distribution's pip.
         build: packages to compile, None for none.
     """
 
@@ -135,7 +135,7 @@ _BUILD_FILES = {"build": "what only the build stage installs", "sources": "sourc
 
 
 def is_ours(text: str) -> bool:
-    """Say whether hpcenv wrote a file, so that it may be replaced."""
+    """Return whether hpcenv wrote a file, so that it may be replaced."""
     return text.startswith((FIRST_LINE, _DOCKERIGNORE, _SITE_IGNORE))
 
 
@@ -153,7 +153,7 @@ def _check_words(recipe: ImageRecipe) -> None:
         raise SpecError(f"`{base.digest[:80]}` is not a digest", hint="sha256: and 64 hexadecimal digits")
     if recipe.build is not None and recipe.build.base and not _PINNED.fullmatch(recipe.build.base):
         raise SpecError(
-            f"`{recipe.build.base[:200]}` cannot be written into a recipe", why="it is no name with a digest"
+            f"`{recipe.build.base[:200]}` cannot be written into a recipe", why="it is not a name with a digest"
         )
     compiled = (*recipe.build.tools, *recipe.build.sources) if recipe.build is not None else ()
     installer = (recipe.installer,) if recipe.installer is not None else ()
@@ -177,7 +177,7 @@ def _install_packages(recipe: ImageRecipe) -> str:
 
 
 def _choose_pip(recipe: ImageRecipe) -> str:
-    """Return the shell lines that set `python` to the one whose pip installs."""
+    """Return the shell lines that set `python` to the Python whose pip installs the packages."""
     part = "own" if recipe.installer is not None else "distribution"
     return fill(_template("choose-pip.sh"), {}, parts=(part,)).rstrip()
 
@@ -280,7 +280,7 @@ def _definition(recipe: ImageRecipe) -> str:
         "base": base.reference if base.is_sif else f"{base.reference}@{base.digest}",
     }
     if recipe.build is not None:
-        # Apptainer takes no name with both a tag and a digest.
+        # Apptainer does not accept a name with both a tag and a digest.
         named = re.sub(r":[^:/@]+@", "@", recipe.build.base)
         values["build_bootstrap"] = "docker" if named else values["bootstrap"]
         values["build_base"] = named or values["base"]

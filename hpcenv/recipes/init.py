@@ -53,7 +53,7 @@ class WrittenRecipe:
         files: the files of the recipe.
         packages: number of locked packages.
         compiled: the packages that the build compiles, `NAME==VERSION`.
-        arch_list: the GPU architectures that they are compiled for, TORCH_CUDA_ARCH_LIST.
+        arch_list: the GPU architectures that these packages are compiled for, TORCH_CUDA_ARCH_LIST.
         notes: sentences for the user.
     """
 
@@ -78,8 +78,8 @@ class BuildRequest:
     Attributes:
         packages: `NAME==VERSION` each.
         tools: more packages that their build needs.
-        base: image with compiler and CUDA toolkit; None for compilers from apt and pip's index.
-        gpu: the GPU to compile for, `h100`; None where it is not known.
+        base: an image with a compiler and the CUDA toolkit; None to take compilers from apt and pip's index.
+        gpu: the GPU to compile for, `h100`; None if it is not known.
     """
 
     packages: tuple[str, ...] = ()
@@ -108,14 +108,14 @@ def init(
     Args:
         folder: the folder for its files.
         environ: the user's environment; pip finds its configuration through it.
-        tag: the image's name, `NAME` or `NAME:TAG`; without a tag it is that of the combination.
-        torch: a release; None for the locked one, or the newest that runs on the Python.
-        cuda: `12.6`, `cpu`, or None for that of the locked packages, or of the default index.
+        tag: the image's name, `NAME` or `NAME:TAG`; without a tag, the tag of the combination is used.
+        torch: a release; None for the locked release, or the newest release that runs on the Python.
+        cuda: `12.6`, `cpu`, or None for the CUDA of the locked packages, or of the build on the default index.
         python: `3.11`, or None for the distribution's Python.
-        distribution: its name.
+        distribution: the distribution's name.
         pylock: uv.lock, pylock.toml or requirements with hashes; None to ask pip's index now.
         base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
-            contain the Python if it is not the distribution's; the build checks that.
+            contain the Python if it is not the distribution's Python; the build checks this.
         build: packages to compile in the image; None for none.
         plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
         force: replace files that hpcenv did not write.
@@ -136,7 +136,7 @@ def init(
         torch, cuda = torch or torch_of_pins(pins), cuda or cuda_of_pins(pins)
     torch = torch or _newest(table, python or _distribution_python(distribution))
     combination = choose(table, torch=torch, cuda=cuda, python=python, distribution=distribution)
-    # Before a registry is contacted.
+    # Checked before a registry is contacted.
     arch_list = _check_build(build, table, combination) if build is not None and build.packages else ""
     notes = [] if pins is None else [*check_pins(pins, combination)]
     found = find_base(
@@ -169,8 +169,8 @@ def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
         notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
     if has_cuda(recipe.base.name) and recipe.combination.cuda != CPU:
         notes.append(
-            f"the base {recipe.base.name} has CUDA, and torch's wheels bring theirs: "
-            "an image of the distribution is several GB smaller (leave out --base)"
+            f"the base {recipe.base.name} has CUDA, and torch's wheels contain CUDA too: "
+            "an image of the distribution alone is several GB smaller (leave out --base)"
         )
     if recipe.base.is_sif:
         notes.append("no Dockerfile: docker cannot start from a SIF")
@@ -193,7 +193,7 @@ def _newest(table: Compat, python: str) -> str:
 
 
 def write(recipe: ImageRecipe, folder: Path, *, force: bool = False) -> WrittenRecipe:
-    """Write all files of a recipe, or none if one of them exists and is not hpcenv's.
+    """Write all files of a recipe; write no file if one of them exists and hpcenv did not write it.
 
     Args:
         force: replace files that hpcenv did not write.
@@ -243,17 +243,17 @@ def _refuse_overwriting(folder: Path, names: Mapping[str, str], *, force: bool) 
 def find_base(
     base: str, *, environ: Mapping[str, str], plain_http: Sequence[str] = (), without_password: Sequence[str] = ()
 ) -> BaseImage:
-    """Return a base with its digest: the given one, or the one that the registry names now.
+    """Return a base with its digest: the given digest, or the digest that the registry names now.
 
     Args:
         base: an image reference, or the path of a SIF.
         environ: the user's environment, for credentials.
         plain_http: registries that are contacted without TLS.
-        without_password: those of them that get no saved password.
+        without_password: registries in `plain_http` to which no saved password is sent.
 
     Raises:
-        SpecError: it is neither an image reference nor a SIF.
-        ImageUnavailable: it has no digest, and its registry does not answer.
+        SpecError: `base` is neither an image reference nor a SIF.
+        ImageUnavailable: `base` has no digest, and its registry does not answer.
         EnvironmentUnreadable: the SIF cannot be read.
     """
     if base.endswith(".sif"):
@@ -261,7 +261,7 @@ def find_base(
         sif.read_header(path)
         return BaseImage(reference=path, digest=f"sha256:{sif.file_sha256(path)}", is_sif=True)
     reference = parse_reference(base if "://" in base else f"docker://{base}")
-    # Docker and Apptainer read a name without a registry as one of Docker Hub.
+    # Docker and Apptainer read a name without a registry as a name on Docker Hub.
     name = f"{reference.registry}/{reference.repository}"
     if reference.digest is not None:
         return BaseImage(reference=name, tag=reference.tag or "", digest=reference.digest)
@@ -282,12 +282,12 @@ def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
     """Return the packages of a uv.lock, pylock.toml or requirements file, for Linux on x86_64.
 
     Args:
-        source: the file, and what of it is wanted.
+        source: the file, and which parts of it are wanted.
         python: `3.11`; packages for other Python versions are left out.
 
     Raises:
-        FileUnusable: it cannot be read.
-        LockfileInvalid: a package of it cannot be pinned by hash.
+        FileUnusable: the file cannot be read.
+        LockfileInvalid: a package in the file cannot be pinned by hash.
     """
     facts = {"python.version": f"{python}.0", "system.machine": "x86_64", "python.implementation": "cpython"}
     pins = []
@@ -305,7 +305,7 @@ def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
             raise LockfileInvalid(
                 f"`{lock}` does not pin {pin.name} to a file",
                 why=f"{pin.source}: a folder, a repository or a range has no sha256",
-                hint="build a wheel of it, and lock the wheel",
+                hint="build a wheel from it, and lock the wheel",
             )
         hashes = tuple(one for one in pin.hashes if one.startswith("sha256:"))
         pins.append(PinnedPackage(name=pin.name, version=pin.version, hashes=hashes, files=pin.filenames))
@@ -315,7 +315,7 @@ def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
 
 
 def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
-    """Ask pip's index, as the user configured it, for wheels of torch, NumPy and their requirements.
+    """Ask the index that pip is configured for about wheels of torch, NumPy and their requirements.
 
     Returns:
         The packages, and notes for the user.
@@ -345,7 +345,7 @@ def _how_to_lock(combination: Combination) -> str:
 
 
 def _check_build(request: BuildRequest, table: Compat, combination: Combination) -> str:
-    """Refuse what cannot be compiled, and return TORCH_CUDA_ARCH_LIST, without a network."""
+    """Refuse packages that cannot be compiled, and return TORCH_CUDA_ARCH_LIST. Needs no network."""
     for text in request.packages:
         parse_request(text)
     for name in request.tools:
@@ -363,7 +363,7 @@ def _find_build(
     environ: Mapping[str, str],
     plain_http: Sequence[str],
 ) -> PackageBuild:
-    """Return what compiles the requested packages: their source archives, the tools, and the image to compile in."""
+    """Return what is needed to compile the packages: their source archives, the tools, and the image to compile in."""
     has_wheels = request.base is None and combination.cuda != CPU
     base = ""
     if request.base is not None:
@@ -371,7 +371,7 @@ def _find_build(
         base = f"{found.name}@{found.digest}"
     tools = tool_requirements(combination, request.tools, with_toolkit=has_wheels)
     hint = "check `pip config list`; --build-base IMAGE takes compiler and CUDA toolkit from an image"
-    # What the image has is there already: the build must not bring another version of it.
+    # The image already has these packages: the build must not install another version of them.
     found_tools = find_wheels(tools, combination, environ, hint=hint, constraints=pins)
     return PackageBuild(
         sources=find_sources([parse_request(text) for text in request.packages], environ),
@@ -383,7 +383,7 @@ def _find_build(
 
 
 def _require_separate(request: BuildRequest, pins: Sequence[PinnedPackage]) -> None:
-    """Refuse a package that is both locked as a wheel and to be compiled."""
+    """Refuse a package that must be compiled and is also locked as a wheel."""
     locked: dict[str, str] = {canonicalize_name(pin.name): pin.version for pin in pins}
     for name, version in map(parse_request, request.packages):
         if name in locked:

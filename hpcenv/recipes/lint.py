@@ -29,7 +29,7 @@ _DEFAULT_PLATFORM = Platform()
 
 @dataclass(frozen=True, kw_only=True)
 class LintedPath:
-    """A path that was checked, and as what."""
+    """A path that was checked, and the kind of file that it was checked as."""
 
     path: str
     kind: RecipeOrImage
@@ -49,9 +49,9 @@ class LintResult:
     """The findings of all paths.
 
     Attributes:
-        findings: in the order of the paths; accepted ones have `allowed`.
+        findings: the findings in the order of the paths; accepted findings have `allowed`.
         counts: number of findings that are not accepted, by severity.
-        unread: the paths of several that could not be checked.
+        unread: paths that could not be checked, if several paths were given.
     """
 
     checked: tuple[LintedPath, ...]
@@ -60,7 +60,7 @@ class LintResult:
     unread: tuple[UnreadPath, ...] = ()
 
     def count_from(self, severity: LintSeverity) -> int:
-        """Return the number of findings that have this severity or a worse one."""
+        """Return the number of findings that have this severity or a worse severity."""
         return sum(self.counts[one] for one in SEVERITIES[: SEVERITIES.index(severity) + 1])
 
 
@@ -79,7 +79,7 @@ def lint(
             `oci-archive:` and `docker-archive:` references.
         here: the folder that relative paths start from.
         allow: rules that are accepted everywhere, `RULE` or `RULE=reason`.
-        platform: which image of an index of several.
+        platform: which image of a multi-platform index.
         today: the date that ages are counted to; None for the date of this machine.
 
     Returns:
@@ -122,7 +122,7 @@ def lint(
 
 @dataclass(frozen=True, kw_only=True)
 class _Linter:
-    """What every path is checked with."""
+    """The settings with which every path is checked."""
 
     here: Path
     platform: Platform

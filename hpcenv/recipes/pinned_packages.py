@@ -1,4 +1,4 @@
-"""Packages that an image installs by hash, and whether they fit its torch, CUDA and Python. Pure; `packaging` only.
+"""Packages that an image installs by hash; do they fit its torch, CUDA and Python? Pure; needs `packaging` only.
 
 Runs on: LOGIN NODE.
 """
@@ -32,7 +32,7 @@ class PinnedPackage:
 
     Attributes:
         hashes: `sha256:...` of every file that pip may install.
-        files: the names of these files, where they are known.
+        files: the names of these files, if they are known.
     """
 
     name: str
@@ -88,7 +88,7 @@ _TO_BUILD = (
     "make a wheel of it (`pip wheel --no-deps NAME==VERSION`), and lock the wheel;\n"
     "or leave the package out of the lock, and let the image compile it: --build NAME==VERSION"
 )
-_OTHER_PYTHON = "take a Python that has wheels (--python 3.12, or --os ubuntu24.04), or lock again for this one"
+_OTHER_PYTHON = "take a Python that has wheels (--python 3.12, or --os ubuntu24.04), or lock again for this Python"
 
 
 def other_index(pins: Sequence[PinnedPackage]) -> str:
@@ -104,11 +104,11 @@ def _index_notes(pins: Sequence[PinnedPackage]) -> tuple[str, ...]:
     index = other_index(pins)
     if not index:
         return ()
-    return (f"the locked torch is on PyTorch's index {index}, not on the default one: site/pip.conf must name it",)
+    return (f"the locked torch is on PyTorch's index {index}, not on the default index: site/pip.conf must name it",)
 
 
 def _check_numpy(pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:
-    """Return a note where NumPy is missing: torch does not require it, and parts of torch fail without it."""
+    """Return a note if NumPy is missing: torch does not require it, but parts of torch fail without it."""
     if any(canonicalize_name(pin.name) == "numpy" for pin in pins):
         return ()
     note = "the lock does not contain numpy: Tensor.numpy() and torch.distributed's functions for Python objects fail "
@@ -116,7 +116,7 @@ def _check_numpy(pins: Sequence[PinnedPackage], combination: Combination) -> tup
 
 
 def _check_build(local: str, pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:
-    """Compare the CUDA of the locked torch with the one of the combination."""
+    """Compare the CUDA of the locked torch with the CUDA of the combination."""
     if local == combination.requirement.partition("+")[2]:
         return ()
     cuda = cuda_of_pins(pins)
@@ -143,7 +143,7 @@ def _torch(pins: Sequence[PinnedPackage]) -> PinnedPackage | None:
 
 
 def cuda_of_pins(pins: Sequence[PinnedPackage]) -> str | None:
-    """Return the CUDA runtime version of the locked packages, `cpu`, or None when they do not say."""
+    """Return the CUDA runtime version of the locked packages, or `cpu`; None if it is not known."""
     versions: dict[str, str] = {canonicalize_name(pin.name): pin.version for pin in pins}
     local = versions.get("torch", "").partition("+")[2]
     if local == CPU:
@@ -159,7 +159,7 @@ def cuda_of_pins(pins: Sequence[PinnedPackage]) -> str | None:
 
 
 def can_be_pinned(name: str, version: str) -> bool:
-    """Say whether a name and a version are valid, so that a requirements file may contain them."""
+    """Return whether a name and a version are valid, so that a requirements file may contain them."""
     if not _NAME.fullmatch(canonicalize_name(name)) or not _VERSION.fullmatch(version):
         return False
     try:

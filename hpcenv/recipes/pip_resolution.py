@@ -1,4 +1,4 @@
-"""Find wheels and source archives with their sha256 on pip's index, as the user configured it.
+"""Find wheels and source archives with their sha256 on the index that the user configured for pip.
 
 Runs on: LOGIN NODE.
 """
@@ -35,15 +35,15 @@ def find_wheels(
     hint: str,
     constraints: Sequence[PinnedPackage] = (),
 ) -> tuple[PinnedPackage, ...]:
-    """Return wheels of some requirements, and of what they require in turn.
+    """Return wheels for some requirements, and for all packages that these require.
 
     pip only resolves (`--dry-run`). Its report names every file with its sha256.
 
     Args:
-        requirements: for pip.
+        requirements: the requirements for pip.
         combination: Python and distribution that the wheels must run on.
         environ: the user's environment; pip finds its configuration through it.
-        hint: what to do where pip finds none.
+        hint: what to do if pip finds no wheels.
         constraints: packages whose version is decided already; they are left out of the result.
 
     Raises:
@@ -51,7 +51,7 @@ def find_wheels(
     """
     with tempfile.TemporaryDirectory(prefix="hpcenv-") as scratch:
         report, constraint_file = Path(scratch) / "report.json", Path(scratch) / "constraints.txt"
-        # A local part such as +cu126 may be missing in the wheel's own version on another index: leave it open.
+        # On another index, the wheel's version may have no local part such as +cu126. So the local part is left open.
         lines = (f"{pin.name}=={pin.version.partition('+')[0]}\n" for pin in constraints)
         constraint_file.write_text("".join(lines), encoding="utf-8")
         argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
@@ -75,10 +75,10 @@ def find_wheels(
 
 
 def find_installer(combination: Combination, environ: Mapping[str, str]) -> PinnedPackage | None:
-    """Return a newer pip for a distribution whose pip is too old; None where it is not.
+    """Return a newer pip for a distribution whose pip is too old; None if its pip is new enough.
 
     Raises:
-        ToolFailed: pip's index has none.
+        ToolFailed: pip's index has no newer pip.
     """
     if not (combination.distribution.old_pip and combination.has_distribution_python):
         return None
@@ -114,7 +114,7 @@ def _pin_of(entry: Mapping[str, Any]) -> PinnedPackage:
 def find_sources(packages: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> tuple[PinnedPackage, ...]:
     """Return the source archives of some packages, with the sha256 that the index states.
 
-    pip's own resolver would run setup.py of each package here, which often needs torch and a compiler.
+    pip's resolver is not used: it would run each package's setup.py here, which often needs torch and a compiler.
 
     Args:
         packages: name and version of each.
@@ -138,8 +138,8 @@ def _source(name: str, version: str, answer: Mapping[str, Any]) -> PinnedPackage
     if not found:
         raise SpecError(
             f"no source archive of {name} {version} is on pip's index",
-            why="; ".join(answer["trouble"]) or "the index lists none (.tar.gz, .zip) of this version",
-            hint="put one into a folder, and name the folder to pip: PIP_FIND_LINKS=FOLDER",
+            why="; ".join(answer["trouble"]) or "the index lists no source archive (.tar.gz, .zip) of this version",
+            hint="put a source archive into a folder, and name the folder to pip: PIP_FIND_LINKS=FOLDER",
         )
     hashes = {str(one["sha256"]) for one in found if HEX_SHA256.fullmatch(str(one["sha256"]))}
     if not hashes:

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE.
 
 Both kinds of recipe are brought into one form (`RecipeStage`), and each rule of `recipes/image_lint.py` is one
-function over it. Shell commands are read as text and never run: the value of a variable or a substitution at build
-time is unknown, and no rule reports it. General rules for Dockerfiles are left to hadolint.
+function over it. Shell commands are read as text and never run: a value that is known only at build time (of a variable
+or a substitution) is unknown, and no rule reports it. General rules for Dockerfiles are left to hadolint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RecipeVariable(NamedTuple):
 
 
 class CopiedFiles(NamedTuple):
-    """Files that COPY, ADD or %files copies; `fetched` for ADD, which takes URLs, without a checksum."""
+    """Files that COPY, ADD or %files copies. `fetched`: ADD downloads the URLs among them without a checksum."""
 
     line: int
     sources: tuple[str, ...]
@@ -73,7 +73,7 @@ class RecipeStage:
 
     Attributes:
         line: number of its FROM or `Bootstrap:` line.
-        base: the image it starts from; empty when it starts from no image of a registry.
+        base: the image it starts from; empty if this is not an image in a registry.
         base_known: False when the name of the base depends on a variable without a value.
         parent: index of the earlier stage that it starts from.
         texts: (line, text) of everything that may contain a secret.
@@ -379,7 +379,7 @@ _UPGRADE = re.compile(
 
 
 def _downloads(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
-    """Find downloads that can give other bytes tomorrow; hadolint 2.15 has no rule about these."""
+    """Find downloads that can give different bytes tomorrow. hadolint 2.15 has no rule about them."""
     for copy in stage.copies:
         for source in copy.sources if copy.fetched else ():
             if re.match(r"(?i)(https?|ftp)://", source):
@@ -401,7 +401,7 @@ def _downloads(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
 
 
 def _compares_hashes(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Say whether pip compares hashes, or installs nothing from an index."""
+    """Return whether pip compares hashes, or installs nothing from an index."""
     if {"--require-hashes", "--no-index"} & {*arguments}:
         return True
     if environment.get("PIP_REQUIRE_HASHES") in ("1", "true", "on", "yes"):
@@ -411,7 +411,7 @@ def _compares_hashes(arguments: Sequence[str], environment: Mapping[str, str]) -
     return all(_NO_HASH.search(name) for name in _pip_names(arguments))
 
 
-# A word that is no name of a package is a variable or what remains of a quotation: nothing is known of it.
+# A word that is not a package name is a variable or a part of a quotation: nothing is known about it.
 _NO_HASH = re.compile(r"^[^A-Za-z0-9]|/|\.whl$|\*")
 
 
@@ -467,8 +467,8 @@ def _private_folder(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
             yield "private-folder", line, f"`{prefix[:80]}` is below /root, which only root can read"
 
 
-# Images of which it is known that they have no library of InfiniBand: those of distributions, of which neither the
-# variables for NVIDIA's tools are set, and two with CUDA. Of all others nothing is known.
+# Images that are known to have no library for InfiniBand: the images of distributions, which do not set the variables
+# for NVIDIA's tools either, and two images with CUDA. Nothing is known about other images.
 _DISTRIBUTION = re.compile(
     r"(docker\.io/)?(library/)?(ubuntu|debian|python|fedora|almalinux|centos|rockylinux(/rockylinux)?|mambaorg/micromamba"
     r"|condaforge/miniforge3|continuumio/miniconda3)(:|@|$)"
@@ -495,11 +495,11 @@ def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
     if (uses_cuda or line is not None) and bare and "NVIDIA_VISIBLE_DEVICES" not in variables:
         yield "nvidia-variables", stage.line, "the variables for the NVIDIA container tools are not set"
     if has_cuda(base) and line is not None:
-        yield "second-cuda", line, f"the base `{base[:100]}` has CUDA, and torch's wheels bring theirs"
+        yield "second-cuda", line, f"the base `{base[:100]}` has CUDA, and torch's wheels contain CUDA too"
 
 
 def _installs_cuda_torch(argv: Sequence[str]) -> bool:
-    """Say whether a `pip install` names torch or CUDA's wheels, not builds for the CPU or for ROCm."""
+    """Return whether a `pip install` names CUDA's wheels or torch, except builds of torch for the CPU or for ROCm."""
     arguments = _pip_arguments(argv) or ()
     if any(re.search(r"[/+](cpu|rocm|xpu)", word) for word in arguments):
         return False

@@ -1,1 +1,1 @@
-"""What a run gave, and whether another run gives the same: record, comparison, reproduction, report."""
+"""The results of a run, and whether another run gives the same results: record, comparison, reproduction, report."""

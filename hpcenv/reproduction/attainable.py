@@ -1,4 +1,4 @@
-"""Which agreement can be expected of a run on other hardware, and why no better one. Pure. Runs on: LOGIN NODE.
+"""How well the results of a run on different hardware can agree, and why not better. Pure. Runs on: LOGIN NODE.
 
 Sources: cuBLAS promises equal bits only for one toolkit, one architecture and one number of SMs (cuBLAS documentation,
 "Results reproducibility"); PyTorch promises no equal results across releases, platforms, or CPU and GPU (PyTorch notes,
@@ -18,18 +18,18 @@ from hpcenv.text import cut
 
 Best = Literal["equal", "within", "nothing"]
 
-# Facts of nodes that decide whether the last bit can agree, in words.
+# Facts of nodes that decide whether the last bit can agree, each with words for messages.
 _HARDWARE = {
     "host.machine": "another processor architecture",
     "host.gpu-models": "another GPU model",
     "host.gpu-compute-capabilities": "another GPU architecture",
-    "host.gpu-sm-counts": "another number of SMs",
-    "host.gpu-mig": "another division of the GPU (MIG)",
+    "host.gpu-sm-counts": "a different number of SMs",
+    "host.gpu-mig": "a different division of the GPU (MIG)",
 }
 _SWITCHES = ("threads", "capability")
 # Groups of differences after which bits can still be equal, but no source promises that they are.
 _UNPROMISED = ("ranks per node", "torch and its libraries", "packages", "Python")
-# Characters of a value in a sentence.
+# The most characters of a value in a sentence.
 _LONGEST = 80
 
 
@@ -38,8 +38,8 @@ class Attainable:
     """The best agreement that can be expected.
 
     Attributes:
-        best: `equal` to the last bit, `within` the tolerance, or `nothing`: it is another experiment.
-        reasons: why not `equal`; or what has to hold for it.
+        best: `equal` to the last bit, `within` the tolerance, or `nothing` if the new run is a different experiment.
+        reasons: why `equal` cannot be expected; or the conditions for `equal`.
     """
 
     best: Best
@@ -54,22 +54,22 @@ def expect(
     args: Sequence[str] | None = None,
     lockfile: str = "",
 ) -> Attainable:
-    """Return what can be expected before a job runs, from the record and what is asked for.
+    """Return the agreement that can be expected before a job runs, from the record and the options of the job.
 
     Args:
         world_size: ranks of the new job.
-        accumulated: fewer ranks keep the global batch, as the authors say how.
-        args: arguments of the script that the user typed in place of those of the run; None for those of the run.
-        lockfile: another lockfile than that of the run; empty for that of the run.
+        accumulated: whether fewer ranks keep the global batch, in the way that the authors state.
+        args: script arguments that the user typed in place of the run's arguments; None for the run's arguments.
+        lockfile: a lockfile that is not the run's lockfile; empty for the run's lockfile.
     """
     reasons = []
     if args is not None and tuple(args) != record.args:
         now, before = (" ".join(words) or "none" for words in (args, record.args))
-        return Attainable(best="nothing", reasons=(f"the script gets other arguments: {now}, in place of {before}",))
+        return Attainable(best="nothing", reasons=(f"the script gets different arguments: {now}, not {before}",))
     if world_size != record.shape.world_size:
         reasons.append(_other_ranks(record, world_size, accumulated=accumulated))
     if lockfile:
-        reasons.append(f"the environment is that of {lockfile}, not that of the run")
+        reasons.append(f"the environment is locked in {lockfile}, not in the run's lockfile")
     profile = _profile(record)
     if profile != "bitwise" and record.determinism:
         reasons.append(f"the run used the determinism profile `{profile or 'off'}`, which does not promise equal bits")
@@ -86,19 +86,19 @@ def expect(
 def _other_ranks(record: RunRecord, world_size: int, *, accumulated: bool) -> str:
     ranks = f"{world_size} ranks in place of {record.shape.world_size}"
     if accumulated:
-        return f"{ranks}, with the same global batch by accumulation: sums have another order"
-    return f"{ranks}: each rank has other data, and the global batch is another one unless the script keeps it"
+        return f"{ranks}, with the same global batch by accumulation: sums have a different order"
+    return f"{ranks}: each rank has different data, and the global batch differs unless the script keeps it"
 
 
 def expect_after(
     reference: RunRecord, other: RunRecord, causes: Iterable[Cause] = (), *, accumulated: bool = False
 ) -> Attainable:
-    """Return what can be expected of two runs that have both run, from their records.
+    """Return the agreement that can be expected of two runs that have ended, from their records.
 
     Args:
         reference, other: the records.
         causes: what differs between them.
-        accumulated: the arguments differ only in how fewer ranks keep the global batch.
+        accumulated: whether the arguments differ only in the option with which fewer ranks keep the global batch.
     """
     found = _of_records(reference, other, accumulated=accumulated)
     causes = [replace(one, changes=_unplanned(one, accumulated=accumulated)) for one in causes]
@@ -114,7 +114,7 @@ def _unplanned(cause: Cause, *, accumulated: bool) -> tuple[tuple[str, str, str]
 
 
 def _first_changes(causes: Iterable[Cause]) -> tuple[str, ...]:
-    """Return one sentence for each group: its first difference, and how many more there are."""
+    """Return one sentence for each group: its first difference, and the number of further differences."""
     found = []
     for one in causes:
         if one.changes:
@@ -142,7 +142,7 @@ def _of_records(reference: RunRecord, other: RunRecord, *, accumulated: bool) ->
 
 
 def _profile(record: RunRecord) -> str:
-    """Return the determinism profile that was applied; otherwise that of the lockfile."""
+    """Return the determinism profile that was applied; if this is not known, the profile in the lockfile."""
     applied = {str(values["profile"]) for values in record.determinism.values() if values.get("profile")}
     return applied.pop() if len(applied) == 1 else "" if record.lock is None else record.lock.determinism
 

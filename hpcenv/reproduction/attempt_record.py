@@ -25,9 +25,9 @@ class ExitRecord:
 
     Attributes:
         launched, ended: seconds since the epoch.
-        stopped: why the training was asked to end; empty if it was not.
-        saved: whether it said that it saved itself.
-        failed_ranks: how many ranks failed here.
+        stopped: why the training was asked to end; empty if it was not asked.
+        saved: whether the training reported that it saved its state.
+        failed_ranks: how many ranks failed on this node.
     """
 
     node: str
@@ -44,10 +44,11 @@ class AttemptRecord:
     """One start of the job.
 
     Attributes:
-        began, ended: of the batch script, in seconds since the epoch; `ended` is None where it is not recorded.
-        verdict: of the gate; empty without one.
-        status: exit status of the batch script; None where it is not recorded.
-        outcome: `completed`, or what became of the attempt.
+        began, ended: when the batch script began and ended, in seconds since the epoch; `ended` is None if it is not
+            recorded.
+        verdict: the gate's verdict; empty without a verdict.
+        status: exit status of the batch script; None if it is not recorded.
+        outcome: `completed`, or how the attempt ended.
     """
 
     attempt: int
@@ -63,11 +64,11 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """How long the parts of a run took, in seconds, over all attempts; None where a time is not recorded.
+    """How long the parts of a run took, in seconds, over all attempts; None if a time is not recorded.
 
     Attributes:
-        queue: from the submission, or the end of the attempt before, to the start of the batch script.
-        check: from there to the launch on the first node.
+        queue: from the submission, or from the end of the previous attempt, to the start of the batch script.
+        check: from the start of the batch script to the launch on the first node.
         training: from the launch to the end of the last node.
         requeues: how often the job began again.
     """
@@ -79,7 +80,7 @@ class Timings:
 
 
 def read_attempts(run: RunFolder) -> tuple[AttemptRecord, ...]:
-    """Return the attempts of a run, in order; the one in progress or ended last is the last one."""
+    """Return the attempts of a run, in order; the last item is the present attempt, or the attempt that ended last."""
     folders = [*sorted(_earlier(run), key=_numbers), run.path][-_MOST_ATTEMPTS:]
     return tuple(found for path in folders if (found := _read_attempt(RunFolder(path))) is not None)
 
@@ -129,7 +130,7 @@ def _exit(record: NodeExit) -> ExitRecord:
 
 
 def _outcome(verdict: str, finished: Mapping[str, Any]) -> str:
-    """Return what became of an attempt, in words."""
+    """Return how an attempt ended, in words."""
     status = finished.get("status")
     if not isinstance(status, int):
         return "has not ended"

@@ -1,8 +1,7 @@
-"""Differences between two runs that can explain other results, the most likely one first. Pure.
+"""Differences between two runs that can explain different results, the most likely difference first. Pure.
 
-Runs on: LOGIN NODE. Which change of a setting changed results was tried on CPU with torch 2.13 (2026-11-22): threads,
-CPU capability, MKL and oneDNN settings each changed some operations. Where a table of a vendor is the source, it is
-named.
+Runs on: LOGIN NODE. Which settings change results was tried on a CPU with torch 2.13 (2026-11-22): threads, CPU
+capability, MKL and oneDNN settings each changed some operations. If the source is a vendor's table, the table is named.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ class Cause:
     """A group of differences with one explanation.
 
     Attributes:
-        group: its name.
-        likelihood: `another-experiment` if the runs were not told to do the same.
-        why: how it changes results.
+        group: the group's name.
+        likelihood: `another-experiment` if the runs were not asked to do the same work.
+        why: how the differences change results.
         changes: field, value in the reference, value in the other run.
     """
 
@@ -48,7 +47,7 @@ def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _CauseGr
     return _CauseGroup(name=name, likelihood=likelihood, fields=re.compile(fields, re.IGNORECASE), why=why)
 
 
-# In place of "number of ranks", where that is the same.
+# Used in place of "number of ranks" if this number is equal.
 _SAME_RANKS = "ranks per node"
 # The first group that fits a field has it; the order is the rank. What a run was asked to do comes before how it
 # computed: with other arguments no comparison of libraries explains anything.
@@ -57,13 +56,13 @@ _GROUPS = (
         "arguments",
         "another-experiment",
         r"run\.(arguments|script)",
-        "the script gets other arguments, so the training is another one",
+        "the script gets different arguments, so the training is different",
     ),
     _group(
         "seed",
         "another-experiment",
         r"(determinism|env)\..*seed",
-        "weights, data order and dropout are drawn from another seed",
+        "weights, data order and dropout are drawn from a different seed",
     ),
     _group(
         "code",
@@ -71,38 +70,38 @@ _GROUPS = (
         r"code\.(files|digest|diff-sha256|script-sha256)",
         "the script or its modules differ",
     ),
-    _group("data", "another-experiment", r"data\..*|run\.data", "the script reads other data"),
+    _group("data", "another-experiment", r"data\..*|run\.data", "the script reads different data"),
     _group(
         "number of ranks",
         "changes-results",
         r"run\.(nodes|nproc-per-node|gpus-per-node)",
-        "each rank has other data, and the sums over the ranks have another order",
+        "each rank has different data, and the sums over the ranks have a different order",
     ),
     _group(
         _SAME_RANKS,
         "may-change-results",
         r"(?!)",
-        "as many ranks on other nodes or GPUs: the sums over the ranks may have another order",
+        "the same number of ranks is on different nodes or GPUs: the sums over the ranks may have a different order",
     ),
     _group(
         "global batch",
         "changes-results",
         r"run\.global-batch",
-        "an optimizer step sees another number of samples, if each rank has its own: learning rate and number of steps"
-        " belong to it",
+        "an optimizer step sees a different number of samples, if each rank has its own samples:"
+        " the learning rate and the number of steps depend on this number",
     ),
     _group(
         "threads",
         "changes-results",
         r"env\.(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|determinism\..*threads.*",
-        "sums are split into other parts: sum, mean, silu and the gradients of convolutions changed in trials",
+        "sums are split into different parts: sum, mean, silu and the gradients of convolutions changed in trials",
     ),
     _group(
         "CPU kernels",
         "changes-results",
         r"determinism\..*(capability|isa|cbwr|mkl|onednn|mkldnn).*|env\.(ATEN_CPU_CAPABILITY|MKL_.*|ONEDNN_.*|DNNL_.*)|"
         r"torch\.cpu-capability|host\.cpu-.*",
-        "other vector kernels: softmax, layer_norm, gelu and matrix products changed in trials",
+        "different vector kernels are used: softmax, layer_norm, gelu and matrix products changed in trials",
     ),
     _group(
         "GPU",
@@ -115,19 +114,19 @@ _GROUPS = (
         "determinism switches",
         "changes-results",
         r"determinism\.(?!version\.|NCCL_).*|env\.(CUBLAS_WORKSPACE_CONFIG|TORCH_.*|NVIDIA_TF32_OVERRIDE)",
-        "other kernels may be chosen, or the same ones add up in any order",
+        "different kernels may be chosen, or the same kernels add up in any order",
     ),
     _group(
         "torch and its libraries",
         "may-change-results",
         r"torch\..*|libs\..*|loaded\..*|packages\.(torch|numpy|nvidia-.*|triton)(\..*)?|determinism\.version\..*",
-        "another build may compute an operation in another way",
+        "a different build may compute an operation in a different way",
     ),
     _group(
         "communication",
         "may-change-results",
         r"(env|determinism)\.(NCCL|GLOO|UCX|FI)_.*|network\..*",
-        "another algorithm, protocol or topology adds up the gradients in another order",
+        "a different algorithm, protocol or topology adds up the gradients in a different order",
     ),
     _group("packages", "may-change-results", r"packages\..*", "code that the script imports differs"),
     _group(
@@ -145,7 +144,7 @@ _GROUPS = (
     _group("for the record", "unlikely", r".*", "no effect on results is known"),
 )
 
-# Fields of a group above that say nothing by themselves, or repeat another one.
+# Fields of a group above that explain nothing alone, or repeat another field.
 _FOR_THE_RECORD = re.compile(
     r"code\.(commit|dirty|workdir|reason)|container\.(sif\..*|reference|binds|index-digest)|policy|host\.(hostname|"
     r"gpu-uuids|kernel|cpus|memlock|shm-mib|slurm|apptainer|glibc)|env\.(HPCENV_.*|MASTER_.*|NCCL_SOCKET_IFNAME|"
@@ -193,7 +192,7 @@ def _shown(value: Value | None) -> str:
 def different_switches(
     reference: Mapping[str, Mapping[str, Value | None]], other: Mapping[str, Mapping[str, Value | None]]
 ) -> dict[str, tuple[Value | None, Value | None]]:
-    """Return the switches whose values differ between two runs, of the first rank of both that differs."""
+    """Return the switches whose values differ between two runs, on the first common rank that differs."""
     found: dict[str, tuple[Value | None, Value | None]] = {}
     for rank in sorted(reference.keys() & other.keys(), key=lambda one: (len(one), one)):
         left, right = reference[rank], other[rank]

@@ -1,4 +1,4 @@
-"""How close two numbers are: equal bits, units in the last place, tolerance, an interval over seeds. Pure.
+"""Measure how close two numbers are: equal bits, units in the last place, tolerance, an interval over seeds. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -19,7 +19,7 @@ ASSERT_CLOSE = {
     "bfloat16": (1.6e-2, 1e-5),
     "printed": (1.3e-6, 1e-5),
 }
-# From the most exact type to the coarsest one: of two types the coarser one decides.
+# From the most exact type to the coarsest type: if two types differ, the coarser type decides.
 _COARSER = ("float64", "float32", "printed", "float16", "bfloat16")
 
 # Format of the number and of its bits (struct), and bits that are cut off at the end: bfloat16 is the upper half of
@@ -44,7 +44,7 @@ class Tolerance:
     """What counts as close: `|value - reference| <= atol + rtol * |reference|`, or at most so many ULP.
 
     Attributes:
-        rtol, atol: None for those of `assert_close` for the type of the values.
+        rtol, atol: None for the tolerance of `assert_close` for the type of the values.
         ulp: units in the last place; None for the rule above.
     """
 
@@ -129,7 +129,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Return the confidence interval of a mean; None with too few values, or with one that is not finite."""
+    """Return the confidence interval of a mean; None if there are too few values, or a value is not finite."""
     count = len(values)
     if count < FEWEST_SEEDS or not all(math.isfinite(value) for value in values):
         return None

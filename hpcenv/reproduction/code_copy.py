@@ -1,4 +1,4 @@
-"""Make a project from the copy of the code that a run folder holds, so that it can be submitted elsewhere.
+"""Make a project from the copy of the code in a run folder, so that it can be submitted elsewhere.
 
 Runs on: LOGIN NODE. The run folder may be anybody's: only listed files with the listed content are copied, names stay
 inside the new folder, and links that lead out of it are left out.
@@ -28,8 +28,8 @@ class CodeCopy:
 
     Attributes:
         code: the folder, and the listed files that it has.
-        folder: the one in it from which the run was submitted.
-        left_out: what it does not have, in words.
+        folder: the folder in it from which the run was submitted.
+        left_out: the files that it does not have, in words.
     """
 
     code: CopiedCode
@@ -46,12 +46,12 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
     """Copy the code of a run into a new folder.
 
     Args:
-        target: a new folder, or one that an earlier call has made; then its files are compared.
+        target: a new folder, or a folder from an earlier call; then its files are compared.
 
     Raises:
         UsageError: the run has no copy of its code.
         WouldOverwrite: the folder exists.
-        FileUnusable: a file cannot be copied, or is not the one that ran; the new folder is removed again.
+        FileUnusable: a file cannot be copied, or is not the file of the run; the new folder is removed again.
         RecordInvalid: the list of the files cannot be read.
     """
     if manifest.source is None or not run.source.is_dir() or run.source.is_symlink():
@@ -76,7 +76,7 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
 
 
 def left_out_of(run: RunFolder) -> Mapping[str, str]:
-    """Return what an unpacked bundle does not hold: path -> why; nothing for another folder."""
+    """Return the files that are left out of an unpacked bundle: path -> why; empty for another folder."""
     try:
         return load_record(About, run.path / ABOUT).left_out
     except RecordInvalid:
@@ -88,13 +88,13 @@ def _is_here(run: RunFolder, path: str) -> bool:
 
 
 def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
-    """Copy listed files, or compare those of an earlier call; return what was left out, in words."""
+    """Copy listed files, or compare the files of an earlier call; return what was left out, in words."""
     try:
         target.mkdir(parents=True)
     except FileExistsError as error:
         changed = _changed_copy(own, target)
         if changed:
-            why = f"its `{changed}` is not the one of the run"
+            why = f"its `{changed}` differs from the file of the run"
             raise WouldOverwrite(f"`{target}` exists", why=why, hint="--copy DIR names another folder") from error
         return []
     except OSError as error:
@@ -107,7 +107,7 @@ def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
 
 
 def _changed_copy(listed: Mapping[str, str], target: Path) -> str:
-    """Return the first file in a copy that is not as listed; empty if all are."""
+    """Return the first file in a copy that differs from the list; empty if no file differs."""
     for path, content in sorted(listed.items()):
         place = target / path.partition("/")[2]
         try:
@@ -120,7 +120,7 @@ def _changed_copy(listed: Mapping[str, str], target: Path) -> str:
 
 
 def _copy_file(run: RunFolder, path: str, content: str, target: Path) -> str:
-    """Copy one listed file; return why it was left out, empty if it was not."""
+    """Copy one listed file. Return why it was left out; empty if it was copied."""
     source = safe_place(run, path)
     if source is None:
         raise FileUnusable(f"`{path}` in the list of the run leads out of its folder", why=f"{run.listing}")

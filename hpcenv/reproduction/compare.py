@@ -1,7 +1,7 @@
-"""`hpcenv compare`: whether two runs gave the same, and if not, where they part and what differs between them.
+"""`hpcenv compare`: whether two runs gave the same results, and if not, from which step on and what can explain it.
 
-Runs on: LOGIN NODE. Three questions have separate answers: does a run repeat here, is it equal to the reference, does a
-restart replay the steps that it computes again.
+Runs on: LOGIN NODE. Three questions have separate answers: does a run give the same results again here, is it equal to
+the reference, and does a restart repeat the steps that it computes again.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The steps to compare, both ends included; None is without an end."""
+    """The steps to compare, both ends included; None means no limit."""
 
     first: int | None = None
     last: int | None = None
 
     def of(self, series: Sequence[Series]) -> tuple[Series, ...]:
-        """Return the part of each series, without those that have none of these steps."""
+        """Return this part of each series; leave out series without any of these steps."""
         first, last = (
             self.first if self.first is not None else -(1 << 62),
             self.last if self.last is not None else 1 << 62,
@@ -81,11 +81,11 @@ class RunComparison(Shown):
         verdict: `equal` to the last bit, `within` the tolerance, or `differs`.
         headline: the verdict in one sentence.
         first: the first pair of values that differs, of all metrics and parameters; None if all are equal.
-        answers: of the three questions.
-        global_batch: samples in an optimizer step of all ranks of each run; None where it is not known.
+        answers: the answers to the three questions.
+        global_batch: for each run, the samples of all ranks in an optimizer step; None if the number is not known.
         causes: differences between the runs, the most likely cause first.
         findings: what the ranks report about their determinism switches.
-        not_compared: what is in no record of a run, and what could not be read.
+        not_compared: what no record of a run contains, and what could not be read.
     """
 
     reference: str
@@ -116,22 +116,22 @@ def compare(
     atol: float | None = None,
     ulp: int | None = None,
 ) -> RunComparison | SweepComparison:
-    """Say whether a run gave the same results as a reference, or two sweeps over seeds do: `hpcenv compare`.
+    """Compare the results of a run with a reference, or of two sweeps over seeds: `hpcenv compare`.
 
     Args:
-        reference, run: each a run folder, name or job id; or two sweeps.
+        reference, run: each is a run folder, name or job id; or both are sweeps.
         again: more runs like `run`, which show whether it repeats here.
         project: a folder of the project; relative paths begin there.
         runs_dir: folder of runs, if not the project's.
-        steps: `A:B` compares only these steps; `N` those up to N.
+        steps: `A:B` compares only these steps; `N` compares the steps up to N.
         metric: names of metrics; none for all.
-        rtol, atol: tolerance; None for that of torch.testing.assert_close.
-        ulp: tolerance in units in the last place, in place of these.
+        rtol, atol: tolerance; None for the tolerance of torch.testing.assert_close.
+        ulp: tolerance in units in the last place, instead of rtol and atol.
 
     Raises:
         RunNotFound, RecordInvalid: a run cannot be found or read.
         NotComparable: the runs have no metric of the same name and step.
-        UsageError: `steps` is no range, or two rules of tolerance are given.
+        UsageError: `steps` is not a range, or two rules of tolerance are given.
     """
     if ulp is not None and (rtol is not None or atol is not None):
         raise UsageError("`--ulp` does not go together with --rtol and --atol", why="each is a separate rule")
@@ -151,10 +151,10 @@ def compare(
 
 
 def _steps_of(text: str | None) -> Steps:
-    """Return what `--steps` says.
+    """Return the range of steps that `--steps` names.
 
     Raises:
-        UsageError: it is not `A:B`, `A:`, `:B` or `N`.
+        UsageError: the text is not `A:B`, `A:`, `:B` or `N`.
     """
     if text is None:
         return Steps()
@@ -183,9 +183,9 @@ def compare_runs(
     Args:
         start: the folder where the user is.
         reference, other: a run folder, name or job id.
-        again: more runs like `other`, for the question whether it repeats here.
+        again: more runs like `other`, for the question whether the run repeats here.
         runs: folder of runs, if not the project's.
-        tolerance: None for the one of torch.testing.assert_close.
+        tolerance: the tolerance; None for the tolerance of torch.testing.assert_close.
         steps: the steps to compare; None for all.
         metrics: names of metrics; none for all.
 
@@ -219,10 +219,10 @@ def compare_runs(
 
 
 def read_side(start: Path, word: str, runs: str | None, steps: Steps, metrics: Sequence[str]) -> Side:
-    """Return what a run measured in these steps; metrics by name, none for all.
+    """Return the values that a run measured in these steps. `metrics` are names; empty for all metrics.
 
     Raises:
-        RunNotFound, RecordInvalid, UsageError: it cannot be found or read.
+        RunNotFound, RecordInvalid, UsageError: the run cannot be found or read.
     """
     run = find_run(start, word, runs=runs)
     measured = read_measured(run.folder)
@@ -251,7 +251,7 @@ def _not_comparable(reference: Side, other: Side) -> NotComparable:
 
 
 def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cause, ...], tuple[str, ...]]:
-    """Return what differs between two runs, the most likely cause first, and what no record holds."""
+    """Return the differences between two runs, the most likely cause first, and what could not be compared."""
     changes, missing = _changes(start, reference, other)
     switches = different_switches(reference.measured.effective, other.measured.effective)
     left, right = reference.measured.global_batch, other.measured.global_batch
@@ -261,7 +261,7 @@ def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cau
 
 
 def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, ...], tuple[str, ...]]:
-    """Return what differs between the runs beside their results, and what no record holds."""
+    """Return the differences between the runs except their results, and what could not be compared."""
     try:
         found = diff(str(reference.folder), str(other.folder), project=start)
     except HpcenvError as error:
@@ -274,7 +274,7 @@ def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, .
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What two runs have in common."""
+    """The comparison of everything that two runs have in common."""
 
     metrics: tuple[MetricComparison, ...]
     parameters: ParameterComparison
@@ -340,7 +340,7 @@ def _equals(found: _Found) -> Answered:
 
 
 def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause], found: _Found) -> Answered:
-    """Answer whether the run repeats here: from further runs, or from the reference if nothing differs between them."""
+    """Answer whether the run repeats here: from further runs, or from the reference if nothing else differs."""
     question: Question = "repeats-here"
     if len(sides) == 2:
         if any(cause.likelihood != "unlikely" for cause in causes):
@@ -359,7 +359,7 @@ def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause
 
 
 def _replays(sides: Sequence[Side], found: _Found) -> Answered:
-    """Answer whether a restart replays: from steps that a run computed twice, else from a run without that restart."""
+    """Answer whether a restart repeats steps: from steps that a run computed twice, else from a run without restart."""
     question: Question = "restart-replays"
     restarted = [side for side in sides if len(side.measured.starts) > 1]
     if not restarted:
@@ -385,7 +385,7 @@ def _replays(sides: Sequence[Side], found: _Found) -> Answered:
 
 
 def _replayed(starts: Sequence[Start]) -> Iterator[tuple[int, Divergence | None]]:
-    """Yield for each start how many values it computed again, and the first of them that differs."""
+    """Yield for each start the number of values that it computed again, and the first value that differs."""
     for number, later in enumerate(starts):
         for earlier in starts[:number]:
             metrics = comparison.compare_metrics(earlier.series, later.series, Tolerance(), same_ranks=True)

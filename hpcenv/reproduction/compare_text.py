@@ -10,7 +10,7 @@ from hpcenv.reproduction.compare import Question, RunComparison
 from hpcenv.reproduction.comparison import Divergence, MetricComparison
 from hpcenv.text import columns, cut, visible, wrap
 
-# Metrics, differences in one group, and lines about what was not compared that are printed. `--json` has all.
+# The most metrics, differences in one group, and lines about missing data that are printed. `--json` has all.
 _METRICS, _CHANGES, _NOT_COMPARED = 12, 4, 8
 
 QUESTIONS: dict[Question, str] = {
@@ -104,7 +104,7 @@ def metric_rows(metrics: Sequence[MetricComparison]) -> list[tuple[str, ...]]:
 
 
 def _largest(one: MetricComparison) -> str:
-    """Return the largest difference of a metric: in ULP if they are few, else relative."""
+    """Return the largest difference of a metric: in ULP if the number of ULP is small, else relative."""
     if one.first is None:
         return "-"
     if one.largest_ulp is not None and one.largest_ulp < 1000:
@@ -139,12 +139,12 @@ def divergence_lines(pair: Divergence) -> Iterator[str]:
 
 
 def meaning_of_causes(result: RunComparison) -> str:
-    """Return what the differences between two runs are for their results, in words."""
+    """Return how the differences between two runs relate to their results, in words."""
     return "the results are equal" if result.verdict == "equal" else "the most likely cause first"
 
 
 def how_it_changes(cause: Cause) -> str:
-    """Return how likely a group of differences changes results, and how, to stand after its name."""
+    """Return how likely a group of differences changes results, and how; the text follows the group's name."""
     return f" ({LIKELIHOODS[cause.likelihood]}): {cause.why}"
 
 
@@ -152,7 +152,7 @@ def cause_lines(causes: Iterable[Cause], *, first: int = 1, explain: bool = True
     """Yield numbered differences between two runs, each with its first changes.
 
     Args:
-        explain: say how each changes results.
+        explain: whether to say how each difference changes results.
     """
     for number, cause in enumerate(causes, start=first):
         yield from wrapped(f"{number}. {cause.group}{how_it_changes(cause) if explain else ''}", indent=3)

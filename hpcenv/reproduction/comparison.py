@@ -1,7 +1,7 @@
-"""Compare what two runs measured: metric by metric, step by step. Pure. Runs on: LOGIN NODE.
+"""Compare the measured values of two runs: metric by metric, step by step. Pure. Runs on: LOGIN NODE.
 
-The reference is the first of the two. Every metric gets a level: `equal` to the last bit, `within` the tolerance, or
-`differs`. Hashes of the parameters are compared beside: losses can be equal to the last bit while the weights differ.
+The first run is the reference. Every metric gets a level: `equal` to the last bit, `within` the tolerance, or
+`differs`. Hashes of the parameters are compared too: losses can be equal to the last bit while the weights differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcenv.reproduction.series import PRINTED, Series
 Nearness = Literal["equal", "within", "differs"]
 LEVELS: tuple[Nearness, ...] = ("equal", "within", "differs")
 
-# Metrics that measure the machine and not the training: never equal, and not judged.
+# Metrics that measure the machine and not the training. They are never equal, and not judged.
 _OF_MACHINE = re.compile(
     r"(?:^|[_/. -])(?:time|timestamp|seconds|secs?|ms|duration|elapsed|runtime|eta|throughput|speed|tflops|mfu|flops|"
     r"memory|mem|(?:tokens|samples|steps|images|it|iter|examples)[_/. -]?(?:per|/)[_/. -]?s(?:ec(?:ond)?)?)"
@@ -34,8 +34,8 @@ class Divergence:
 
     Attributes:
         reference, value: exact (`float.hex`), or a sha256.
-        reference_decimal, value_decimal: for people; empty for a hash.
-        ulp: units in the last place between them; None without such a distance.
+        reference_decimal, value_decimal: the values for human readers; empty for a hash.
+        ulp: units in the last place between the two values; None without such a distance.
     """
 
     step: int
@@ -54,15 +54,15 @@ class MetricComparison:
 
     Attributes:
         ranks: how many ranks were compared; 0 if the metric describes the whole run.
-        dtype: of the values; the coarser one where the two runs differ.
+        dtype: the type of the values; the coarser type if the two runs differ.
         compared: number of pairs of values.
         equal: how many pairs are equal to the last bit.
         level: `equal`, `within` or `differs`.
         first: the first pair that differs; None if all are equal.
         first_beyond: the first pair beyond the tolerance.
-        largest_ulp, largest_absolute, largest_relative: of all pairs; None without such a value.
+        largest_ulp, largest_absolute, largest_relative: the largest difference of all pairs; None without such a value.
         only_reference, only_other: number of values that the other run does not have.
-        judged: whether it counts for the verdict.
+        judged: whether the metric counts for the verdict.
         rule: the tolerance, as text.
     """
 
@@ -86,7 +86,7 @@ class MetricComparison:
 
     @property
     def complete(self) -> bool:
-        """Whether both runs have the same steps of it."""
+        """Whether both runs have the same steps of the metric."""
         return not self.only_reference and not self.only_other
 
 
@@ -107,7 +107,7 @@ class ParameterComparison:
 
     @property
     def same(self) -> bool | None:
-        """Whether all are equal; None if nothing was compared."""
+        """Whether all hashes are equal; None if nothing was compared."""
         return None if not self.compared else self.first is None
 
 
@@ -122,8 +122,8 @@ def compare_metrics(
     """Return the comparison of every metric that both runs have; losses first.
 
     Args:
-        same_ranks: both runs have the same number of ranks. Otherwise a rank has other data, and only the mean over
-            all ranks is compared, which is never equal to the last bit by right.
+        same_ranks: whether both runs have the same number of ranks. Otherwise each rank has different data, and only
+            the mean over all ranks is compared, which can be equal to the last bit only by chance.
     """
     left, right = _grouped(reference), _grouped(other)
     if not same_ranks:
@@ -145,7 +145,7 @@ def _order(key: _SeriesKey) -> tuple[int, str, str]:
 
 
 def _grouped(series: Iterable[Series]) -> dict[_SeriesKey, dict[_SeriesPlace, Series]]:
-    """Return the series by source and name; where several files have the same name, the first one by path."""
+    """Return the series by source and name; if several files have the same name, the first file by path counts."""
     found: dict[_SeriesKey, dict[_SeriesPlace, Series]] = {}
     for one in sorted(series, key=lambda each: each.file):
         place = -1 if one.rank is None else one.rank, one.part
@@ -254,7 +254,7 @@ def _compare(
         only_right += len(others) - len(common)
     level: Nearness = "equal" if tally.equal == tally.compared else "within" if tally.beyond is None else "differs"
     if level == "equal" and mean:
-        level = "within"  # a sum in another order that happens to agree
+        level = "within"  # the sums have a different order, and agree by chance
     return MetricComparison(
         name=name, source=source, ranks=len({rank for rank, _ in left if rank >= 0}), dtype=dtype,
         compared=tally.compared, equal=tally.equal, level=level, first=tally.first, first_beyond=tally.beyond,
@@ -268,7 +268,7 @@ def _notes(
     left: Mapping[_SeriesPlace, Series], right: Mapping[_SeriesPlace, Series], dtypes: set[str], *, mean: bool
 ) -> Iterable[str]:
     if mean:
-        yield "another number of ranks: the mean over all ranks was compared, and never as equal to the last bit"
+        yield "the numbers of ranks differ: the mean over ranks was compared, and never counts as equal to the last bit"
     if PRINTED in dtypes:
         yield "printed with few digits: equal texts do not show that the numbers were equal"
     elif len(dtypes) > 1:
@@ -300,9 +300,9 @@ def compare_parameters(
 
 
 def overall(metrics: Sequence[MetricComparison]) -> Nearness | None:
-    """Return the level of two runs: the worst of the metrics that are judged; None if none is.
+    """Return the level of two runs: the worst level of the judged metrics; None if no metric is judged.
 
-    A metric that was printed with few digits lowers nothing while it agrees, if others are exact.
+    A metric that was printed with few digits does not lower the level if it agrees and other metrics are exact.
     """
     judged = [one for one in metrics if one.judged]
     exact = [one for one in judged if one.dtype != PRINTED]

@@ -1,6 +1,7 @@
 """What a reproduction will cost: nodes, GPU hours, minutes, bytes to fetch. Pure. Runs on: LOGIN NODE.
 
-An estimate from the record of the run that is reproduced, so from other hardware. What is not known stays None.
+The estimate uses the record of the run that is reproduced, so it may come from different hardware. Unknown values are
+None.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ class Cost:
     """What a reproduction will cost, as far as it is known.
 
     Attributes:
-        nodes, gpus_per_node: of the job; 0 without a job.
-        minutes: of the job, without its time in the queue.
+        nodes, gpus_per_node: the size of the job; 0 without a job.
+        minutes: the time of the job, without its time in the queue.
         gpu_hours: 0 for a job without GPUs.
-        fetch_bytes: of the image's layers, compressed; 0 if the image is here.
+        fetch_bytes: bytes of the image's compressed layers; 0 if the image is here.
         basis: where the estimate comes from.
     """
 
@@ -47,9 +48,9 @@ def estimate(
 
     Args:
         record: of the run that is reproduced.
-        nodes: of the new job.
+        nodes: the nodes of the new job.
         steps: the first steps that are repeated; None for all of them.
-        has_image: the SIF is here.
+        has_image: whether the SIF is here.
         slower: how many times as long a step takes, because fewer ranks do the same work.
     """
     seconds, basis = _seconds(record, steps, slower)

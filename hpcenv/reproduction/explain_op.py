@@ -1,7 +1,7 @@
-"""`hpcenv compare --explain-op`: the first operation at which two runs part, and what explains it.
+"""`hpcenv compare --explain-op`: the first operation at which two runs differ, and what explains the difference.
 
-Runs on: LOGIN NODE. From the last state that is known to be equal, each run repeats a step with the trace of its
-operations (`repetition.py`), or has a trace already. `operations.py` compares the traces.
+Runs on: LOGIN NODE. Each run repeats a step from the last state that is known to be equal, and writes a trace of its
+operations (`repetition.py`), or it already has a trace. `operations.py` compares the traces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from hpcenv.reproduction.operations import (
 )
 from hpcenv.reproduction.repetition import TracedSteps
 
-# A traced step takes longer, and a difference of kernels shows in the first step after an equal state.
+# Few steps are traced: a traced step takes longer, and a difference of kernels shows in the first step after an equal
+# state.
 MOST_STEPS = 4
 
 Traces = Mapping[int, RankTrace]
@@ -49,13 +50,13 @@ _EXPLAINED_BY: dict[DifferenceKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSource:
-    """Where the trace of one side comes from.
+    """The source of one side's trace.
 
     Attributes:
         run: the run that is explained.
         folder: the run folder with the trace.
         how: `recorded` in the run itself, or `repeated` in another run.
-        repeats: of a repetition, whether its losses are the recorded ones, in words.
+        repeats: for a repetition, whether its losses are the recorded losses, in words.
     """
 
     run: str
@@ -69,12 +70,12 @@ class ExplainedOperation:
     """The answer.
 
     Attributes:
-        verdict: `operation` if one differs, else `equal`.
-        headline: in one sentence.
-        meaning: what kind of difference it is, in words; empty without one.
-        resumed: the checkpoint's step that both sides began with; 0 for the start of the training.
-        likely: differences between the runs that explain this kind of operation, the most likely first.
-        others: the other differences.
+        verdict: `operation` if an operation differs, else `equal`.
+        headline: the answer in one sentence.
+        meaning: the kind of difference, in words; empty without a difference.
+        resumed: the step of the checkpoint that both sides began with; 0 for the start of the training.
+        likely: differences between the runs that explain this kind of difference, the most likely first.
+        others: all other differences between the runs.
         not_seen: what the traces do not show.
     """
 
@@ -101,7 +102,7 @@ class ExplainedOperation:
 def steps_to_trace(reference: Side, other: Side, compared: RunComparison | None) -> TracedSteps:
     """Return the steps after the last equal state, up to the first difference, at most MOST_STEPS.
 
-    The training begins with the newest checkpoint that both runs have of an equal state, else at its start.
+    The training begins with the newest checkpoint of an equal state that both runs have, else at its start.
 
     Args:
         compared: None if the runs have no metric in common.
@@ -115,7 +116,7 @@ def steps_to_trace(reference: Side, other: Side, compared: RunComparison | None)
 
 
 def begin_of(sides: Sequence[Side], traces: Sequence[Traces], first: int, last: int) -> TracedSteps:
-    """Return these steps with the checkpoint to begin with: that of a trace that has them, else one before them."""
+    """Return these steps and the checkpoint to begin with: from a trace with these steps, else an earlier one."""
     steps = TracedSteps(first=first, last=last)
     for number, side in enumerate(sides):
         if has_steps(traces[number], side, steps):
@@ -137,7 +138,7 @@ def _first_step(compared: RunComparison | None) -> int | None:
 
 
 def _equal_until(reference: Side, other: Side, *, before: int | None) -> int:
-    """Return the last step whose hashes of the weights are equal on all ranks that have them; 0 without one."""
+    """Return the last step whose hashes of the weights are equal on all ranks that have them; 0 without such a step."""
     left, right = reference.measured.parameters, other.measured.parameters
     equal: dict[int, bool] = {}
     for rank in left.keys() & right.keys():
@@ -170,7 +171,7 @@ def _checkpoints(run: RunFolder) -> dict[int, str]:
 
 
 def recorded_steps(traces: Sequence[Traces]) -> tuple[int, ...]:
-    """Return the whole steps of the traces that are there: those of both, else those of one."""
+    """Return the complete steps of the existing traces: steps in both traces, else the steps of one trace."""
     if all(traces):
         return common_steps(traces[0], traces[1])
     return next((common_steps(one, one) for one in traces if one), ())
@@ -183,12 +184,12 @@ def has_steps(traces: Traces, side: Side, steps: TracedSteps) -> bool:
 
 
 def resumed_in(traces: Traces) -> int:
-    """Return the step of the checkpoint with which a recorded trace began; 0 without one."""
+    """Return the step of the checkpoint with which a recorded trace began; 0 without a checkpoint."""
     return max((step.resumed for one in traces.values() for step in one.steps.values()), default=0)
 
 
 def missing(reasons: Mapping[str, str], steps: TracedSteps, sides: Sequence[Side]) -> NotComparable:
-    """Return the error that names the traces that are missing, and how to make them.
+    """Return the error for missing traces; it says how to make them.
 
     Args:
         reasons: name of a run -> why it cannot be repeated here.
@@ -233,7 +234,7 @@ def how_it_repeats(original: Side, repetition: RunFolder, steps: TracedSteps) ->
     first = min(firsts, key=lambda one: one.step)
     return (
         f"it does not repeat the run: the loss of step {first.step} was {first.reference}, and is {first.value}; "
-        "the operation may be another one than in the run"
+        "the operation may differ from the operation in the run"
     )
 
 
@@ -252,7 +253,7 @@ def explain(
 
     Args:
         sides: the reference and the run.
-        traces: of both; each has the steps.
+        traces: the traces of both sides; each has the steps.
         causes: ranked differences between the runs.
         not_compared: what no record of a run holds.
     """
@@ -291,20 +292,20 @@ def _headline(found: TraceComparison) -> str:
 
 def _meaning(first: OperationDifference) -> str:
     if first.kind == "kernel":
-        return "it read the same bytes in both runs and wrote others: another kernel, or another order of its sums"
+        return "it read the same bytes in both runs, but wrote different ones: its kernel or the order of sums differs"
     if first.kind == "random":
-        return "it drew random numbers from another state of the generator: another seed, or other draws before it"
+        return "it drew random numbers from a different state of the generator: the seed or earlier draws differ"
     if first.kind == "collective":
         return (
-            "this rank gave the same bytes, and got others: the bytes of a rank without a trace, or another algorithm"
-            " between the ranks"
+            "this rank gave the same bytes, and got different ones: the bytes of a rank without a trace differ,"
+            " or the algorithm between the ranks differs"
         )
     if first.kind == "sequence":
         called = f"the reference {first.name or 'none'}, the run {first.other_name or 'none'}"
         return f"the runs called different operations: {called}"
     writer = next((one.written_by for one in first.values if one.role == "input" and one.written_by), "")
     if any(one.role == "arguments" for one in first.values):
-        return "it got other arguments"
+        return "it got different arguments"
     if writer:
-        return f"it read other bytes already; {writer} had written equal ones: something unseen changed them"
-    return "it read other bytes already, which no traced operation wrote: data, loaded weights, or unseen code"
+        return f"it read different bytes; {writer} had written equal bytes: something unseen changed them"
+    return "it read different bytes, which no traced operation wrote: data, loaded weights, or unseen code"

@@ -1,4 +1,4 @@
-"""The first operation that differs as text, at most 80 columns wide. Pure. Runs on: LOGIN NODE."""
+"""Text about the first operation that differs, at most 80 columns wide. Pure. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcenv.reproduction.explain_op import ExplainedOperation
 from hpcenv.reproduction.operations import DifferingValue, OperationDifference
 from hpcenv.text import visible
 
-# Values and ranks that are printed. `--json` has all.
+# The most values and ranks that are printed. `--json` has all.
 _VALUES, _RANKS = 4, 4
 
 

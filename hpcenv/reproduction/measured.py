@@ -1,7 +1,7 @@
-"""What a run measured: losses, metrics and hashes of parameters of every rank, and what the ranks read back.
+"""The measured values of a run: losses, metrics and parameter hashes of every rank, and the switches that ranks read.
 
-Runs on: LOGIN NODE. From the files of the ranks (`records/metrics.py`, `records/determinism.py`), and from the files
-that the training wrote itself (`metric_files.py`).
+Runs on: LOGIN NODE. They come from the files of the ranks (`records/metrics.py`, `records/determinism.py`), and from
+the files that the training wrote itself (`metric_files.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.metric_files import read_metric_files
 from hpcenv.reproduction.series import Series, by_step
 
-# Sources that hpcenv recorded itself, of each rank.
+# Sources of values that hpcenv itself recorded for each rank.
 OF_RANKS = ("backward", "log_metrics")
 
 _MeasuredKey = tuple[str, str, int, int]  # source, name, part, rank
@@ -24,11 +24,11 @@ _MeasuredKey = tuple[str, str, int, int]  # source, name, part, rank
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the ranks recorded between one start and its end: of an attempt of the job, or of torchrun.
+    """What the ranks recorded from one start to its end. A start is an attempt of the job, or a restart by torchrun.
 
     Attributes:
         attempt: number of the attempt of the job.
-        process: which start of torchrun in that attempt, 0 for the first.
+        process: the number of torchrun's start in that attempt, 0 for the first start.
         parameters: rank -> step -> sha256 of the parameters.
     """
 
@@ -40,15 +40,15 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a run measured.
+    """The measured values of a run.
 
     Attributes:
-        series: all metrics; where a step was computed again after a restart, its last value.
-        parameters: rank -> step -> sha256 of the parameters, likewise.
-        starts: the same by start, in order.
-        effective: rank -> name of the switch -> value that was read last; of the last attempt.
-        global_batch: samples in an optimizer step of all ranks of the last attempt, if each has its own; None where a
-            rank does not say.
+        series: all metrics; if a step was computed again after a restart, the last value counts.
+        parameters: rank -> step -> sha256 of the parameters; the last value counts too.
+        starts: the same values for each start, in order.
+        effective: rank -> name of the switch -> value that was read last in the last attempt.
+        global_batch: samples of all ranks in an optimizer step of the last attempt, if each rank has its own samples;
+            None if a rank did not record it.
         findings: what the ranks report about their switches, in words.
         problems: what could not be read.
     """
@@ -63,7 +63,7 @@ class Measured:
 
 
 def read_measured(run: RunFolder) -> Measured:
-    """Return what a run measured; nothing is an error here, and what could not be read is in `problems`."""
+    """Return the measured values of a run. A file that cannot be read is not an error: it is named in `problems`."""
     ranks = read_run_metrics(run)
     switches, unreadable = read_run_determinism(run)
     files = read_metric_files(run)
@@ -119,7 +119,7 @@ def _series(key: _MeasuredKey, pairs: Sequence[tuple[int, float]], dtype: str) -
 
 
 def _merged(starts: Iterable[Start]) -> tuple[tuple[Series, ...], dict[int, dict[int, str]]]:
-    """Return the series over all starts: a later start replaces the steps that it computed again."""
+    """Merge the series of all starts: a later start replaces the steps that it computed again."""
     pairs: dict[_MeasuredKey, list[tuple[int, float]]] = {}
     dtypes: dict[_MeasuredKey, str] = {}
     parameters: dict[int, dict[int, str]] = {}

@@ -1,7 +1,7 @@
 """Find and read the metrics that a training wrote itself into its run folder: TensorBoard, CSV and JSONL files.
 
-Runs on: LOGIN NODE. What lies in a run folder may be anybody's: the search is bounded, links are not followed, and what
-was not read is named.
+Runs on: LOGIN NODE. The files in a run folder are untrusted: the search is bounded, links are not followed, and files
+that were not read are named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{1,12})\..*", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class FoundMetrics:
-    """The metrics of all files, and what was not read."""
+    """The metrics of all files, and the files that were not read."""
 
     series: tuple[Series, ...]
     problems: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def read_metric_files(run: RunFolder) -> FoundMetrics:
 
 
 def _candidates(run: RunFolder) -> tuple[list[str], list[str]]:
-    """Return the paths of files that can hold metrics, except those that the project brought; and what was not seen."""
+    """Return paths of files that can contain metrics, except the project's files; and notes on what was skipped."""
     try:
         brought = set(load_record(Listing, run.listing).files)
     except RecordInvalid:
@@ -89,7 +89,7 @@ def _is_candidate(name: str) -> bool:
 
 
 def _entries(folder: Path) -> tuple[list[tuple[str, bool]], str]:
-    """Return the files and folders in a folder, sorted, without links and other things; and why some are missing."""
+    """Return the files and folders in a folder, sorted, without links and special files; and why some are missing."""
     found, problem = [], ""
     try:
         with os.scandir(folder) as entries:
@@ -104,9 +104,9 @@ def _entries(folder: Path) -> tuple[list[tuple[str, bool]], str]:
 
 
 def _read_events(run: RunFolder, folder: str, names: list[str]) -> tuple[list[Series], list[str]]:
-    """Return the scalars of the event files in one folder, and what was not read.
+    """Return the scalars of the event files in one folder, and notes on what was not read.
 
-    A training that starts again writes another file.
+    A training that starts again writes a new file.
     """
     series, problems = [], []
     found: dict[str, list[tuple[int, float]]] = {}
@@ -134,6 +134,6 @@ def _read_events(run: RunFolder, folder: str, names: list[str]) -> tuple[list[Se
 
 
 def _begun(path: str) -> tuple[int, str]:
-    """Return when a file was begun (its name says it, in seconds), and its name."""
+    """Return when a file was begun (the name has this time, in seconds), and the name."""
     match = _EVENTS.fullmatch(PurePosixPath(path).name)
     return int(match[1]) if match else 0, path

@@ -1,7 +1,7 @@
 """Read metrics from CSV and JSONL files that a training wrote: one row, or one object, for each step.
 
 Runs on: LOGIN NODE. Standard library only. Such a file is untrusted: rows, columns and sizes are bounded. Its numbers
-are texts; a text with few digits was rounded, and does not say which number the training had.
+are texts; a text with few digits was rounded, and does not give the training's exact number.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MOST_ROWS = 1_000_000
 _MOST_NAMES = 200
 _LONGEST_NAME = 200
 
-# Names of the column that counts steps; the first one that is there.
+# Names of the column that counts steps; the first name that is in the file counts.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 # The shortest text that gives back a float64 has up to 17 digits, and most of them at least 15. (float32: 6 to 9.)
 _DIGITS_OF_FLOAT64 = 15
-# A longer number than any float needs.
+# No float needs a longer number.
 _LONGEST_NUMBER = 400
 _NUMBER = re.compile(
     r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,5})?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE
@@ -34,7 +34,7 @@ Cells = Mapping[str, str]
 
 
 def read_csv(path: Path, *, name: str) -> tuple[Series, ...]:
-    """Return the metrics of a CSV file with a header and a column of steps; none if it is another kind of file.
+    """Return the metrics of a CSV file with a header and a column of steps; empty for another kind of file.
 
     Args:
         name: path in the run folder, for the series.
@@ -54,13 +54,13 @@ def read_csv(path: Path, *, name: str) -> tuple[Series, ...]:
 
 
 def _cells(rows: Iterable[Mapping[str, object]]) -> Iterator[Cells]:
-    """Yield the cells of rows that are text: too long rows have a list, too short ones have nothing."""
+    """Yield the cells that are text. The csv module adds a list to rows that are too long, and None to short rows."""
     for row in rows:
         yield {key: value for key, value in row.items() if isinstance(key, str) and isinstance(value, str)}
 
 
 def read_jsonl(path: Path, *, name: str) -> tuple[Series, ...]:
-    """Return the metrics of a file with one JSON object in each line; none if it is another kind of file.
+    """Return the metrics of a file with one JSON object in each line; empty for another kind of file.
 
     Args:
         name: path in the run folder, for the series.

@@ -1,6 +1,6 @@
-"""The new run of a reproduction: what is submitted, where its image comes from, and what came out.
+"""The new run of a reproduction: what is submitted, where its image comes from, and the result.
 
-Runs on: LOGIN NODE. `reproduce_target` does it all: `plan_new_run` decides, `get_image` and `submit_new_run` act,
+Runs on: LOGIN NODE. `reproduce_target` calls all steps: `plan_new_run` decides, `get_image` and `submit_new_run` act,
 `judge_new_run` compares. Only the copy of the code is written before the user accepts what the project asks.
 """
 
@@ -54,7 +54,7 @@ from hpcenv.submission.request import CopiedCode
 from hpcenv.submission.submit import SubmitResult, submit
 from hpcenv.text import listed
 
-# Opens the project around a folder, with the store that applies.
+# A function that opens the project around a folder, with the store that applies.
 OpenProject = Callable[[Path], Workspace]
 
 
@@ -64,11 +64,11 @@ class ReproductionWish:
 
     Attributes:
         steps: how many optimizer steps rungs 1 and 2 repeat.
-        options: those of `submit` that the user gave, by name.
-        args: for the script; None keeps those of the run.
+        options: the options of `submit` that the user gave, by name.
+        args: arguments for the script; None keeps the arguments of the run.
         copy_to: a new folder for the run's own copy of its code; None uses the project here, if there is one.
-        allow_changed: go on if the code here is not that of the run.
-        dry_run: say what it costs and what must be accepted; nothing is submitted.
+        allow_changed: continue if the code here is not the code of the run.
+        dry_run: show the cost and what must be accepted; nothing is submitted.
     """
 
     rung: Rung
@@ -82,13 +82,13 @@ class ReproductionWish:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """What will be submitted, from which project.
+    """What will be submitted, and from which project.
 
     Attributes:
         of, record, manifest: the run that is repeated.
-        folder: where it is submitted, in the project.
-        has_image, bundled: whether the image is here, and its file in the bundle; None without one.
-        other_lockfile: path of a lockfile that is not that of the run; empty if it is.
+        folder: the folder in the project from which it is submitted.
+        has_image, bundled: whether the image is here, and the image's file in the bundle; None without such a file.
+        other_lockfile: path of a lockfile that is not the run's lockfile; empty for the run's lockfile.
         recorded: what the record of the run asks of this machine.
         notes: options that were left out, code that differs, and the like.
     """
@@ -109,7 +109,7 @@ class NewRun:
 
     @property
     def cost(self) -> Cost:
-        """What it will cost."""
+        """The cost of the new run."""
         return estimate(
             self.record,
             self.locked,
@@ -159,12 +159,12 @@ def reproduce_target(
     fetch: Callable[[NewRun], tuple[NewRun, str]],
     wait: Callable[[SubmitResult], RunStatus],
 ) -> Reproduction:
-    """Repeat a run, and say whether the result is the same.
+    """Repeat a run, and return whether the result is the same.
 
     Args:
         accept: called with the page before anything is submitted; raises if the user does not accept what is asked.
         fetch: `get_image`, with the progress that the user sees.
-        wait: called when Slurm has the run; returns the status with which it ended.
+        wait: called after the run was submitted to Slurm; returns the status with which the run ended.
 
     Raises:
         HpcenvError: as for `plan_new_run`, `submit_new_run` and `judge_new_run`.
@@ -183,10 +183,10 @@ def reproduce_target(
 
 
 def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_project: OpenProject) -> NewRun:
-    """Decide everything about the new run; the only thing that is written is a copy of the code.
+    """Decide everything about the new run. Only a copy of the code is written.
 
     Raises:
-        UsageError: the target is a lockfile, or the code here is not that of the run.
+        UsageError: the target is a lockfile, or the code here is not the code of the run.
         HpcenvError: the project or its lockfile cannot be read, or the code cannot be copied.
     """
     if target.run is None or target.manifest is None or target.record is None:
@@ -217,7 +217,7 @@ def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_
     if own_lock:
         options = rerun.with_own_lockfile(options, target.run)
     else:
-        notes = (*notes, f"the environment is that of {lockfile}, not that of the run")
+        notes = (*notes, f"the environment is locked in {lockfile}, not in the run's lockfile")
     if plan.left_out:
         notes = (*notes, f"options for the authors' cluster are left out: {', '.join(plan.left_out)}")
     has_image = locked.container is None or locked_sif(workspace, locked.container).is_file()
@@ -242,7 +242,7 @@ def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_
 
 
 def _steps(record: RunRecord, wanted: int) -> int:
-    """Return how many steps to repeat: not more than the run had."""
+    """Return the number of steps to repeat: at most the steps of the run."""
     done = max((one.last_step for one in record.metrics if one.source in OF_RANKS), default=0)
     return min(wanted, done) if done else wanted
 
@@ -260,7 +260,7 @@ class _Project:
 def _find_project(
     run: RunFolder, manifest: Manifest, copy_to: str | None, here: Path, open_project: OpenProject
 ) -> _Project:
-    """Return the project around the current folder; without one, or where it is asked for, the run's own copy."""
+    """Return the project around the current folder; without a project, or on request, the run's own copy."""
     in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
     if in_project and copy_to is None:
         return _Project(workspace=open_project(here), folder=here)
@@ -270,10 +270,10 @@ def _find_project(
 
 
 def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: str) -> tuple[str, ...]:
-    """Return how the code differs from that of the run, in words.
+    """Return how the code differs from the code of the run, in words.
 
     Raises:
-        UsageError: it differs, and that is not allowed.
+        UsageError: the code differs, and this is not allowed.
     """
     before = new.manifest
     found = tuple(_code_differences(new.of, before, now, script_sha256))
@@ -290,18 +290,18 @@ def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: st
 
 
 def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | None, script_sha256: str) -> Iterator[str]:
-    """Yield how the code differs from that of a run, in words; nothing if it is the same.
+    """Yield how the code differs from a run's code, in words; nothing if it is the same.
 
     Args:
         run: the folder of the run, or of its bundle.
-        before: its manifest.
-        now: the copy that is planned; None where the script runs in the live project.
-        script_sha256: of the script that is planned; empty where there is no file.
+        before: the run's manifest.
+        now: the copy that is planned; None if the script runs in the live project.
+        script_sha256: the sha256 of the planned script; empty if there is no file.
     """
     if before.script_sha256 != script_sha256:
-        yield "the script is not the one of the run"
+        yield "the script differs from the script of the run"
     source = before.source
-    # Equal digests say it at once. Different ones can be of the same code: see `project/code_listing.py`.
+    # Equal digests mean equal code. Different digests can belong to the same code: see `project/code_listing.py`.
     if source is None or now is None or source.digest in ("", now.record.digest):
         return
     try:
@@ -311,22 +311,22 @@ def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | Non
         yield "files of the project differ from those of the run; which ones is not known: its list cannot be read"
         return
     if digest_of(then.files) != source.digest:
-        yield "the list of the run's files is not the one that its nodes compared"
+        yield "the list of the run's files is not the list that its nodes compared"
     if names:
         yield f"these files differ from those of the run: {listed(names, 5)}"
 
 
 def _listing_of(run: RunFolder, shared: str) -> Listing:
-    """Return the list of a run's files; a run of a sweep has it in the folder of the sweep, but not in a bundle."""
+    """Return the list of a run's files. For a run of a sweep it is in the sweep's folder, except in a bundle."""
     holder = RunFolder(Path(shared)) if shared and not run.listing.is_file() else run
     return load_record(Listing, holder.listing)
 
 
 def get_image(new: NewRun, environ: Mapping[str, str], on_event: OnEvent) -> tuple[NewRun, str]:
-    """Get the image from the bundle or by its digest; return the run that uses it, and how, in words.
+    """Get the image from the bundle or by its digest; return the run that uses it, and how it was obtained, in words.
 
     Raises:
-        ImageUnavailable, LockfileInvalid: the image cannot be had.
+        ImageUnavailable, LockfileInvalid: the image cannot be obtained.
     """
     container = new.locked.container
     if container is None:
@@ -346,10 +346,10 @@ def get_image(new: NewRun, environ: Mapping[str, str], on_event: OnEvent) -> tup
 
 
 def _fetch_image(new: NewRun, container: ContainerTable, environ: Mapping[str, str], on_event: OnEvent) -> str:
-    """Fetch the image by its digest; return how, in words."""
+    """Fetch the image by its digest; return how it was fetched, in words."""
     if new.locked.asked != stale.asked_by(new.workspace.project):
         raise LockfileInvalid(
-            f"`{new.workspace.spec}` names another image than the lockfile of the run",
+            f"`{new.workspace.spec}` does not name the image in the lockfile of the run",
             why=f"{new.workspace.project.image} in place of {new.locked.asked.image}",
             hint="--copy DIR uses the run's own copy of its project",
         )
@@ -358,7 +358,7 @@ def _fetch_image(new: NewRun, container: ContainerTable, environ: Mapping[str, s
 
 
 def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
-    """Submit it, if the code is still what it was: to get the image may have taken long.
+    """Submit the run if the code is still unchanged: to get the image may have taken long.
 
     Raises:
         UsageError: the code has changed.
@@ -371,11 +371,11 @@ def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
 
 
 def judge_new_run(page: Reproduction, new: NewRun, result: SubmitResult, status: RunStatus, cwd: Path) -> Reproduction:
-    """Compare the new run, which has ended, with the one that it repeats.
+    """Compare the new run, which has ended, with the run that it repeats.
 
     Args:
-        page: what is known before.
-        cwd: folder of the user, for paths in the page.
+        page: the page of `NewRun.page`.
+        cwd: the folder where the user is, for paths in the page.
 
     Raises:
         JobFailed: the new run did not complete.

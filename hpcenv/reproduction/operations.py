@@ -1,8 +1,8 @@
-"""The first operation at which two traces of the same optimizer steps part. Pure. Runs on: LOGIN NODE.
+"""Find the first operation at which two traces of the same optimizer steps differ. Pure. Runs on: LOGIN NODE.
 
-Operations are compared in the order in which each rank called them. One that read the same bytes on both sides and
-wrote others is a cause: its kernel differs. One that read other bytes is only a consequence: of an operation of another
-rank, of data, or of something that the trace does not see.
+Operations are compared in the order in which each rank called them. If an operation read the same bytes on both sides
+and wrote different bytes, it is a cause: its kernel differs. If it read different bytes, it is only a consequence: of
+an operation on another rank, of data, or of something that the trace does not see.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from hpcenv.records.trace import UNKNOWN, RankTrace, TracedOperation, TracedStep, TracedTensor, TracePhase
 
-# In the order of how much they explain: the first of several ranks' differences is shown.
+# The kinds of difference, the most useful explanation first: if several ranks differ, the first kind is shown.
 DifferenceKind = Literal["kernel", "random", "sequence", "collective", "inputs"]
 KINDS: tuple[DifferenceKind, ...] = ("kernel", "random", "sequence", "collective", "inputs")
 
@@ -26,11 +26,11 @@ class DifferingValue:
     """An input or output that differs.
 
     Attributes:
-        role: `input`, `output`, or `arguments` for those that are no tensors.
-        name: in the operation's schema, a number for a returned value; with the place in a list of tensors.
-        type: dtype and shape in the reference, and in the other run where it differs.
-        reference, value: hashes, or texts of arguments.
-        written_by: of an input, the operation of this step that wrote these bytes in the reference; empty if none did.
+        role: `input`, `output`, or `arguments` for arguments that are not tensors.
+        name: the name in the operation's schema, or a number for a returned value; with the place in a list of tensors.
+        type: dtype and shape in the reference, and also in the other run if they differ.
+        reference, value: the hashes, or the texts of arguments.
+        written_by: for an input, the operation of this step that wrote these bytes in the reference; empty if none did.
     """
 
     role: Literal["input", "output", "arguments"]
@@ -49,12 +49,13 @@ class OperationDifference:
         kind: `kernel`: equal inputs, other outputs. `random`: the same, of an operation that draws random numbers from
             a generator in another state. `collective`: equal inputs of this rank to an operation between ranks.
             `sequence`: the runs called different operations. `inputs`: the inputs differ already.
-        step, rank: where.
-        index: place of the operation in the step, from 0; so many operations before it are equal.
-        other_name: of a `sequence`, what the other run called; empty if it called nothing more.
-        name, phase, module, module_class, at: of the reference's operation; `name` is empty if it called nothing more.
-        other_at: of a `sequence`, the place of the other run's operation.
-        values: what differs, the first ones.
+        step, rank: the step and the rank of the difference.
+        index: place of the operation in the step, counted from 0; all operations before it are equal.
+        other_name: for a `sequence`, the operation that the other run called; empty if it called no further operation.
+        name, phase, module, module_class, at: the reference's operation; `name` is empty if it called no further
+            operation.
+        other_at: for a `sequence`, the place in the code of the other run's operation.
+        values: the first values that differ.
     """
 
     kind: DifferenceKind
@@ -73,11 +74,11 @@ class OperationDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceComparison:
-    """Two traces.
+    """The comparison of two traces.
 
     Attributes:
-        first: the difference that explains most, of the first step that differs; None if all is equal.
-        of_ranks: the first difference of each rank that has one, in that step.
+        first: in the first step that differs, the difference that explains most; None if all operations are equal.
+        of_ranks: the first difference of each rank in that step, if the rank differs.
         steps: which steps of how many ranks were compared.
         ranks: the ranks that both traces have.
         operations: how many operations were compared, up to the first difference of each rank.
@@ -93,7 +94,7 @@ class TraceComparison:
 
 
 def common_steps(reference: Mapping[int, RankTrace], other: Mapping[int, RankTrace]) -> tuple[int, ...]:
-    """Return the steps that all common ranks of both traces have, whole."""
+    """Return the steps that are complete in both traces on all common ranks."""
     ranks = reference.keys() & other.keys()
     whole = [set(side[rank].steps) for rank in ranks for side in (reference, other)]
     return tuple(sorted(set.intersection(*whole))) if whole else ()
@@ -105,8 +106,8 @@ def compare_traces(
     """Compare steps of two traces.
 
     Args:
-        reference, other: rank -> what it traced.
-        steps: in both traces of all common ranks, see `common_steps`.
+        reference, other: rank -> the rank's trace.
+        steps: steps in both traces on all common ranks, see `common_steps`.
     """
     ranks = tuple(sorted(reference.keys() & other.keys()))
     found: list[OperationDifference] = []
@@ -228,7 +229,7 @@ def _differing(
     *,
     writer: Callable[[str], str] = lambda _known: "",
 ) -> tuple[DifferingValue, ...]:
-    """Return the values that differ; one without a hash on a side is unknown, and not counted as different."""
+    """Return the values that differ. A value without a hash on one side is unknown, and does not count as different."""
     found = []
     for number in range(max(len(left), len(right))):
         a = left[number] if number < len(left) else None

@@ -1,4 +1,4 @@
-"""Rung 0 of a reproduction: what can be proved from the files alone, without Slurm, GPU, container or network.
+"""Rung 0 of a reproduction: proofs from the files alone, without Slurm, GPU, container or network.
 
 Runs on: LOGIN NODE, or any laptop. A proof has three results: `proved`, `differs`, and `unknown` with the reason.
 """
@@ -27,7 +27,7 @@ from hpcenv.reproduction.measured import OF_RANKS, Measured
 
 ProofOutcome = Literal["proved", "differs", "unknown"]
 
-# Bytes of copied code that are hashed; a larger copy is not code alone.
+# The most bytes of copied code that are hashed. A larger copy contains more than code.
 _MOST_CODE = 4 << 30
 _NAMED = 3
 
@@ -67,7 +67,7 @@ def _image_chain(locked: Lockfile) -> Iterator[StatementProof]:
     what = "the layers in the lockfile give the identity of the image"
     container = locked.container
     if container is None:
-        yield StatementProof(what=what, result="unknown", why="the environment is one of a host, without an image")
+        yield StatementProof(what=what, result="unknown", why="the environment is on a host, without an image")
     elif not container.layers or container.rootfs_chain_id is None:
         yield StatementProof(what=what, result="unknown", why="the lockfile is for a SIF without layers")
     else:
@@ -93,7 +93,7 @@ def prove_run(run: RunFolder, measured: Measured) -> tuple[StatementProof, ...]:
 
 
 def _fits_manifest(run: RunFolder, manifest: Manifest) -> StatementProof:
-    """Return whether the manifest asks the nodes for what the lockfile says."""
+    """Return whether the manifest requires from the nodes the values in the lockfile."""
     what = "the manifest has the environment of the lockfile"
     try:
         locked = read_lockfile(run.lockfile)
@@ -112,8 +112,8 @@ def _fits_manifest(run: RunFolder, manifest: Manifest) -> StatementProof:
 
 
 def _code(run: RunFolder, manifest: Manifest) -> StatementProof:
-    """Return whether the copy of the code is the one that ran."""
-    what = "the copy of the code is the one that the run was submitted with"
+    """Return whether the copy of the code is the code that ran."""
+    what = "the copy of the code is the code that the run was submitted with"
     source = manifest.source
     if source is None:
         return StatementProof(what=what, result="unknown", why="the script ran from its own place (--workdir live)")
@@ -135,10 +135,10 @@ def _code(run: RunFolder, manifest: Manifest) -> StatementProof:
 
 
 def _changed_files(run: RunFolder, listed: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return the listed files with another content, and those that are missing.
+    """Return the listed files whose content differs, and the listed files that are missing.
 
     Raises:
-        OSError: a file cannot be read, or all are too large.
+        OSError: a file cannot be read, or the files together are too large.
     """
     wrong, missing, left = [], [], _MOST_CODE
     for path, content in sorted(listed.items()):
@@ -184,7 +184,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
-    """Return whether the facts of the nodes give the recorded verdict: the gate's own rules judge them again."""
+    """Return whether the facts of the nodes give the recorded verdict. The rules of the gate judge the facts again."""
     what = "the facts of all nodes give the recorded verdict"
     try:
         recorded = load_record(Verdict, run.verdict)
@@ -206,7 +206,8 @@ def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
     except HpcenvError as error:
         return StatementProof(what=what, result="unknown", why=error.what)
     if found.result == "unknown" and recorded.result == "match":
-        # Facts are missing here, or a rule of this hpcenv is newer than the run and needs what it did not record.
+        # Facts are missing here, or a rule of this hpcenv is newer than the run and needs facts that the run did not
+        # record.
         rows = (f"{row.node}, {row.field}: {row.found}" for row in found.findings if row.result == "unknown")
         return StatementProof(what=what, result="unknown", why=next(rows, "not all nodes can be judged again"))
     if found.result != recorded.result:

@@ -1,8 +1,8 @@
-"""The run record: all that is known of a run, in one value and one file (`record.json`).
+"""The run record: all known facts of a run, in one value and one file (`record.json`).
 
-Runs on: LOGIN NODE. `read_record` reads the run folder and nothing else, so it works where there is no Slurm, and on
-run folders of other people. What cannot be read is None or missing, and `notes` says why. Values of credentials are
-left out as everywhere (`records/variables.py`).
+Runs on: LOGIN NODE. `read_record` reads the run folder and nothing else, so it works without Slurm, and on run folders
+of other people. A value that cannot be read is None or missing, and `notes` says why. Values of credentials are left
+out (`records/variables.py`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class LockRecord:
     """The lockfile of the run.
 
     Attributes:
-        fingerprint: as the file says it.
-        image: as it was asked for: a reference, a path, or `host`.
-        manifest_digest, tree_sha256, sif_sha256: of the image; None where the lock has none.
-        determinism: the profile.
+        fingerprint: the fingerprint in the file.
+        image: the image as it was requested: a reference, a path, or `host`.
+        manifest_digest, tree_sha256, sif_sha256: digests of the image; None if the lockfile has no such digest.
+        determinism: the determinism profile.
     """
 
     fingerprint: str
@@ -48,7 +48,7 @@ class LockRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageRecord:
-    """One installed distribution, as locked."""
+    """One installed distribution, as the lockfile has it."""
 
     name: str
     version: str
@@ -61,10 +61,10 @@ class CodeRecord:
 
     Attributes:
         commit: empty without git.
-        dirty: whether tracked files differed from it; None if that is not known.
+        dirty: whether tracked files differed from the commit; None if that is not known.
         diff_sha256: digest of that difference (`source.diff`); empty without one.
-        digest: over all copied files; empty without a copy.
-        script_sha256: empty where the script's file is not known.
+        digest: the digest over all copied files; empty without a copy.
+        script_sha256: the script's sha256; empty if the script's file is not known.
     """
 
     commit: str = ""
@@ -88,7 +88,7 @@ class ShapeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """What one node found on itself and in the environment: field -> value, and field -> why it could not be read."""
+    """The facts of one node and of the environment on it: field -> value, and field -> why it could not be read."""
 
     node: str
     values: dict[str, Value]
@@ -97,11 +97,11 @@ class NodeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyRecord:
-    """The energy that the jobs took.
+    """The energy that the jobs used.
 
     Attributes:
         joules: None if it is unknown.
-        source: who says so, or why it is unknown.
+        source: where the number comes from, or why it is unknown.
     """
 
     joules: float | None
@@ -110,7 +110,7 @@ class EnergyRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRecord:
-    """One metric: how many values, the last one, and a digest over all.
+    """One metric: the number of values, the last value, and a digest over all values.
 
     Attributes:
         last: the last value, exact (`float.hex`), or `nan`, `inf`, `-inf`.
@@ -131,16 +131,16 @@ class MetricRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """All that is known of a run.
+    """All known facts of a run.
 
     Attributes:
-        command: as it was typed, without values of credentials.
-        program: what Python started: `-m MODULE`, or the script's path in the project.
-        args: of the program.
-        outcome: `completed`, or what became of the run.
-        environment: variable -> value of the ranks on the first node; the manifest's where no node has answered.
+        command: the command as it was typed, without values of credentials.
+        program: the program that Python started: `-m MODULE`, or the script's path in the project.
+        args: the program's arguments.
+        outcome: `completed`, or how the run ended.
+        environment: variable -> value in the ranks on the first node; if no node has answered, the manifest's value.
         secrets: names of variables whose values were read on the nodes.
-        determinism: rank -> setting -> value that was read in the running rank; empty where nothing was read.
+        determinism: rank -> setting -> value that was read in the running rank; empty if nothing was read.
         notes: what could not be read.
     """
 
@@ -184,7 +184,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def record_of(run: RunFolder, measured: Measured) -> RunRecord:
-    """Return the record of a run whose metrics are read already; else as `read_record`."""
+    """Return the record of a run whose metrics were already read; otherwise like `read_record`."""
     manifest = load_record(Manifest, run.manifest)
     submission = load_record(Submission, run.submission)
     locked, lock_notes = _locked(run)
@@ -224,7 +224,7 @@ def record_of(run: RunFolder, measured: Measured) -> RunRecord:
 
 
 def with_energy(record: RunRecord, joules: float | None, source: str) -> RunRecord:
-    """Return the record with the energy that Slurm's accounting has."""
+    """Return the record with the energy from Slurm's accounting added."""
     return replace(record, energy=EnergyRecord(joules=joules, source=source))
 
 
@@ -258,7 +258,7 @@ def _packages(locked: Lockfile) -> tuple[PackageRecord, ...]:
 
 
 def _program(manifest: Manifest) -> tuple[str, ...]:
-    """Return what Python started; the script by its path in the copy of the project, which is the same elsewhere."""
+    """Return the program that Python started; a script by its path in the project, which is equal on every machine."""
     if manifest.module or manifest.entry:
         return manifest.program
     path = Path(manifest.script)
@@ -301,7 +301,7 @@ def _nodes(run: RunFolder) -> tuple[tuple[NodeRecord, ...], list[str]]:
         values = {name: _without_credential(name, value) for name, value in facts.values.items()}
         found.append(NodeRecord(node=facts.node, values=values, unknown=facts.unknown))
     if not found:
-        notes.append("no node has written what it found")
+        notes.append("no node has written its facts")
     return tuple(found), notes
 
 
@@ -315,7 +315,7 @@ def _without_credential(name: str, value: Value) -> Value:
 
 
 def _gpu_hours(manifest: Manifest, attempts: tuple[AttemptRecord, ...]) -> float | None:
-    """Return the GPU hours of all attempts, from the start of the job to its end; None where an end is not known."""
+    """Return the GPU hours of all attempts, from the start of the job to its end; None if an end is not known."""
     if manifest.gpus_per_node == 0:
         return 0.0
     spans = [(len(one.nodes), one.ended - one.began) for one in attempts if one.ended is not None]

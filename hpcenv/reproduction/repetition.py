@@ -1,6 +1,6 @@
 """Repeat the beginning of a run with the trace on: the same code, lockfile, options and shape. Runs on: LOGIN NODE.
 
-The code is the one in the folder where the run was submitted, if it is unchanged; else the copy that the run keeps.
+If the code in the folder where the run was submitted is unchanged, it is used; otherwise the run's copy of the code.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class TracedSteps:
     """Which optimizer steps are traced.
 
     Attributes:
-        first, last: both ends, included; the process ends after the last one.
+        first, last: the first and the last traced step; the process ends after the last step.
         resumed: step of the checkpoint that the training begins with; 0 to begin at the start.
-        checkpoint: name of that checkpoint in the run folder; empty without one.
+        checkpoint: name of that checkpoint in the run folder; empty without a checkpoint.
     """
 
     first: int
@@ -79,7 +79,7 @@ def traced_options(run: Run, steps: TracedSteps) -> SubmitOptions:
     if steps.checkpoint:
         wanted["resume_from"] = str(run.folder.checkpoints / steps.checkpoint)
     elif run.manifest.resume_from:
-        # The very checkpoint: the run that it belongs to may have a newer one by now.
+        # Exactly this checkpoint is named: its run may have a newer checkpoint by now.
         wanted["resume_from"] = run.manifest.resume_from
     name = rerun.free_name(f"{old.name or run.manifest.run}-trace"[:90], run.folder.path.parent)
     options = replace(old, **{**request.parse_flags(wanted), "name": name, "chain": None, "requeue": None})
@@ -97,8 +97,8 @@ def plan_repetition(
     """Plan the job that traces steps of a run.
 
     Args:
-        context: of the command.
-        copies: a folder outside of every project, for a copy of the code; what is submitted has its own one.
+        context: the context of the command.
+        copies: a folder outside of every project, for a copy of the code. The submitted run has its own copy.
         open_project: returns the project around a folder.
 
     Raises:
@@ -144,7 +144,7 @@ def _from_copy(
 
 
 def _at_commit_of(before: Manifest, now: Manifest) -> Manifest:
-    """Return the manifest of a run with the commit of another one: where the files are compared, git says no more."""
+    """Return a run's manifest with the commit of another run: the files are compared, so the commit adds nothing."""
     if before.source is None or now.source is None:
         return before
     source = replace(before.source, commit=now.source.commit, diff_sha256=now.source.diff_sha256)
@@ -161,7 +161,7 @@ def earlier_repetitions(run: Run, steps: TracedSteps) -> Iterator[RunFolder]:
         with contextlib.suppress(HpcenvError, OSError):
             other = open_run(path)
             differing = {one.flag for one in rerun.changes(wanted, rerun.options_of_run(other))}
-            # The files differ: each has the name, the code and the command of its run.
+            # These files always differ: each has the name, the code and the command of its run.
             same_lock = run.manifest.fingerprint == other.manifest.fingerprint != ""
             if same_lock and differing <= {"--name", "--runs-dir"} and _has_same_inputs(run, other):
                 yield other.folder

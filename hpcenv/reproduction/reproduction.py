@@ -1,4 +1,4 @@
-"""A reproduction: the run that is reproduced, what was proved, what it costs, what came out. Runs on: LOGIN NODE."""
+"""A reproduction: the run that is reproduced, the proofs, the cost and the result. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpcenv.reproduction.rungs import Rung
 from hpcenv.runs.find import find_run
 from hpcenv.text import Shown
 
-# Fields of a rejected run that an error names.
+# The most fields of a rejected run that an error names.
 _NAMED = 5
 
 ReproductionVerdict = Literal[
@@ -36,12 +36,12 @@ ReproductionVerdict = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is reproduced.
+    """The run or the lockfile that is reproduced.
 
     Attributes:
-        run: its folder; None for a lockfile alone, of which only rung 0 is possible.
+        run: the run's folder; None for a lockfile alone, for which only rung 0 is possible.
         lockfile: path of the lockfile.
-        record, measured, manifest: of the run.
+        record, measured, manifest: the record, the measured values and the manifest of the run.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Target:
             return None
 
     def proofs(self) -> tuple[StatementProof, ...]:
-        """Return what the files prove by themselves."""
+        """Return the proofs from the files alone."""
         if self.run is None:
             return prove_lockfile(self.lockfile)
         return prove_run(self.run, self.measured)
@@ -67,15 +67,15 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Reproduction(Shown):
-    """One page: the verdict, and everything that it rests on.
+    """One page: the verdict, and everything that it is based on.
 
     Attributes:
         headline: the verdict in one sentence.
         image: how the environment was obtained; empty at rung 0.
         asks: what the project asks of this machine; None at rung 0.
         expected: the best agreement that can be expected, with reasons.
-        run, run_folder: the new run; empty and None without one.
-        outcome: what became of it.
+        run, run_folder: the new run and its folder; empty and None without a new run.
+        outcome: how the new run ended.
         notes: options that were left out, code that differs, and the like.
     """
 
@@ -99,8 +99,8 @@ def find_target(start: Path, word: str, *, runs: str | None = None) -> Target:
     """Return what `word` names: a run (folder, name, job id), the lockfile in a run folder, or a lockfile.
 
     Raises:
-        UsageError: it is another kind of file.
-        RunNotFound, RecordInvalid, LockfileMissing: it does not exist, or cannot be read.
+        UsageError: the file is neither a lockfile nor in a run folder.
+        RunNotFound, RecordInvalid, LockfileMissing: the run or the lockfile does not exist, or cannot be read.
     """
     path = Path(os.path.abspath(start / word))
     if path.is_file():
@@ -162,7 +162,7 @@ def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Re
 
 
 def why_rejected(folder: Path) -> tuple[str, ...]:
-    """Return what the gate found on the nodes of a run that it rejected, one line for each field; empty if unknown."""
+    """Return why the gate rejected a run, one line for each field that differs on its nodes; empty if unknown."""
     try:
         verdict = load_record(Verdict, RunFolder(folder).verdict)
     except RecordInvalid:
@@ -180,7 +180,7 @@ def why_rejected(folder: Path) -> tuple[str, ...]:
 
 
 def verdict_of(comparison: RunComparison, expected: Attainable, rung: Rung) -> tuple[ReproductionVerdict, str]:
-    """Return the verdict of a reproduction, and its sentence: what came out, and the most likely reason."""
+    """Return the verdict of a reproduction, and a sentence with the result and the most likely reason."""
     part = "" if rung == 3 else f" in the first steps (rung {rung})"
     if expected.best == "nothing":
         why = f"; it is another experiment: {expected.reasons[0]}"

@@ -56,7 +56,7 @@ def _lines(page: Reproduction) -> Iterator[str]:
 
 
 def before_lines(page: Reproduction) -> Iterator[str]:
-    """Yield what a reproduction will cost, and what must be accepted."""
+    """Yield the cost of a reproduction, and what must be accepted."""
     yield "what it costs:"
     yield from cost_lines(page.cost)
     yield "what must be accepted:"
@@ -73,7 +73,7 @@ def before_lines(page: Reproduction) -> Iterator[str]:
 
 
 def cost_lines(cost: Cost) -> Iterator[str]:
-    """Yield the cost of a job; what is not known is called unknown."""
+    """Yield the cost of a job; a value that is not known is shown as unknown."""
     gpus = f", {cost.gpus_per_node} GPUs on each" if cost.gpus_per_node else ", no GPU"
     yield f"  nodes      {cost.nodes}{gpus if cost.nodes else ''}"
     yield f"  GPU hours  {'unknown' if cost.gpu_hours is None else f'{cost.gpu_hours:.2f}'}"
@@ -83,7 +83,7 @@ def cost_lines(cost: Cost) -> Iterator[str]:
 
 
 def proof_lines(proofs: Sequence[StatementProof]) -> Iterator[str]:
-    """Yield one line or more for each proof."""
+    """Yield one or more lines for each proof."""
     for one in proofs:
         yield from wrapped(f"{_MARKS[one.result]}  {one.what}: {one.why}", first="  ", indent=11)
 

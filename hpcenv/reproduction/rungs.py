@@ -1,7 +1,7 @@
 """The rungs of a reproduction: how much of a run is repeated, and with which options. Pure. Runs on: LOGIN NODE.
 
-0 proofs from the files alone; 1 the first optimizer steps on one node, with the same global batch; 2 the first steps in
-the same shape; 3 everything.
+Rung 0: proofs from the files alone. Rung 1: the first optimizer steps on one node, with the same global batch. Rung 2:
+the first steps in the same shape. Rung 3: the whole run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNGS: dict[Rung, str] = {
 }
 STEPS = 20
 
-# Options that belong to the cluster of the authors, or to one submission of theirs. The user gives his own.
+# Options for the authors' cluster, or for one submission of the authors. The user gives his own options.
 _OF_CLUSTER = (
     "partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "dependency", "after", "comment",
     "sbatch", "srun", "site", "gpu_type", "gpu_request", "cluster", "assume_shared", "setup",
@@ -36,12 +36,12 @@ _OF_CLUSTER = (
 
 @dataclass(frozen=True, kw_only=True)
 class RungPlan:
-    """What is submitted for a rung.
+    """The job that is submitted for a rung.
 
     Attributes:
-        steps: the optimizer steps after which the training ends; None for all.
-        factor: ranks of the run for each rank of the new one.
-        left_out: options of the run that belong to the authors' cluster, as they are typed.
+        steps: the number of optimizer steps after which the training ends; None for all steps.
+        factor: the number of the run's ranks whose work each rank of the new run does.
+        left_out: options of the run that belong to the authors' cluster, as a user types them.
     """
 
     rung: Rung
@@ -69,7 +69,7 @@ def plan_rung(
         given: options that the user typed for the new run, by name.
         rung: 1, 2 or 3.
         shape: nodes and ranks per node of the run.
-        args: arguments of its script.
+        args: the arguments of the run's script.
         one_node: `[reproduce] one-node` of hpcenv.toml.
         steps: how many optimizer steps rungs 1 and 2 repeat.
 

@@ -1,7 +1,7 @@
 """Compare two sweeps over seeds: the mean of the last value of each metric, with its confidence interval.
 
-Runs on: LOGIN NODE. With the same values in both sweeps (the same seeds) the differences are compared in pairs. A value
-inside the interval is not distinguishable, which is not the same as equal.
+Runs on: LOGIN NODE. If both sweeps have the same values (the same seeds), the differences of pairs are used. A value
+inside the interval cannot be distinguished from the reference; this does not mean that it is equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SeedComparison:
     """The last values of one metric in two sweeps.
 
     Attributes:
-        paired: both sweeps have the same values of their parameters, and `difference` compares the pairs.
+        paired: whether both sweeps have the same values of their parameters, so that `difference` compares the pairs.
         difference: confidence interval (95 %) of the mean of the paired differences; None if not paired.
     """
 
@@ -61,7 +61,7 @@ _Values = dict[tuple[str, str], dict[str, float]]
 
 
 def are_sweeps(start: Path, words: Sequence[str], *, runs: str | None = None) -> bool:
-    """Return whether all of these are sweeps."""
+    """Return whether all names are names of sweeps."""
     return all(isinstance(find_submitted(start, word, runs=runs), Sweep) for word in words)
 
 
@@ -75,7 +75,7 @@ def compare_sweeps(
 
     Raises:
         RunNotFound, RecordInvalid: a sweep cannot be found or read.
-        NotComparable: they have no metric in common.
+        NotComparable: the sweeps have no metric in common.
     """
     left, right = (_last_values(find_submitted(start, word, runs=runs), metrics) for word in (reference, other))
     found = tuple(_compare(key, left[key], right[key]) for key in sorted(left.keys() & right.keys()))

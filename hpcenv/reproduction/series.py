@@ -1,4 +1,4 @@
-"""The values of one metric over the steps of a run, exact. Pure. Runs on: LOGIN NODE."""
+"""The exact values of one metric over the steps of a run. Pure. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# The type of numbers that are decimal texts with too few digits for the number itself.
+# The type of numbers that are known only as decimal texts with too few digits.
 PRINTED = "printed"
 
 
@@ -16,14 +16,14 @@ class Series:
     """The values of one metric.
 
     Attributes:
-        name: of the metric: `loss`, `val/acc`.
+        name: the metric's name: `loss`, `val/acc`.
         rank: the rank that recorded it; None if its source names no rank.
-        part: of a loss, its place among the calls of `backward` for one step.
-        source: what wrote it: `backward` (the recorded loss), `log_metrics`, `tensorboard`, `csv`, `jsonl`.
+        part: for a loss, its place among the calls of `backward` for one step.
+        source: what recorded the values: `backward` (for the loss), `log_metrics`, `tensorboard`, `csv`, `jsonl`.
         file: path in the run folder, or the folder of the files.
-        dtype: of the values as they were recorded; `printed` if digits are missing.
-        steps: ascending, each once.
-        values: one for each step.
+        dtype: the type of the recorded values; `printed` if digits are missing.
+        steps: the steps in ascending order, each once.
+        values: one value for each step.
         notes: what a reader must know, for example that a file was cut.
     """
 
@@ -39,7 +39,7 @@ class Series:
 
     @property
     def label(self) -> str:
-        """The name, with the place of a loss if it is not the first of its step."""
+        """The name; for a loss that is not the first of its step, with its place."""
         return f"{self.name}[{self.part}]" if self.part else self.name
 
     @property
@@ -54,18 +54,18 @@ class Series:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def between(self, first: int, last: int) -> Series:
-        """Return the part of the series from one step to another one, both included."""
+        """Return the part of the series from one step to another step, both included."""
         start, end = bisect_left(self.steps, first), bisect_right(self.steps, last)
         return replace(self, steps=self.steps[start:end], values=self.values[start:end])
 
 
 def exact(value: float) -> str:
-    """Return a float as text that says every bit: `0x1.8p+1`, `nan`, `inf`, `-inf`."""
+    """Return a float as text that keeps every bit: `0x1.8p+1`, `nan`, `inf`, `-inf`."""
     return value.hex()
 
 
 def by_step(pairs: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Return steps in order, their values, and how many were recorded twice; of those the later value counts."""
+    """Return steps in order, their values, and how many steps were recorded twice: then the later value counts."""
     found = dict(pairs)
     steps = tuple(sorted(found))
     return steps, tuple(found[step] for step in steps), len(pairs) - len(found)

@@ -1,4 +1,4 @@
-"""Read the scalars of TensorBoard's event files, each at full precision and all of them.
+"""Read all scalars of TensorBoard's event files, at full precision.
 
 Runs on: LOGIN NODE. Standard library only. A file is a sequence of TFRecord frames (length, masked CRC-32C of it, an
 `Event` in protobuf, masked CRC-32C of that), as tensorboard 2.21 writes them (`summary/writer/record_writer.py`,
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcenv.records.files import read_file
 
-# Longer records hold images or graphs, no scalar.
+# Longer records have images or graphs, not scalars.
 _LONGEST_EVENT = 64 << 10
 _LONGEST_TAG = 200
 MOST_TAGS = 1000
@@ -36,7 +36,7 @@ class Scalar:
 
 @dataclass(frozen=True, kw_only=True)
 class EventFile:
-    """The scalars of one file, in its order.
+    """The scalars of one file, in the file's order.
 
     Attributes:
         problem: why reading stopped before the end; empty if all was read.
@@ -138,7 +138,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | bytes | memoryview
     """Yield number and value of each field of a protobuf message: an int, 4 or 8 bytes, or a part of the message.
 
     Raises:
-        ValueError: it is no such message.
+        ValueError: it is not such a message.
     """
     position = 0
     while position < len(message):

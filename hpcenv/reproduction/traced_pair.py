@@ -1,7 +1,7 @@
-"""Two runs of which the first operation that differs is looked for: which steps, and the traces of both.
+"""Two runs whose operations are compared: the steps to compare, and the traces of both runs.
 
 Runs on: LOGIN NODE. A run without a trace of these steps is repeated: `plan_missing` plans it, the command submits it
-and waits, and `with_repetitions` reads what came out.
+and waits, and `with_repetitions` reads the new trace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TracedPair:
     """The reference and the run, in this order.
 
     Attributes:
-        traces: rank -> its trace; of other steps, or empty, where a repetition is missing.
+        traces: for each run, rank -> its trace; empty or with different steps if the run must be repeated.
     """
 
     runs: tuple[Run, ...]
@@ -41,7 +41,7 @@ class TracedPair:
     sources: tuple[TraceSource, ...]
 
     def missing(self) -> tuple[int, ...]:
-        """Return which of the two have no trace of the steps."""
+        """Return which of the two runs have no trace of the steps."""
         return tuple(n for n in (0, 1) if not explain_op.has_steps(self.traces[n], self.sides[n], self.steps))
 
 
@@ -51,20 +51,20 @@ def find_pair(
     """Return the two runs, and the steps to compare; None if the runs are equal, so that nothing differs.
 
     Args:
-        runs: folder of runs, if it is not that of the project.
-        trace_steps: `A:B`; None takes the steps that are traced, or that follow the last equal state.
+        runs: folder of runs, if it is not the project's folder of runs.
+        trace_steps: `A:B`; None takes the steps that are already traced, or the steps after the last equal state.
 
     Raises:
         RunNotFound, RecordInvalid: there is no such run, or it cannot be read.
-        NotComparable: the runs have other numbers of ranks.
-        UsageError: `trace_steps` is no range of steps.
+        NotComparable: the runs have different numbers of ranks.
+        UsageError: `trace_steps` is not a range of steps.
     """
     found = tuple(find_run(cwd, word, runs=runs) for word in (reference, run))
     sides = tuple(read_side(cwd, word, runs, Steps(), ()) for word in (reference, run))
     if sides[0].ranks != sides[1].ranks:
         raise NotComparable(
-            f"`{sides[0].name}` and `{sides[1].name}` have other numbers of ranks",
-            why=f"{sides[0].ranks} and {sides[1].ranks}: each rank has other data, so all operations differ",
+            f"`{sides[0].name}` and `{sides[1].name}` have different numbers of ranks",
+            why=f"{sides[0].ranks} and {sides[1].ranks}: each rank has different data, so all operations differ",
         )
     traces: tuple[Traces, ...] = tuple(read_run_trace(RunFolder(side.folder)) for side in sides)
     if trace_steps is None and not explain_op.recorded_steps(traces):
@@ -99,14 +99,14 @@ def _compared(cwd: Path, reference: str, run: str, runs: str | None) -> RunCompa
 def plan_missing(
     pair: TracedPair, context: Context, copies: Path, open_project: Callable[[Path], Workspace]
 ) -> dict[int, Repetition]:
-    """Plan the repetitions that trace what is missing: which of the two -> what is submitted.
+    """Plan the repetitions that make the missing traces. The keys of the result say which of the two runs is repeated.
 
     Args:
         copies: a folder outside of every project, for copies of the code; not needed after the submission.
 
     Raises:
         NotComparable: a run cannot be repeated here.
-        UsageError: both are the same run.
+        UsageError: both sides are the same run.
     """
     planned, reasons = {}, {}
     for number in pair.missing():
@@ -128,7 +128,7 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
     """Return the pair with the traces of repetitions.
 
     Args:
-        ended: which of the two -> the run folder of its repetition, and its status.
+        ended: which of the two runs -> the run folder of its repetition, and the status.
 
     Raises:
         NotComparable: a repetition gave no trace.
@@ -144,7 +144,7 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
 
 
 def _with_traces(pair: TracedPair, repeated: Mapping[int, Sequence[RunFolder]]) -> TracedPair:
-    """Return the pair with the traces of those repetitions that have the steps."""
+    """Return the pair with the traces of the repetitions that have the steps."""
     traces, sources = list(pair.traces), list(pair.sources)
     for number, folders in repeated.items():
         side = pair.sides[number]

@@ -146,7 +146,7 @@ def test_another_hyper_parameter_is_not_reproduced_and_is_named(reader: Reader, 
 def test_another_world_size_is_named(reader: Reader, paper: str) -> None:
     done, page = reader.reproduce(paper, "--rung", "2", "--steps", "6", "--nproc", "1")
     assert (done.status, page["verdict"], page["expected"]["best"]) == (41, "not-reproduced", "within"), done.text
-    assert "2 ranks in place of 4: each rank has other data" in page["headline"]
+    assert "2 ranks in place of 4: each rank has different data" in page["headline"]
     assert first_cause(page) == ("number of ranks", ["run.nproc-per-node"])
 
 

@@ -1,4 +1,4 @@
-"""What an image consists of: the members of a tar stream, and the tree of files that they make.
+"""The content of an image: the members of a tar stream, and the file tree that the members form.
 
 Runs on: LOGIN NODE.
 """

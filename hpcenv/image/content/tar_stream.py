@@ -1,16 +1,15 @@
 """Read the members of a tar stream, strictly and fast, and write members for squashfs-tools.
 
 Runs on: LOGIN NODE. Standard library only. The standard library's tarfile takes four times
-as long for a layer of 37,000 entries, guesses in damaged archives, and does not tell the position
-of a member's data.
+as long for a layer of 37,000 entries, guesses in damaged archives, and does not give the position of a member's data.
 
-Read: v7, POSIX ustar and pax (POSIX.1-2001 pax, "pax Interchange Format"), GNU (tar 1.34
+These formats are read: v7, POSIX ustar and pax (POSIX.1-2001 pax, "pax Interchange Format"), GNU (tar 1.34
 manual, "Basic Tar Format", "Storing Sparse Files"): long names, base-256 numbers, the four
 sparse forms; xattrs as `SCHILY.xattr.NAME`. Ambiguous archives are read as Go's archive/tar reads
 them, because Docker, containerd, Podman and umoci use it. Damage that Go ignores is an error here.
 Global pax headers are valid until the end of the archive, as in POSIX.
 
-Written: GNU headers. tar.c of squashfs-tools 4.5.1 and 4.6.1 expects a fraction in a pax `mtime`, and
+GNU headers are written, because tar.c of squashfs-tools 4.5.1 and 4.6.1 expects a fraction in a pax `mtime`, and
 4.5.1 removes `/` and `../` from the front of a pax `linkpath` even for symbolic links; it reads
 GNU's long names and base-256 numbers correctly. A pax header is written only for xattrs.
 
@@ -75,9 +74,9 @@ class Bounds:
     """Limits for one member.
 
     Attributes:
-        path_bytes: of a name or link target (Linux: PATH_MAX 4096 with the final NUL).
-        header_bytes: of all extension headers of one member (Go's limit is 1 MiB each).
-        xattr_bytes: of one attribute's value (Linux: XATTR_SIZE_MAX, 64 KiB).
+        path_bytes: the length of a name or link target (Linux: PATH_MAX 4096 with the final NUL).
+        header_bytes: the size of all extension headers of one member (Go's limit is 1 MiB for each header).
+        xattr_bytes: the size of one attribute's value (Linux: XATTR_SIZE_MAX, 64 KiB).
     """
 
     path_bytes: int = 4095
@@ -92,7 +91,7 @@ class Member(NamedTuple):
         size: bytes of the file, including holes.
         offset: where its data begin in the stream.
         stored: bytes of its data in the stream.
-        sparse: the stored pieces of a sparse file, as (offset in the file, length); None for others.
+        sparse: the stored pieces of a sparse file, as (offset in the file, length); None if the file is not sparse.
     """
 
     name: bytes
@@ -113,9 +112,8 @@ class Member(NamedTuple):
 class Reader:
     """Reads the members of an archive that arrives in chunks.
 
-    `next_member` skips unread data of the previous member. After the last member the
-    rest of the stream is read to its end, because the digest of the layer covers it. The stream may end
-    inside the padding of its last member.
+    `next_member` skips unread data of the previous member. After the last member the rest of the stream is read to its
+    end, because the digest of the layer covers it. The stream may end inside the padding of its last member.
 
     Args:
         chunks: the uncompressed stream in pieces of any size.
@@ -299,7 +297,7 @@ class Reader:
         name = name.split(b"\0", 1)[0]
         # Only POSIX headers have a prefix; GNU headers have times and sparse maps there.
         if magic[:6] == b"ustar\0" and prefix[0]:
-            # In the format of star it is shorter.
+            # In the format of the program star the prefix is shorter.
             prefix = (prefix[:131] if trailer[-4:] == b"tar\0" else prefix).split(b"\0", 1)[0]
             name = prefix + b"/" + name
         target = target.split(b"\0", 1)[0]
@@ -357,7 +355,7 @@ class Reader:
         xattrs = sorted((key[len(_XATTR) :], value) for key, value in pax.items() if value and key.startswith(_XATTR))
         for name, value in xattrs:
             if not 0 < len(name) <= 255 or b"\0" in name:
-                _damaged("an extended attribute has no name, or one of more than 255 bytes", at)
+                _damaged("an extended attribute has no name, or a name of more than 255 bytes", at)
             if len(value) > self._bounds.xattr_bytes:
                 raise ImageMismatch(
                     f"an extended attribute of a member has {len(value):,} bytes at byte {at:,}",
@@ -447,7 +445,7 @@ class _Extended:
 
     @property
     def empty(self) -> bool:
-        """There is no extension header whose member is missing; a global header needs no member."""
+        """Whether no extension header still waits for its member; a global header needs no member."""
         return not self.records and self.name is None and self.target is None
 
     def merge(self, records: list[tuple[bytes, bytes]]) -> None:

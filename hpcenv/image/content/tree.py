@@ -1,4 +1,4 @@
-"""A root file system as a list of entries: its digest, and the differences between two.
+"""A root file system as a list of entries: its digest, and the differences between two file systems.
 
 Runs on: LOGIN NODE. Pure. Paths are bytes: file names of Linux are bytes, not text.
 Entries are sorted by the bytes of their whole paths, so two trees with a million paths can be
@@ -50,15 +50,15 @@ class TreeEntry:
 DIGEST_FORMAT = b"hpcenv-tree-v1"
 
 # Seen on SIFs of Apptainer 1.4.5, built by root and by an ordinary user, umask 022 and 077.
-# Paths that it adds, replaces or empties in every image:
+# Paths that Apptainer adds, replaces or empties in every image:
 _WRITTEN = frozenset({
     b".exec", b".run", b".shell", b".singularity.d", b".test", b"environment", b"singularity",
     b"etc/hosts", b"etc/resolv.conf",
 })  # fmt: skip
-# Directories that it creates with mode 0755 if the image does not have that path:
+# Directories that Apptainer creates with mode 0755 if the image does not have the path:
 _MADE = (b"dev", b"etc", b"home", b"proc", b"root", b"sys", b"tmp", b"var", b"var/tmp")
 
-# BLAKE3 of nothing.
+# BLAKE3 of an empty file.
 _EMPTY = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 # All bits except the write bits.
 _COUNTED_MODE = 0o7555
@@ -71,8 +71,8 @@ _EXACT = ("mode", "uid", "gid", "mtime", "size", "blake3", "target", "device", "
 class TreeDifference:
     """One field of one path in which two trees differ.
 
-    If one side does not have the path, `field` is `path`, that side is None, and the other side is the
-    kind of the entry. Otherwise `field` is the name of an attribute, and both sides are its value.
+    If only one side has the path, `field` is `path`, the value of this side is the kind of the entry, and the other
+    value is None. Otherwise `field` is the name of an attribute, and both sides are its value.
     """
 
     path: bytes
@@ -126,12 +126,12 @@ def _blake3() -> Callable[[], ContentHash]:
 
 
 def belongs_to_apptainer(path: bytes) -> bool:
-    """Tell whether Apptainer itself writes a path; the digest does not cover such paths."""
+    """Return whether Apptainer itself writes a path; the digest does not cover such paths."""
     return path in _WRITTEN or path.startswith(b".singularity.d/")
 
 
 def tree_digest(entries: Iterable[TreeEntry]) -> str:
-    r"""Return the portable identity of a root file system: the digest of what a program can read in it.
+    r"""Return the portable identity of a root file system: a digest of everything that a program can read in it.
 
     The digest is equal for hpcenv's conversion of an image and for `apptainer build` of it by root or
     by an ordinary user, on any machine, with any squashfs-tools. How to compute it (version
@@ -152,13 +152,11 @@ def tree_digest(entries: Iterable[TreeEntry]) -> str:
        0 for other kinds; CONTENT the hexadecimal BLAKE3 of a file, the target of a symbolic
        link, or nothing.
 
-    The digest does not cover owners, times, xattrs and device numbers, because an unprivileged
-    `apptainer build` loses them; hard links, because they do not change what is read; and
-    write bits, because they have no effect in a read-only image, and because the umask of
-    `apptainer build` (0002) sets them for directories that no layer contains.
-    An unprivileged Apptainer 1.4.5 writes files that their owner may not read as empty
-    files, and omits such directories without a message: those SIFs are different, and so
-    is their digest.
+    The digest does not cover owners, times, xattrs and device numbers, because an unprivileged `apptainer build` loses
+    them; hard links, because they do not change what is read; and write bits, because they have no effect in a
+    read-only image, and because the umask of `apptainer build` (0002) sets them for directories that no layer contains.
+    An unprivileged Apptainer 1.4.5 writes files that their owner may not read as empty files, and omits such
+    directories without a message: those SIFs are different, and so is their digest.
 
     Args:
         entries: sorted by path.

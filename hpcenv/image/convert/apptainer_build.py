@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-`build_layout` converts an image whose verified blobs are on disk; it downloads nothing.
-Its result depends on the image, the labels, the epoch, and the versions of Apptainer
-and mksquashfs. It does not depend on the user, the machine or the time, with one exception: root
-preserves owners, special files and capabilities; other users cannot.
+`build_layout` converts an image whose verified blobs are on disk; it downloads nothing. Its result depends on the
+image, the labels, the epoch, and the versions of Apptainer and mksquashfs. It does not depend on the user, the machine
+or the time, with one exception: only root can preserve owners, special files and capabilities.
 
 `build_definition` builds a user's definition file. Its sources are pinned or refused, and
 recorded. hpcenv does not control what %post does.
@@ -138,18 +137,17 @@ def build_layout(
 ) -> Built:
     """Convert an image whose blobs are on disk.
 
-    The scripts with the image's environment and entry point are replaced by those of `files`,
-    because Apptainer's scripts do not use all values literally.
+    The scripts with the image's environment and entry point are replaced by the scripts in `files`, because Apptainer's
+    scripts do not use all values literally.
 
     Args:
         apptainer: path of the program.
         manifest_digest: of the image's manifest, OCI or docker schema 2.
-        blobs: the file of each digest of the image (manifest, configuration, layers), verified by
-            the caller.
+        blobs: the file of each digest of the image (manifest, configuration, layers), verified by the caller.
         architecture: required architecture, in the words of OCI.
         epoch: SOURCE_DATE_EPOCH in seconds. It must not be before the newest file of the image, or
             Python compiles its files again at each start (`apptainer.source_date_epoch`).
-        labels: labels to add to those of the image; must have `hpcenv.source.manifest-digest`.
+        labels: labels to add to the image's labels; must have `hpcenv.source.manifest-digest`.
         files: the result of `runtime_files` for the image.
         entries: the image's merged tree. Apptainer follows certain links of an image and writes to
             files of the host; images with such links are refused.
@@ -262,9 +260,8 @@ def build_definition(
         destination: the SIF's path; an existing file is replaced, and removed after a failure.
         temporary: where to unpack, from `temporary_folder.choose_temporary`.
         digests: the resolved digests of images that are named by a tag (`DefinitionSource.origin`).
-        allow_floating: accept sources that may be different tomorrow: tags that were not
-            resolved, package servers of distributions.
-        plain_http: its registries use http.
+        allow_floating: accept sources that can change: tags that were not resolved, package servers of distributions.
+        plain_http: whether the registries in the file use http.
         binds: folders of the host that %post can use; the targets must exist in the source image.
         epoch: SOURCE_DATE_EPOCH; only for files without %post, because the files that %post writes
             would get an older time. None uses the clock.
@@ -274,7 +271,7 @@ def build_definition(
         timeout: seconds.
 
     Raises:
-        SpecError: the file names no source, or one that is not fixed; or a label cannot be written.
+        SpecError: the file names no source, or a source that is not fixed; or a label cannot be written.
         ToolMissing, ToolFailed, ImageUnavailable: Apptainer is missing, too old, or failed.
         ImageMismatch: Apptainer's result is wrong.
         FileUnusable: a file cannot be read or written.
@@ -449,7 +446,7 @@ def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) 
     limit = max(job.timeout, 1.0)
     begin = time.monotonic()
     try:
-        # %post inherits the umask: what it writes would have other modes for each caller.
+        # %post inherits the umask: the files that it writes would have different modes for each caller.
         process.stream(argv, on_line=keep, timeout=limit, env=env, cwd=cwd, umask=0o022)
     except ToolFailed as error:
         status = None if time.monotonic() - begin >= limit else error.status
@@ -473,7 +470,7 @@ def _build_environment(environ: Mapping[str, str], scratch: Path, epoch: int | N
     env.update(
         TMPDIR=str(scratch),
         APPTAINER_TMPDIR=str(scratch),
-        # Builds that share a cache remove files of each other (seen: 3 of 28 failed).
+        # Builds that share a cache remove each other's files (seen: 3 of 28 builds failed).
         APPTAINER_CACHEDIR=str(scratch / "cache"),
         # Apptainer 1.5 and later: do not use PRoot. Owners are then the same as in older versions, and
         # the first two releases with PRoot made corrupt SIFs (apptainer issues 3486, 3560, 3577).

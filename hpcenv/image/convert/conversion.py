@@ -58,15 +58,15 @@ from hpcenv.progress import Event, OnEvent
 Builder = Literal["auto", "hpcenv", "apptainer"]
 OpenBlobs = Callable[[], BlobSource]
 
-# Version of the files that hpcenv adds to a SIF. It changes if the same image gives other bytes.
+# Version of the files that hpcenv adds to a SIF. It must change if the same image gives different bytes than before.
 FORMAT = "2"
 FORMAT_LABEL = "hpcenv.format"
 
 _SECONDS = 4 * 3600.0
-# mksquashfs 4.6.1 compares files of equal size: 498,000 files of one size took it 15 minutes, 36,000 files of
-# different sizes no time.
+# mksquashfs 4.6.1 compares files of equal size: 498,000 files of one size took 15 minutes, and 36,000 files of
+# different sizes a negligible time.
 _MOST_COMPARISONS = 10**9
-# The most bytes by which a squashfs is larger than its layers, even if they do not compress.
+# A squashfs is larger than its layers by at most this number of bytes, even if the layers do not compress.
 _SLACK = 64 << 20
 
 
@@ -83,11 +83,11 @@ class Converted:
 
 @dataclass(frozen=True, kw_only=True)
 class _UnpublishedSif:
-    """How a finished SIF was made that is not published yet.
+    """A finished SIF that is not published yet, and how it was made.
 
     Attributes:
         warnings: warnings of the packer.
-        extra: the files that hpcenv added to those of the image.
+        extra: the files that hpcenv added to the image.
     """
 
     builder: Literal["hpcenv", "apptainer"]
@@ -125,7 +125,7 @@ def convert(
         on_event: called with the progress.
         builder: `hpcenv` streams the layers into mksquashfs, `apptainer` uses `apptainer build`, `auto`
             streams if a suitable squashfs-tools is on PATH.
-        compression: of a new SIF. A stored SIF with zstd is converted again where gzip is asked for.
+        compression: the compression of a new SIF. If gzip is requested, a stored SIF with zstd is converted again.
         prove: read the SIF and compare it with the layers, path by path.
         limits: limits on what the image may contain.
 
@@ -153,7 +153,7 @@ def convert(
         try:
             return job.work(held)
         except (ImageMismatch, ToolFailed) as error:
-            # With indexes of an earlier call the layers were not read in this one, so damage is noticed only now.
+            # If the indexes are from an earlier call, this call has not read the layers, so damage is noticed only now.
             if not source.forget_damaged(error):
                 raise
         return job.work(held)
@@ -162,7 +162,8 @@ def convert(
 def ready(image: ResolvedImage, store: Store, prove: bool, compression: Compression = "zstd") -> Converted | None:
     """Return the SIF in the store.
 
-    None if it is missing, was not compared with the layers and `prove` is set, or has zstd in place of gzip.
+    None if it is missing; if `prove` is set and it was not compared with the layers; or if it has zstd in place of
+    gzip.
     """
     stored = store.find_image(image.manifest_digest)
     if stored is None or stored.record is None or (prove and stored.record.tree_sha256 is None):
@@ -171,7 +172,7 @@ def ready(image: ResolvedImage, store: Store, prove: bool, compression: Compress
         return None
     store.remember(image.manifest_digest, reference=image.reference, index_digest=image.index_digest)
     if store.writable:
-        store.clean_leftovers()  # of a process that was killed just after it published
+        store.clean_leftovers()  # left by a process that was killed just after it had published the SIF
     return Converted(image=image, path=stored.path, record=stored.record, reused=True, notes=stored.record.notes)
 
 
@@ -249,7 +250,7 @@ class _Layers:
                 data = self.store.index_path(diff_id).read_bytes()
                 self._indexes[diff_id] = LayerIndex.from_bytes(data, diff_id=diff_id, limits=self.limits)
             except (OSError, RecordInvalid):
-                return None  # missing or damaged; it can be made again
+                return None  # the index is missing or damaged, and can be made again
         return self._indexes[diff_id]
 
     def index(self, position: int, sink: FileSink | None = None) -> LayerIndex:
@@ -269,7 +270,7 @@ class _Layers:
         try:
             index = self._read(position, sink)
         except (ImageMismatch, FileUnusable) as error:
-            # The blob had the right digest when it arrived. If it does not now, the disk has damaged it.
+            # The blob had the right digest when it arrived. If the digest is wrong now, the disk has damaged the blob.
             if not self._discard([layer], error):
                 raise
             self.fetch()
@@ -320,7 +321,7 @@ class _Layers:
         return bool(damaged)
 
     def _in_store(self, layer: Layer) -> bool:
-        """Tell whether a layer is read from the store, not from a layout of the user."""
+        """Return whether a layer is read from the store, not from a layout of the user."""
         stored = blobs.blob_path(self.store.blobs, layer.digest)
         return os.path.realpath(layer_path(self.image, layer, self.store)) == os.path.realpath(stored)
 
@@ -328,7 +329,7 @@ class _Layers:
         return _sha256(layer_path(self.image, layer, self.store)) != layer.digest
 
     def require_same_bytes(self) -> None:
-        """Hash those layers of a local layout that have an index, and so are not hashed while they are read.
+        """Hash the layers of a local layout that already have an index. They are not hashed while they are read.
 
         Raises:
             ImageMismatch: somebody changed a layer.
@@ -484,8 +485,7 @@ class _Job:
     def _pack_ahead(self, packer: Packer, finished: Path) -> tuple[MergedTree, _UnpublishedSif] | None:
         """Pack the layers while they are read for the first time, beginning with the topmost layer.
 
-        The result is None if all layers have an index, or if the packed tree turned out not to be the
-        merged tree.
+        The result is None if all layers have an index, or if the packed tree turned out not to be the merged tree.
         """
         source = self.source
         if all(source.known(position) is not None for position in range(len(source))):
@@ -567,7 +567,7 @@ class _Job:
             notes=self._files.notes,
             warnings=result.notes,
             extra=extra,
-            # Its version determines the bytes too.
+            # The version of this library also determines the bytes.
             libraries=_compressor(packer, self.compression),
         )
 

@@ -1,10 +1,10 @@
-"""Parse Apptainer definition files: their sections, their sources, and pinning the sources.
+"""Parse Apptainer definition files (sections and sources), and pin their sources.
 
 Runs on: LOGIN NODE. Pure. The format: Apptainer's user guide, "Definition Files" (1.4). The guide
-does not define these details; they were seen with 1.4.5 on 2026-11-20: a stage begins with
-`Bootstrap:` at the start of a line, even within a section; the first one may be indented; `#` begins
-a comment in a header; each line that begins with `%` begins a section; names of sections may be in
-upper case. This module neither runs nor changes sections.
+does not define these details; they were seen with 1.4.5 on 2026-11-20: a stage begins with `Bootstrap:` at the start of
+a line, even within a section; only the first `Bootstrap:` may be indented; `#` begins a comment in a header; each line
+that begins with `%` begins a section; names of sections may be in upper case. This module neither runs nor changes
+sections.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DefinitionHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A section; `line` is that of `%name`, the text begins on the next.
+    """A section; `line` is the line of `%name`, and the text begins on the next line.
 
     Attributes:
         name: in lower case, without `%`.
@@ -79,7 +79,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DefinitionStage:
-    """A stage: headers by name in lower case, and sections in order; `line` is that of `Bootstrap`."""
+    """A stage: headers by name in lower case, and sections in order; `line` is the line of `Bootstrap`."""
 
     line: int
     headers: Mapping[str, DefinitionHeader]
@@ -96,7 +96,7 @@ class Definition:
     """A definition file.
 
     Attributes:
-        arguments: the defaults of its build arguments; those with two defaults are left out.
+        arguments: the defaults of its build arguments; arguments with two defaults are left out.
         stray: lines that belong to no header and no section, with their numbers; Apptainer
             rejects a file with such a line.
     """
@@ -116,8 +116,8 @@ class DefinitionSource:
         kind: `registry`, an OCI `layout`, a `file`, `nothing` for scratch; `distribution`
             for agents that install the present packages from package servers.
         digest: the digest at the end of `origin`, or None.
-        line: of `From`, or else of `Bootstrap`; counted from 1.
-        stage: its name, or None.
+        line: the line of `From`, or else of `Bootstrap`; counted from 1.
+        stage: the stage's name, or None.
     """
 
     bootstrap: str
@@ -135,7 +135,7 @@ class DefinitionSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A path of the host that `%files` copies, as in the file; it may be a pattern."""
+    """A path of the host that `%files` copies, as the file writes it; it may be a pattern."""
 
     path: str
     line: int
@@ -208,13 +208,13 @@ def _defaults(sections: Sequence[Section]) -> dict[str, str]:
         for _, line in section.lines:
             name, equals, value = line.strip().partition("=")
             if equals and not name.startswith("#"):
-                # Apptainer 1.4.5 ends the value at ` #`, and takes quotes as part of it (tried).
+                # Apptainer 1.4.5 ends the value at ` #`, and quotes are a part of the value (tried).
                 found.setdefault(name.strip(), set()).add(value.partition(" #")[0].strip())
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
 def fill(text: str, arguments: Mapping[str, str]) -> str:
-    """Return a text with the default of each build argument for `{{ NAME }}`; without one it stays, as `{{NAME}}`."""
+    """Replace each `{{ NAME }}` by the default of this build argument; without a default, write `{{NAME}}`."""
     return _HOLE.sub(lambda hole: arguments.get(hole[1], f"{{{{{hole[1]}}}}}"), text)
 
 

@@ -49,8 +49,8 @@ _NEEDS_MEMORY = "requires too much memory"
 _NAME_BYTES = 255
 _PREFIX = b".wh."
 _OPAQUE_NAME = b".wh..wh..opq"
-# Attributes of another host's security policy and of another overlay; an overlay over this image would
-# apply the latter. umoci 0.4.7 omits the same attributes.
+# Attributes of the security policy of another host, and of another overlay file system. The kernel would apply the
+# latter if this image gets an overlay. umoci 0.4.7 omits the same attributes.
 _DROPPED_XATTRS = (b"security.selinux", b"trusted.overlay.")
 # Finds an empty, `.` or `..` component.
 _ODD = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)")
@@ -93,7 +93,7 @@ class LayerLimits:
             and libraries have 2 to 6, text has less than 20.
         ratio_from: uncompressed bytes that every layer may have.
         metadata_bytes: names, link targets, xattrs and sparse maps of all layers.
-        path_bytes, header_bytes, xattr_bytes: of one member, see `tar_stream.Bounds`.
+        path_bytes, header_bytes, xattr_bytes: limits for one member, see `tar_stream.Bounds`.
     """
 
     entries: int = 500_000
@@ -222,7 +222,7 @@ def open_blob(path: Path, media_type: str = "") -> Iterator[BinaryIO]:
 
     Args:
         path: the blob.
-        media_type: of the layer; used only to recognise encrypted layers.
+        media_type: the layer's media type; used only to recognise encrypted layers.
 
     Raises:
         ImageMismatch: OCI does not define the compression; or, while reading, the data are damaged.
@@ -279,7 +279,7 @@ def _decompressor(file: BinaryIO, how: str) -> tuple[Any, tuple[type[BaseExcepti
             import gzip
 
             return gzip.GzipFile(fileobj=file, mode="rb"), (gzip.BadGzipFile, EOFError, zlib.error)
-        igzip: Any = fast  # its type hints are incomplete
+        igzip: Any = fast  # the type hints of this package are incomplete
         bad = (igzip.BadGzipFile, EOFError, cast("type[Exception]", isal_zlib.error), zlib.error)
         return igzip.IGzipFile(fileobj=file, mode="rb"), bad
     if how == "zstd":
@@ -368,9 +368,9 @@ class LayerIndex:
         diff_id: digest of the uncompressed layer.
         unpacked: bytes of its stream, including holes of sparse files.
         kinds: a letter per member.
-        sizes: of files, including holes.
+        sizes: the sizes of files, including holes.
         offsets: where a file's data begin in the uncompressed stream.
-        blake3: 32 bytes per member; only those of files have a meaning.
+        blake3: 32 bytes per member; these bytes have a meaning only for files.
         paths: relative to the root, normalised, separated by NUL.
         ends: where each path ends in `paths`.
         targets, devices, xattrs, sparse: by position, for members that have them.
@@ -461,12 +461,12 @@ class LayerIndex:
 
         Args:
             data: the content of the file.
-            diff_id: of the layer.
+            diff_id: the layer's diff_id.
             limits: see `index_layer`.
 
         Raises:
-            RecordInvalid: the index is damaged, of another layer, or of another version of hpcenv;
-                index the layer again.
+            RecordInvalid: the index is damaged, or was made for another layer or by another version of hpcenv. Index
+                the layer again.
         """
         try:
             return _load(data, diff_id, limits or LayerLimits())
@@ -514,7 +514,7 @@ def _load(data: bytes, diff_id: str, limits: LayerLimits) -> LayerIndex:
         raise ValueError("it belongs to another layer")
     lengths = parsed["sections"]
     if len(lengths) != 5 + len(_COLUMNS) or any(type(n) is not int or n < 0 for n in lengths):
-        raise ValueError("its sections are not those of the format")
+        raise ValueError("its sections are not the sections of the format")
     if sum(lengths) != len(body):
         raise ValueError("its sections do not add up")
     sections = []
@@ -556,7 +556,7 @@ def _ends(paths: bytes, count: int) -> array[int]:
 
 
 def _normalised(paths: bytes) -> bool:
-    """Tell whether NUL-separated paths have no redundant slash, no `.` and no `..`."""
+    """Return whether NUL-separated paths have no redundant slash, no `.` and no `..`."""
     if paths.startswith(b"/") or paths.endswith(b"/") or any(bad in paths for bad in (b"\0/", b"/\0", b"//")):
         return False
     framed = b"/" + paths.replace(b"\0", b"/") + b"/"
@@ -609,7 +609,7 @@ class FileSink(Protocol):
     """Receives the files of a layer while the layer is indexed."""
 
     def begin_file(self, index: LayerIndex, at: int, path: bytes) -> bool:
-        """Return True to receive this file's content. The index has all fields of the file but its digest."""
+        """Return True to receive this file's content. The index has all fields of the file except its digest."""
 
     def write(self, piece: memoryview, /) -> None:
         """Receive a piece of the content; holes are zeros."""
@@ -630,8 +630,7 @@ def index_layer(
 ) -> LayerIndex:
     """Read a layer once and record its members, with the BLAKE3 of each file's content.
 
-    Two more threads decompress and hash in parallel to the caller's. Together they use 10 MiB of
-    memory.
+    Two more threads decompress and hash in parallel to the caller's thread. Together they use 10 MiB of memory.
 
     Args:
         stream: the uncompressed layer, for example from `open_blob`.
@@ -643,8 +642,7 @@ def index_layer(
         before: members of the layers that were read before it; `LayerLimits.entries` counts them too.
 
     Raises:
-        ImageMismatch: the bytes do not have the diff_id, the archive is damaged or
-            hostile, or a limit is exceeded.
+        ImageMismatch: the bytes do not have the diff_id, the archive is damaged or hostile, or a limit is exceeded.
         FileUnusable: the file cannot be read.
         Exception: an error of `sink`.
     """

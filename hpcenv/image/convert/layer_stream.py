@@ -49,7 +49,7 @@ _IMPLIED = TreeEntry(path=b"", kind="directory", mode=0o755)
 
 
 class GuessedWrong(Exception):
-    """The files that were written are not those of the merged tree; pack again with the merged tree."""
+    """The files that were written are not the files of the merged tree; pack again with the merged tree."""
 
 
 class _Writer:
@@ -102,8 +102,8 @@ def emit(
 ) -> None:
     """Write the merged tree as one tar stream for sqfstar or `mksquashfs - OUT -tar`.
 
-    Each layer is read at most once, and only up to its last surviving file; a layer without one is
-    not opened. The root directory is not in the stream: see `MergedTree.root`.
+    Each layer is read at most once, and only up to its last surviving file. A layer without a surviving file is not
+    opened. The root directory is not in the stream: see `MergedTree.root`.
 
     Args:
         merged: the result of `merge`.
@@ -137,7 +137,8 @@ class _Plan:
         self._directories: list[tuple[bytes, int]] = []
         self._specials: list[tuple[bytes, int]] = []
         self._links: list[tuple[bytes, bytes, int]] = []
-        # Files whose path differs from their member's: through symbolic links, or with another of their names.
+        # Files whose path is not the path of their member, because of symbolic links or because a file has several
+        # names.
         self.elsewhere: dict[int, bytes] = {}
         self.files = [bytearray(len(index)) for index in merged.layers]
         self.files.append(bytearray(len(merged.extra)))
@@ -254,7 +255,7 @@ def likely_root(layers: int, known: Callable[[int], LayerIndex | None], open_lay
 
 
 def same_root(one: TreeEntry, other: TreeEntry) -> bool:
-    """Tell whether two root directories give the same options for mksquashfs."""
+    """Return whether two root directories give the same options for mksquashfs."""
     one, other = storable(one), storable(other)
     return (one.mode, one.uid, one.gid, one.mtime) == (other.mode, other.uid, other.gid, other.mtime)
 
@@ -262,14 +263,13 @@ def same_root(one: TreeEntry, other: TreeEntry) -> bool:
 class Ahead:
     """Writes the stream of `emit` while the layers are read for the first time.
 
-    For each layer from the topmost to the lowest call `begin_layer`; pass its files from `index_layer`
-    (or call `copy` if it has an index); call `end_layer`. Then call `finish`, which compares and writes
-    the rest.
+    For each layer from the topmost to the lowest call `begin_layer`; pass its files from `index_layer` (or call `copy`
+    if it has an index); call `end_layer`. Then call `finish`, which compares and writes the rest.
 
     Args:
         out: where to write.
         extra: entries that replace the image's entries at their paths.
-        limits: as for `merge`; here they only tell when to stop writing.
+        limits: as for `merge`; here they only decide when to stop writing.
         most_comparisons: another reason to stop; see `MergedTree.comparisons`.
         on_bytes: called from time to time with the number of bytes so far.
     """
@@ -348,7 +348,7 @@ class Ahead:
             extra: as for `emit`.
 
         Raises:
-            GuessedWrong: `emit` would write other files.
+            GuessedWrong: `emit` would write different files.
         """
         self._above = _Above(())
         plan = _Plan(merged.with_extra(extra))
@@ -362,10 +362,10 @@ class Ahead:
 
 
 class _Above:
-    """Tells which paths of a layer are hidden by the layers above it."""
+    """Records which paths of a layer are hidden by the layers above it."""
 
     def __init__(self, extra: Iterable[TreeEntry]) -> None:
-        # `_taken`: a file at one of these paths is hidden. `_closed`: everything below one of these is hidden.
+        # `_taken`: a file at one of these paths is hidden. `_closed`: everything below one of these paths is hidden.
         self._taken: set[bytes] = set()
         self._closed: set[bytes] = set()
         self._folders: dict[bytes, bool] = {}
@@ -402,7 +402,7 @@ def _ancestors(path: bytes) -> Iterator[bytes]:
 
 
 class _Cost:
-    """Stops packing an image that takes long, before `merge` can refuse it."""
+    """Stops the packing of an image that takes too long, because `merge` can refuse the image only later."""
 
     def __init__(self, folders: int, comparisons: int) -> None:
         self._folders = folders

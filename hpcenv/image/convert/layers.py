@@ -48,7 +48,8 @@ _MOST_SYMLINKS = 40
 # Limit for the parts of link targets that a merge follows; real images need some thousands.
 _MOST_FOLLOWED = 20_000_000
 _LATEST = 2**32 - 1
-# squashfs can store only these (Linux fs/squashfs/xattr.c), and not for example system.posix_acl_*.
+# squashfs can store only attributes with these prefixes (Linux fs/squashfs/xattr.c), not for example
+# system.posix_acl_*.
 _KEPT_XATTRS = (b"user.", b"trusted.", b"security.")
 
 
@@ -90,7 +91,7 @@ def merge(indexes: Sequence[LayerIndex], *, limits: LayerLimits | None = None) -
     - directories without an entry have mode 0755, owner 0:0 and mtime 0.
 
     Args:
-        indexes: of the image's layers in order.
+        indexes: the indexes of the image's layers, in order.
         limits: see `LayerLimits`.
 
     Raises:
@@ -312,7 +313,7 @@ class _Tree:
         return ImageMismatch(
             f"a layer has entries in `{shown(path)}`, but `{shown(part)}` is not a directory",
             why="a layer must replace a file by a directory before it adds entries in it (OCI image-spec, layer.md)",
-            hint="build the image again; no container runtime can unpack this one",
+            hint="build the image again; no container runtime can unpack this image",
         )
 
 
@@ -462,7 +463,7 @@ class MergedTree:
 
 
 def _own_child(directory: _Directory, name: bytes, own: set[int]) -> _Directory:
-    """Return a child directory that may be changed: a copy, or a new directory."""
+    """Return a child directory that may be changed: a copy of the child, or a new directory."""
     child = directory.children.get(name)
     if not isinstance(child, _Directory) or id(child) not in own:
         copied = _Directory(child.code if isinstance(child, _Directory) else -1)

@@ -2,10 +2,10 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-mksquashfs prints its own version but not that of libzstd, which also determines the bytes of a
-squashfs. If LD_TRACE_LOADED_OBJECTS is set, glibc's loader lists the libraries of a program and does
-not start it (ld.so(8)). The name of a library's file, after its links are followed, contains its
-version. If this fails, the result is `unknown:` with the reason.
+mksquashfs prints its own version, but not the version of libzstd, which also determines the bytes of a squashfs. If
+LD_TRACE_LOADED_OBJECTS is set, glibc's loader lists the libraries of a program and does not start it (ld.so(8)). The
+name of a library's file, after its links are followed, contains its version. If this fails, the result is `unknown:`
+with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def library_version(program: str, library: str, *, env: Mapping[str, str]) -> st
         env: the environment of the program, for example its library path.
     """
     try:
-        # A static program, or one with another C library, does run: it prints its version and ends.
+        # A static program, or a program with another C library, is really started: it prints its version and ends.
         output = process.run(
             [program, "-version"], timeout=_SECONDS, env={**env, "LD_TRACE_LOADED_OBJECTS": "1"}, accept=(0, 1)
         ).stdout

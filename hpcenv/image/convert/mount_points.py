@@ -1,4 +1,4 @@
-"""Name the folders of an image at which Apptainer cannot mount what it must.
+"""Name the folders of an image at which Apptainer must mount something, but cannot.
 
 Runs on: LOGIN NODE. Pure. Seen with Apptainer 1.4.5 on a Debian 12 node, 2026-11-23; the cases are in
 tests/cluster/test_image_trial.py.
@@ -15,9 +15,9 @@ __all__ = ["unusable_mount_points"]
 
 Find = Callable[[bytes], "TreeEntry | None"]
 
-# Apptainer mounts these folders of the host, or new ones, in every container.
+# Apptainer mounts these folders of the host, or new folders, in every container.
 _MOUNTED = (b"dev", b"proc", b"sys", b"tmp", b"var/tmp")
-# Programs live well without it.
+# Programs work without it.
 _OPTIONAL = b"var/tmp"
 _MOST_LINKS = 40
 
@@ -53,7 +53,7 @@ def _link(entry: TreeEntry) -> str:
 
 
 def _blocking(path: bytes, find: Find) -> TreeEntry | None:
-    """Return what stands in the place of a directory: a file or a link that leads to none; None if nothing does."""
+    """Return what blocks a directory: a file, or a link that leads to no directory; None if nothing blocks it."""
     done: list[bytes] = []
     todo = path.split(b"/")[::-1]
     first: TreeEntry | None = None
@@ -68,7 +68,7 @@ def _blocking(path: bytes, find: Find) -> TreeEntry | None:
             continue
         entry = find(b"/".join([*done, part]))
         if entry is None:
-            return first  # without a link on the way it is just missing
+            return first  # without a link in its path, the directory is only missing
         if entry.kind == "symlink":
             first = first or entry
             done = [] if entry.target.startswith(b"/") else done

@@ -2,34 +2,30 @@ r"""Write the files that Apptainer needs in addition to the image: scripts, labe
 
 Runs on: LOGIN NODE. Pure.
 
-A root file system made from OCI layers becomes a SIF that `apptainer exec|run|shell|test`,
-`instance start` and `inspect` treat like one of `apptainer build` if it has the files
-below /.singularity.d, Apptainer's mount points, and three JSON or text
-objects next to the file system. This module makes all of them from the image's
-configuration. The bytes depend only on configuration, labels and epoch.
+A root file system made from OCI layers becomes a SIF that `apptainer exec|run|shell|test`, `instance start` and
+`inspect` treat like a SIF of `apptainer build` if it has the files below /.singularity.d, Apptainer's mount points, and
+three JSON or text objects next to the file system. This module makes all of them from the image's configuration. The
+bytes depend only on configuration, labels and epoch.
 
-How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell
-interpreter inside Apptainer clears the environment, sources /.singularity.d/env/*.sh in the
-order of their names, extends PATH by the usual folders after 10-docker2singularity.sh, adds
-the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds the rest of
-the caller's environment where the image sets no value. Therefore four names are fixed:
-10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. It runs
-/.singularity.d/runscript in the same interpreter, also in images without a shell, if the
-script has a certain line (see `_RUN_LINE`). Of /.singularity.d/actions it uses only `test`, with
-the image's shell; the others are for Singularity before 3.6.
+How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell interpreter inside Apptainer
+clears the environment, sources /.singularity.d/env/*.sh in the order of their names, extends PATH by the usual folders
+after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds the
+rest of the caller's environment where the image sets no value. Therefore four names are fixed:
+10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. It runs /.singularity.d/runscript in the
+same interpreter, also in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of
+/.singularity.d/actions it uses only `test`, with the image's shell; the others are for Singularity before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:
   values of ENV and words of ENTRYPOINT and CMD are literal; 1.4.5 changes quotes,
     `$`, backquotes and backslashes, and omits the image's whole environment if a value
     has `$(` (apptainer issue 3328, fixed in 1.5.0)
-  of a variable that is set twice the last value counts, as for runc; in 1.4.5 the first
+  if a variable is set twice, the last value counts, as in runc; in 1.4.5 the first value counts
   an image with neither entry point nor command prints an error; 1.4.5 prints the shell's variables
   /etc/hosts and /etc/resolv.conf of the image are preserved; 1.4.5 empties them
   labels and definition file name the image only by digest, and no Apptainer version
 
-The image's configuration is untrusted. Every part of it in a script goes through
-`quoted`. Variables whose names have another meaning in a shell are omitted, with a
-note.
+The image's configuration is untrusted. Every part of it in a script goes through `quoted`. Variables whose names have
+another meaning in a shell are omitted, with a note.
 """
 
 from __future__ import annotations
@@ -58,9 +54,8 @@ class RuntimeFiles:
     """The files that hpcenv adds to an image's root file system and to its SIF.
 
     Attributes:
-        members: directories before their content. They are like one more layer on top of the
-            image: they replace files and links of the image at their paths, and directories
-            merge.
+        members: directories before their content. They are like one more layer on top of the image: they replace files
+            and links of the image at their paths, and directories merge.
         mount_points: added only if the image has nothing at that path; `additions`
             decides. Directories before their content.
         definition: the object `Def.FILE`, without a name.
@@ -169,8 +164,8 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\"'\"'").replace("\r", "'\"$(printf '\\r')\"'") + "'"
 
 
-# The fields of an image's `config` that hpcenv uses: those of image-spec 1.1, config.md, and of docker.
-# Others are ignored.
+# The fields of an image's `config` that hpcenv uses, from image-spec 1.1, config.md, and from docker. All other fields
+# are ignored.
 _FIELDS: Mapping[str, type] = {
     "User": str,
     "ExposedPorts": dict,
@@ -185,7 +180,7 @@ _FIELDS: Mapping[str, type] = {
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the image's run-time settings, with checked types, without empty ones."""
+    """Return the image's run-time settings, with checked types and without empty settings."""
     given = config.get("config") or {}
     if not isinstance(given, dict):
         raise _unusable("it has no table `config`")
@@ -245,7 +240,7 @@ _OWN = ("hpcenv.source.", "hpcenv.format")
 
 
 def _variables(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the image's variables, and which are omitted."""
+    """Return the image's variables, and notes on the variables that are omitted."""
     variables: dict[str, str] = {}
     notes = []
     for item in settings.get("Env", ()):
@@ -273,7 +268,7 @@ def _words(settings: Mapping[str, Any], name: str) -> tuple[list[str], tuple[str
 
 
 def _image_labels(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the image's labels without those that only hpcenv may set, and which these are."""
+    """Return the image's labels without the labels that only hpcenv may set, and notes on the omitted labels."""
     labels: dict[str, str] = settings.get("Labels", {})
     forged = [name for name in labels if name.startswith(_OWN)]
     notes = [f"the image's label {name[:100]!r} is omitted: hpcenv sets it" for name in forged]
@@ -322,7 +317,7 @@ PS1="${PS1:-Apptainer> }"
 export LD_LIBRARY_PATH PS1
 """
 
-# APPTAINERENV_PREPEND_PATH, _APPEND_PATH and _PATH of the caller.
+# These variables come from the caller's APPTAINERENV_PREPEND_PATH, _APPEND_PATH and _PATH.
 _RUNTIME_PATHS = """\
 #!/bin/sh
 PATH="${SING_USER_DEFINED_PREPEND_PATH:+$SING_USER_DEFINED_PREPEND_PATH:}$PATH"

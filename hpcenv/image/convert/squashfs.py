@@ -58,7 +58,7 @@ _REPORT_EVERY = 16 << 20
 _PROBE_SECONDS = 30.0
 _VERSION = re.compile(r"\bversion (\d+)\.(\d+)(?:\.(\d+))?")
 _SUPERBLOCK = struct.Struct("<4s16xH6xHH8xQ")
-# Of the superblock (squashfs_fs.h).
+# Constants of the superblock (squashfs_fs.h).
 _NUMBERS = {"gzip": 1, "zstd": 6}
 # Messages of the C library in the locale C -> what they mean here.
 _NO_ROOM = {os.strerror(errno.ENOSPC): "the file system is full", os.strerror(errno.EDQUOT): "the quota is used up"}
@@ -119,16 +119,16 @@ class PackResult:
 def find_packer(environ_path: str | None, *, folder: Path | None = None) -> Packer:
     """Return the best program of this host for `pack`.
 
-    Candidates in this order: `mksquashfs` on PATH, and the one in Apptainer's own packages
-    since 1.4 (LIBEXECDIR of `apptainer buildcfg`). Each is tested with an empty
-    archive, because only a test shows whether it was built with zstd.
+    The candidates are, in this order: `mksquashfs` on PATH, and the `mksquashfs` in Apptainer's own packages since 1.4
+    (LIBEXECDIR of `apptainer buildcfg`). Each is tested with an empty archive, because only a test shows whether it was
+    built with zstd.
 
     Args:
-        environ_path: the caller's PATH; None uses that of this process.
+        environ_path: the caller's PATH; None uses the PATH of this process.
         folder: where to test; None uses the system's temporary folder.
 
     Raises:
-        ToolMissing: this host has no suitable program; the error lists those it has.
+        ToolMissing: this host has no suitable program; the error lists the unsuitable programs.
         ToolFailed: the test was killed.
         FileUnusable: `folder` has no space.
     """
@@ -200,7 +200,7 @@ def _problem(packer: Packer, folder: Path | None) -> str | None:
             )
         except ToolFailed as error:
             if error.status in _STOPPED:
-                raise  # the program may be suitable; `apptainer build` would give other bytes
+                raise  # not a reason to use `apptainer build`, which gives different bytes: the program may be suitable
             return (error.stderr.strip().splitlines() or [error.what])[0]
     return None
 
@@ -263,9 +263,8 @@ def pack(
         write: writes the tar archive to the stream that it is given; its errors are passed on.
         epoch: time of the file system, in seconds since 1970.
         root: mode, owner and time of the root folder, which mksquashfs takes as options.
-        duplicates: store files of equal content once. mksquashfs compares each file with all files
-            of its size, so the time grows with the square of their number (4.6.1: minutes for
-            100,000).
+        duplicates: store files of equal content once. mksquashfs compares each file with all files of its size, so the
+            time grows with the square of their number (4.6.1: minutes for 100,000).
         processors: threads that compress; None uses all that this process may use.
         compression: of the blocks.
         level: of the compression.
@@ -406,7 +405,7 @@ def _explained(error: ToolFailed, destination: Path) -> HpcenvError:
 
 
 def _measure(destination: Path, offset: int, compression: Compression, argv: list[str]) -> tuple[int, int]:
-    """Return what was added, and what the squashfs says of itself; an exit status alone is believed too easily."""
+    """Return the added bytes and the size in the superblock: the exit status alone does not prove success."""
     try:
         with destination.open("rb") as file:
             size = os.fstat(file.fileno()).st_size - offset

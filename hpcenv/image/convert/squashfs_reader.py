@@ -8,10 +8,9 @@ Format: Linux Documentation/filesystems/squashfs.rst and fs/squashfs/squashfs_fs
 Tables are chains of metadata blocks of at most 8 KiB. A position in a table has two parts: the block's
 offset from the beginning of the table, and the offset in the uncompressed block.
 
-The file is untrusted input. Every position and count is checked before its use. A folder
-that is reached twice is refused, so loops end. Paths, entries and uncompressed bytes have
-limits. Wrong bytes raise `ImageMismatch`; `EnvironmentUnreadable` means that the operating system
-denies access.
+The file is untrusted input. Every position and count is checked before its use. A folder that is reached twice is
+refused, so loops end. Paths, entries and uncompressed bytes have limits. Wrong bytes raise `ImageMismatch`;
+`EnvironmentUnreadable` means that the operating system denies access.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _LARGEST_LISTING = 64 << 20
 _LARGEST_XATTR = 64 * 1024
 _LARGEST_XATTRS = 1 << 20
 _LARGEST_SYMLINK = 64 * 1024
-# Limit of `read_file`, which reads small files.
+# Limit for `read_file`, which reads small files.
 _LARGEST_FILE = 16 << 20
 
 _METADATA = 8192
@@ -116,10 +115,8 @@ def read_tree(
         source: path or open descriptor of the file; the position of a descriptor does not change.
         offset, size: position and size of the squashfs in the file, in bytes.
         content: False reads no file contents; then `blake3` is None.
-        on_bytes: called from time to time, in this thread, with the number of content bytes
-            hashed since the last call.
-        threads: number of threads that decompress and hash; None uses one per processor of this
-            process, at most 8.
+        on_bytes: called from time to time, in this thread, with the number of content bytes hashed since the last call.
+        threads: number of threads that decompress and hash; None uses one per processor of this process, at most 8.
         largest_content: the most bytes that all files together may have.
 
     Raises:
@@ -262,7 +259,7 @@ class _Image:
         return found
 
     def _block(self, at: int) -> tuple[bytes, int]:
-        """Return a metadata block's uncompressed bytes and the position of the next one."""
+        """Return a metadata block's uncompressed bytes and the position of the next block."""
         (head,) = _U16.unpack(self.read(at, 2))
         size = head & ~_RAW_METADATA
         if not 0 < size <= _METADATA:
@@ -275,7 +272,7 @@ class _Image:
         return data, at + 2 + size
 
     def metadata(self, at: int) -> tuple[bytes, int]:
-        """Return a metadata block like `_block`, with a cache of the last ones."""
+        """Return a metadata block like `_block`, with a cache of the last blocks."""
         found = self._metadata.get(at)
         if found is not None:
             self._metadata.move_to_end(at)
@@ -626,8 +623,8 @@ def _entry(image: _Image, node: _Inode, path: bytes, inode: bytes, digest: bytes
 def _hash_all(image: _Image, threads: int, most: int, on_bytes: Callable[[int], None] | None) -> dict[int, bytes]:
     """Return the BLAKE3 of every file's content, by the inode's index in the table.
 
-    Files are read in the order of their positions in the image. Files with the same
-    blocks are read once; mksquashfs stores duplicates so.
+    Files are read in the order of their positions in the image. Files with the same blocks are read once: mksquashfs
+    stores duplicate files once.
     """
     groups, total = _files(image)
     if total > most:
@@ -657,7 +654,7 @@ def _hashed(image: _Image, batches: Iterator[list[_Group]], threads: int) -> Ite
 
 
 class _Group(NamedTuple):
-    """Files with the same content: its position and size, the files' inodes; other fields as in `_Inode`."""
+    """Files with the same content: its position and size, and the files' inodes. Other fields are as in `_Inode`."""
 
     block: int
     inside: int
@@ -778,7 +775,7 @@ def _data_block(image: _Image, at: int, word: int, size: int | None) -> bytes:
 
 
 def _fragment(image: _Image, number: int) -> bytes:
-    """Return a fragment block, with a cache of the last ones of this thread; many files share one."""
+    """Return a fragment block, with a cache of this thread's last blocks, because many files share a block."""
     kept: OrderedDict[int, bytes] | None = getattr(image.local, "fragments", None)
     if kept is None:
         kept = image.local.fragments = OrderedDict()
@@ -822,7 +819,7 @@ def _unpacker(compression: str, name: str) -> _Unpack:
         if context is None:
             context = local.zstd = zstandard.ZstdDecompressor()
         try:
-            # `decompress` believes the size that the frame claims, whatever limit it is given.
+            # `decompress` trusts the size that the frame claims, and ignores its limit argument.
             if zstandard.frame_content_size(data) > most:
                 raise ValueError(f"it claims more than {most} bytes")
             return context.decompress(data, max_output_size=most)

@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE.
 
-An unpacked image has tens of thousands of small files. Unpacking 1.2 GB takes 8 to 10 s on a tmpfs
-and 11 to 37 s on a disk. On NFS, Lustre or GPFS it often fails (no extended
-attributes, root squash; apptainer issues 1188, 2522, 3013, 3559). But a tmpfs uses memory, within
-a job the memory of the job, so it is chosen only if enough memory is free.
+An unpacked image has tens of thousands of small files. Unpacking 1.2 GB takes 8 to 10 s on a tmpfs and 11 to 37 s on a
+disk. On NFS, Lustre or GPFS it often fails (no extended attributes, root squash; apptainer issues 1188, 2522, 3013,
+3559). But a tmpfs uses memory, within a job the memory of the job, so it is chosen only if enough memory is free.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ def choose_temporary(
     A tmpfs is best if 2 GiB of memory remain free; otherwise the first folder that fits. Network file
     systems, `noexec` and read-only mounts, and folders without write access are never used.
 
-    With `likely_bytes` the size is not known. Then the first folder that has so much is best: a user whose
-    build did not fit can name another one with TMPDIR. If none has it, the one with the most space is best,
-    a disk before a tmpfs.
+    With `likely_bytes` the size is not known. Then the first folder with that much space is best; a user whose build
+    did not fit can name another folder with TMPDIR. If no folder has that much space, the folder with the most space is
+    best, a disk before a tmpfs.
 
     Args:
         places: existing folders, see `candidates`.
-        need_bytes: the most that will be written there; with `likely_bytes`, the least.
-        likely_bytes: what is likely enough where the size is not known; None if it is.
+        need_bytes: the most bytes that will be written there; with `likely_bytes`, the minimum.
+        likely_bytes: a number of bytes that is likely enough if the size is not known; None if the size is known.
         memory: bytes of free memory; None determines them.
 
     Raises:

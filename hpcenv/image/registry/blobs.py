@@ -3,12 +3,12 @@
 Runs on: LOGIN NODE.
 
     FOLDER/sha256/HEX         a complete blob, mode 0444, named by its digest
-    FOLDER/sha256/.HEX.part   what has arrived of it
+    FOLDER/sha256/.HEX.part   the part of a blob that has arrived
 
 One process at a time downloads a blob: it holds the blob's lease (image/store/lease.py). The others
 wait, show the holder, and then find the complete blob. A part file survives its process, and the next
-holder hashes its bytes and continues it. A process that was stopped for so long that another one took
-the lease notices this before its next write, and waits for the lease again.
+holder hashes its bytes and continues it. If a process was stopped for so long that another process took the lease, it
+notices this before its next write, and waits for the lease again.
 
 A complete file is trusted by its name, size and mode. Its content is checked when the layer is
 read (its `diff_id`); if it is wrong, the reader calls `discard`, and the blob is downloaded again.
@@ -87,9 +87,9 @@ class TransferLimits:
         slowest: bytes per second.
         attempts: how many attempts in a row may make no progress.
         pauses: seconds before the second, third, ... attempt; the last value repeats.
-        longest_pause: the longest `Retry-After` of a registry, in seconds, that hpcenv waits for; a
-            longer one is an error.
-        most_bytes: of all blobs together.
+        longest_pause: the longest `Retry-After` of a registry, in seconds, that hpcenv waits for. A longer time is an
+            error.
+        most_bytes: the most bytes of all blobs together.
     """
 
     stall: float = 60.0
@@ -122,12 +122,12 @@ class BlobSource(Protocol):
 
         Args:
             digest: the blob.
-            size: of the whole blob in bytes.
+            size: the size of the whole blob in bytes.
             offset: the first byte to read.
             stall: seconds to wait for the next byte.
 
         Raises:
-            Broken: it failed, but another attempt may succeed; reading the chunks can raise it too.
+            Broken: the request failed, but another attempt may succeed; reading the chunks can raise it too.
             ImageUnavailable: another attempt would fail as well.
         """
 
@@ -164,7 +164,7 @@ class _Stopped(Exception):
 
 
 class _TakenOver(Exception):
-    """Another process took the lease, because this one was stopped for a long time."""
+    """Another process took the lease, because this process was stopped for a long time."""
 
 
 def fetch_all(
@@ -224,8 +224,7 @@ def blob_path(folder: Path, digest: str) -> Path:
 def cached(folder: Path, spec: BlobSpec) -> Path | None:
     """Return the path of a complete blob, judged by name, size and mode; None if the folder has none.
 
-    A file of another size or kind is removed. A writable file is removed too, unless its bytes have
-    the right digest.
+    A file of another size or kind is removed. A writable file is removed too, unless its bytes have the right digest.
     """
     path = blob_path(folder, spec.digest)
     try:
@@ -242,7 +241,7 @@ def cached(folder: Path, spec: BlobSpec) -> Path | None:
 
 
 def _make_read_only(path: Path, spec: BlobSpec) -> bool:
-    """Replace a writable blob by a read-only one; False if its bytes are wrong or it cannot be replaced.
+    """Replace a writable blob by a read-only blob; False if its bytes are wrong or it cannot be replaced.
 
     A blob can be writable after `chmod -R g+w`. It is replaced by a copy whose bytes were hashed, so a
     process that has the old file open cannot change the new one.
@@ -337,7 +336,7 @@ def _unique(blobs: Sequence[BlobSpec], limits: TransferLimits) -> list[BlobSpec]
             f"the layers of the image have {_amount(sum(sizes.values()))}",
             why=f"hpcenv downloads at most {_amount(limits.most_bytes)} for one image",
         )
-    # The largest first: the short ones at the end keep all connections busy.
+    # The largest blobs come first: the small blobs at the end keep all connections busy.
     return [BlobSpec(digest=d, size=n) for d, n in sorted(sizes.items(), key=lambda item: -item[1])]
 
 
@@ -489,7 +488,7 @@ class _Workers:
         self._report.waits(event)
 
     def _resume(self, spec: BlobSpec, path: Path, held: lease.Lease) -> bool:
-        """Download what the part file lacks; False if another process took the part file or the lease."""
+        """Download the missing part of the part file; False if another process took the part file or the lease."""
         try:
             with _Part(path, spec, held, self._stop) as part:
                 if part.done:
@@ -673,7 +672,7 @@ class _Part:
                 aside.unlink(missing_ok=True)
 
     def _read(self) -> None:
-        """Hash what has arrived earlier."""
+        """Hash the bytes that arrived earlier."""
         while data := os.read(self._fd, _CHUNK):
             self._check_stop()
             self._hash.update(data)
@@ -682,7 +681,7 @@ class _Part:
             self.restart()
 
     def _require_lease(self) -> None:
-        """Raise `_TakenOver` if this process was stopped for so long that another one has the lease."""
+        """Raise `_TakenOver` if this process was stopped for so long that another process has the lease."""
         now = time.monotonic()
         if now - self._held_at < lease.BEAT:
             return
@@ -747,7 +746,7 @@ def _taken(path: Path) -> FileUnusable:
     return FileUnusable(
         f"files disappear from `{path}` while hpcenv writes them",
         why=f"it happened {_MOST_TAKEN} times to one layer",
-        hint="some program cleans this folder; use another one for the image store",
+        hint="some program cleans this folder; use another folder for the image store",
     )
 
 

@@ -1,4 +1,4 @@
-"""A client of the OCI distribution API, for one repository.
+"""A client for one repository, by the OCI distribution API.
 
 Runs on: LOGIN NODE. Loads `requests` (0.1 s), so import it only where a registry is contacted.
 
@@ -276,7 +276,7 @@ class Client:
             raise Broken(self._refusals.wrong_size(digest, expected=size, announced=announced))
 
     def _check_range(self, response: requests.Response, digest: str, size: int, offset: int) -> None:
-        """RFC 9110, 15.3.7: a client MUST inspect Content-Range to learn which part a 206 holds."""
+        """Check the part that a response with status 206 has. RFC 9110, 15.3.7: a client MUST inspect Content-Range."""
         header = response.headers.get("Content-Range", "")
         match = _CONTENT_RANGE.fullmatch(header.strip())
         fits = match is not None and int(match[1]) == offset and int(match[2]) < size and match[3] in ("*", str(size))
@@ -291,7 +291,7 @@ class Client:
             raise self._refusals.missing_layer(digest, text)
         # The signed link to the storage behind a redirect expires; the registry then gives a new one.
         link_expired = bool(response.history) and status in (400, 401, 403)
-        # 416: our part of the blob is longer than the blob in the registry.
+        # Status 416: our part of the blob is longer than the blob in the registry.
         try:
             self._refusals.raise_for_status(response, text)
         except ImageUnavailable as error:
@@ -303,8 +303,8 @@ class Client:
 class RegistryBlobs:
     """A repository in a registry as a `blobs.BlobSource`.
 
-    Each blob that is being fetched has its own connection. The connections share one login; the
-    first one whose token has expired renews it for all.
+    Each blob that is being fetched has its own connection. The connections share one login; the first connection whose
+    token has expired renews the login for all.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class RegistryBlobs:
         return Stream(start=start, chunks=_BlobChunks(client, response, self._give_back))
 
     def close(self) -> None:
-        """Close the idle connections; each of the others is closed at the end of its blob."""
+        """Close the idle connections. A busy connection is closed at the end of its blob."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

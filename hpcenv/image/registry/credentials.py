@@ -6,7 +6,7 @@ The first of these that has credentials for the registry is used:
 
 1. `APPTAINER_DOCKER_USERNAME` and `APPTAINER_DOCKER_PASSWORD` (also `SINGULARITY_DOCKER_*`,
    which Apptainer still accepts); as in Apptainer they apply to every registry.
-2. The file that `APPTAINER_AUTHFILE` names, then the one that `REGISTRY_AUTH_FILE` names.
+2. The file that `APPTAINER_AUTHFILE` names, then the file that `REGISTRY_AUTH_FILE` names.
 3. Apptainer's `docker-config.json` in `$APPTAINER_CONFIGDIR` or `~/.apptainer`
    (`apptainer registry login`, 1.3 and later).
 4. Docker's `config.json` in `$DOCKER_CONFIG` or `~/.docker`.
@@ -14,10 +14,9 @@ The first of these that has credentials for the registry is used:
    `~/.config`.
 
 All files have docker's format (docker/cli `cli/config/configfile/file.go`, 28.0, and
-containers-auth.json(5) of containers/image 5.34). Within a file, the helper of the registry
-(`credHelpers`) has priority over the general helper (`credsStore`), and that over `auths`. Keys of
-`auths` are hosts, URLs of hosts (old versions of docker), and in podman's files also
-`HOST/NAMESPACE`; the longest key that fits is used.
+containers-auth.json(5) of containers/image 5.34). Within a file, the helper of the registry (`credHelpers`) has
+priority over the general helper (`credsStore`), and the general helper over `auths`. Keys of `auths` are hosts, URLs of
+hosts (old versions of docker), and in podman's files also `HOST/NAMESPACE`; the longest key that fits is used.
 
 A secret is only in `Credential.secret`: never in its `repr`, in an error, or in an argument of a
 program. An unreadable file is no error here, because most images are public. It gives a note in
@@ -59,9 +58,8 @@ class Credential:
     """Credentials for a registry.
 
     Attributes:
-        kind: `password`: user and secret, for Basic authentication and token requests;
-            `identity`: the secret is a refresh token; `bearer`: the secret is a token of the
-            registry, sent unchanged.
+        kind: `password`: user and secret, for Basic authentication and token requests; `identity`: the secret is a
+            refresh token; `bearer`: the secret is a token of the registry, sent unchanged.
         origin: the file, helper or variable that it comes from, for messages.
     """
 
@@ -91,8 +89,7 @@ def find(registry: str, repository: str, environ: Mapping[str, str]) -> Search:
 
     Args:
         registry: as the user writes it, HOST[:PORT]; `docker.io` for Docker Hub.
-        repository: the image's name in the registry; podman's files may have credentials for a part
-            of a registry.
+        repository: the image's name in the registry; podman's files may have credentials for a part of a registry.
         environ: the user's environment; without HOME the home folder of the account is used.
     """
     notes: list[str] = []
@@ -116,7 +113,7 @@ def _candidates(registry: str, repository: str, environ: Mapping[str, str]) -> I
 
 
 def _from_variables(environ: Mapping[str, str]) -> Credential | None:
-    # apptainer 1.4 searches each variable with its own prefix, then with the old one.
+    # apptainer 1.4 searches each variable with its own prefix first, then with the old prefix.
     for prefix in ("APPTAINER", "SINGULARITY"):
         user, secret = environ.get(f"{prefix}_DOCKER_USERNAME"), environ.get(f"{prefix}_DOCKER_PASSWORD")
         if user and secret:

@@ -40,9 +40,9 @@ class GzipReader(io.RawIOBase):
 
     Args:
         file: contains the data; it is closed with the reader.
-        size: of the data, in bytes.
-        begin: their position in the file.
-        states: those of earlier readers of the same data; this reader adds its own.
+        size: the size of the data, in bytes.
+        begin: the position of the data in the file.
+        states: the states that earlier readers of the same data saved; this reader adds states.
     """
 
     def __init__(self, file: BinaryIO, size: int, *, begin: int = 0, states: list[GzipState] | None = None) -> None:
@@ -69,7 +69,7 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a position, at most to the end; only counted from the beginning."""
+        """Go to a position, which counts from the beginning; stop at the end."""
         if whence != io.SEEK_SET:
             raise io.UnsupportedOperation
         state = self._states[bisect_right([state.position for state in self._states], offset) - 1]
@@ -102,7 +102,7 @@ class GzipReader(io.RawIOBase):
                 if not compressed.startswith(GZIP):
                     return b""
                 self._engine = zlib.decompressobj(31)
-            # Also without more input: the engine may hold output that did not fit the last time.
+            # Call it also without more input: the engine may hold output that did not fit the last time.
             data: bytes = self._engine.decompress(compressed, most)
             left = self._engine.unused_data if self._engine.eof else self._engine.unconsumed_tail
             self._taken += len(compressed) - len(left)

@@ -100,7 +100,7 @@ class Login:
                 self._authorization = self._new_authorization(refusal, sent)
 
     def needs_password(self, refusal: requests.Response) -> bool:
-        """Tell whether the registry accepts only a password while we know none."""
+        """Return whether the registry accepts only a password, and we know no password."""
         return self._authorization is None and set(_challenges(refusal)) == {"basic"}
 
     def _new_authorization(self, refusal: requests.Response, sent: str | None) -> str:
@@ -109,7 +109,7 @@ class Login:
         if credential is not None and credential.kind == "bearer" and challenges:
             authorization = f"Bearer {credential.secret}"
         elif "bearer" in challenges:
-            # Request a new token each time: the last one may have expired.
+            # Request a new token each time: the last token may have expired.
             return f"Bearer {self._request_token(challenges['bearer'])}"
         elif "basic" in challenges and credential is not None and credential.kind == "password":
             authorization = credential.basic()

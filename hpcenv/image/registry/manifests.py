@@ -74,7 +74,7 @@ CONFIG_LIMIT = 8 * 1024 * 1024
 DigestOrigin = Literal["registry", "layout", "synthesised"]
 
 _CHECK_NAME = "check the name and the tag; registries hold more than images"
-# How deep indexes may be nested. No real image is known with more than one in another.
+# How deep indexes may be nested. No real image is known in which the nesting is deeper than one index in another.
 _MOST_NESTED = 4
 _MOST_READ = 16
 # Bounds the memory that a manifest can use. Docker itself makes at most 127 layers.
@@ -96,20 +96,20 @@ class ResolvedImage:
     """An image in digests, when its reference was resolved; the bytes behind all digests were verified.
 
     Attributes:
-        reference: for messages and records: `docker://...` with registry and `library/` filled in,
+        reference: the image's name for messages and records: `docker://...` with registry and `library/` filled in,
             or a layout or archive as the user wrote it.
         registry, repository: where the image is; empty for a layout or an archive.
-        index_digest: of the multi-platform index; None if the reference names a single image.
-        manifest_digest: of the platform's manifest; pull by this one.
+        index_digest: the digest of the multi-platform index; None if the reference names a single image.
+        manifest_digest: the digest of the platform's manifest; use this digest to pull.
         config_digest: docker's image ID.
         platform: `os/architecture[/variant]`.
         rootfs_chain_id: identity of the file system (`chain_id` of all diff_ids).
-        env_digest: of the run-time settings: sorted Env, Entrypoint, Cmd,
-            WorkingDir and User, as canonical JSON.
+        env_digest: the digest of the run-time settings: sorted Env, Entrypoint, Cmd, WorkingDir and User, as canonical
+            JSON.
         nvidia_require: `NVIDIA_REQUIRE_CUDA` in the image's environment.
         created: RFC 3339, from the image's configuration.
         config: the whole image configuration.
-        platforms: all platforms of the index, sorted; without an index the image's own.
+        platforms: all platforms of the index, sorted; without an index the image's platform.
         digest_origin: who made the manifest: a `registry`, a `layout` (also in an
             archive), or hpcenv itself (`synthesised`, see `oci_layout`).
         manifest: the bytes whose digest is `manifest_digest`.
@@ -188,8 +188,8 @@ def read_document(body: bytes, *, origin: str, what: str) -> dict[str, Any]:
 def kind(document: Mapping[str, Any]) -> str:
     """Return `index`, `manifest` or `other`.
 
-    image-spec 1.1: `mediaType` SHOULD be used. Without it, a field that only one of the two
-    has decides.
+    image-spec 1.1: `mediaType` SHOULD be used. Without it, the kind is decided by a field that only an index or only a
+    manifest has.
     """
     media = document.get("mediaType")
     if media in INDEXES or (media is None and "manifests" in document):
@@ -229,11 +229,11 @@ def choose(
     Args:
         index: the index.
         wanted: the platform.
-        name: of the image, for errors.
+        name: the image's name, for errors.
         read: returns the verified bytes and the document of a digest.
 
     Raises:
-        ImageUnavailable: the index has no image for the platform; the error lists the others.
+        ImageUnavailable: the index has no image for the platform; the error lists the platforms that it has.
     """
     search = _IndexSearch(wanted=wanted, name=name, read=read)
     found = search.look(index, _MOST_NESTED)
@@ -244,10 +244,10 @@ def choose(
 
 
 def select_entry(entries: Sequence[Mapping[str, Any]], wanted: Platform, name: str) -> str:
-    """Return the digest of the first entry for the platform, of a list in which each entry names one.
+    """Return the digest of the first entry for the platform, from a list in which each entry names its platform.
 
     Raises:
-        ImageUnavailable: none is for the platform.
+        ImageUnavailable: no entry is for the platform.
     """
     for entry in entries:
         platform = entry.get("platform")
@@ -279,7 +279,8 @@ class _IndexSearch:
                 self.platforms.append(platform_name(platform))
                 fits = _platform_fits(platform, self.wanted)
             else:
-                # A platform is optional. An index names none; of a single manifest its configuration tells it.
+                # A platform is optional. An index inside the index names no platform; the configuration of a manifest
+                # names it.
                 fits = entry.get("mediaType") in INDEXES or len(entries) == 1
             if fits and found is None:
                 found = self._open(entry, depth)
@@ -311,7 +312,7 @@ def _no_platform(name: str, wanted: Platform, platforms: Sequence[str]) -> Image
         what,
         why=f"available platforms: {', '.join(platforms)[:2000]}",
         hint=(
-            "choose an image for the machines that run it, or take this one for other machines: ",
+            "choose an image for the machines that run it, or use this image on other machines: ",
             Command("hpcenv", "image", "pull", name, "--platform", platforms[0]),
             f' (in hpcenv.toml: platform = "{platforms[0]}")',
         ),
@@ -392,12 +393,11 @@ def describe(documents: ImageDocuments, wanted: Platform) -> ResolvedImage:
     """Describe an image from its manifest and its configuration.
 
     Args:
-        documents: both, with verified digests.
+        documents: the manifest and the configuration, with verified digests.
         wanted: the platform that the user requested.
 
     Raises:
-        ImageUnavailable: the documents are damaged, are for another platform, or do not describe
-            a container image.
+        ImageUnavailable: the documents are damaged, are for another platform, or do not describe a container image.
     """
     name = documents.reference
     manifest = read_document(documents.manifest, origin=name, what="manifest")
@@ -460,14 +460,14 @@ def _layer_hint(media: str) -> str:
     if "encrypted" in media:
         return "the layer is encrypted; decrypt the image: skopeo copy --decryption-key KEY"
     if "foreign" in media:
-        return "the layer is one of Windows, which does not run here; choose an image for linux"
+        return "the layer is a Windows layer, which does not run here; choose an image for linux"
     return "hpcenv reads OCI's and docker's layers (tar, gzip, zstd); push the image again with docker or podman"
 
 
 def _run_time(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the run-time settings.
 
-    Absent, null and empty mean the same: builders write different ones for "not set".
+    Absent, null and empty have the same meaning: builders write "not set" in each of these forms.
     """
     settings = config.get("config") or {}
     if not isinstance(settings, dict):

@@ -1,10 +1,10 @@
-"""What a failed request failed of: judged by the types of the nested exceptions, never by a text with an address in it.
+"""Find why a request failed: by the types of the nested exceptions, never by a text that contains an address.
 
 Runs on: LOGIN NODE. Loads `requests`.
 
-`requests` puts an error of urllib3 into its arguments, which has the cause as `reason`; that one was raised from the
-error of the system (requests 2.34, adapters.py, `send`; urllib3 2.8, connection.py, `_new_conn`; urllib3 1.26 sets no
-`__cause__`, and Python then keeps `__context__`).
+The arguments of an exception of `requests` contain an exception of urllib3. Its `reason` is the cause, which was raised
+from the error of the system (requests 2.34, adapters.py, `send`; urllib3 2.8, connection.py, `_new_conn`; urllib3 1.26
+sets no `__cause__`, and Python then keeps `__context__`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BAD_ADDRESS = (
 
 
 def judge(error: Exception) -> Fault:
-    """Return what a request failed of; `broken` for everything else: the connection ended early."""
+    """Return why a request failed; `broken` for all unknown causes: the connection ended early."""
     chain = tuple(_nested(error))
     if isinstance(error, requests.exceptions.ProxyError):
         return "proxy"
@@ -47,13 +47,13 @@ def judge(error: Exception) -> Fault:
 
 
 def tls_words(error: BaseException) -> str:
-    """Return what the TLS library says about a failed handshake without its place in the source, or an empty text."""
+    """Return the TLS library's message about a failed handshake, without the place in the source; or an empty text."""
     found = [one for one in _nested(error) if isinstance(one, ssl.SSLError) and one.args]
     return re.sub(r"\s*\(_ssl\.c:\d+\)\Z", "", str(found[-1].args[-1])) if found else ""
 
 
 def system_words(error: BaseException) -> str:
-    """Return what the system says, as `Network is unreachable`; empty if it was no error of the system."""
+    """Return the system's message, such as `Network is unreachable`; empty if it was not an error of the system."""
     found = [one.strerror for one in _nested(error) if isinstance(one, OSError) and isinstance(one.strerror, str)]
     return found[-1] if found else ""
 

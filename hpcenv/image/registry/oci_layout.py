@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE. Archives are not unpacked: their members are read in place.
 
-OCI image-layout 1.1 (2024-02): `oci-layout`, `index.json`, `blobs/sha256/HEX`. A docker
-archive (moby `image/spec/spec.md` v1.2) has a `manifest.json` with the paths of the configuration
-and the layers in the archive, but no manifest with a digest. hpcenv makes one:
-the canonical JSON (sorted keys, no spaces) of
+OCI image-layout 1.1 (2024-02): `oci-layout`, `index.json`, `blobs/sha256/HEX`. A docker archive (moby
+`image/spec/spec.md` v1.2) has a `manifest.json` with the paths of the configuration and the layers in the archive, but
+no manifest with a digest. hpcenv makes one: the canonical JSON (sorted keys, no spaces) of
 
     {"config": {"digest", "mediaType": "application/vnd.oci.image.config.v1+json", "size"},
      "layers": [{"digest": DIFF_ID, "mediaType": "application/vnd.oci.image.layer.v1.tar", "size"}, ...],
@@ -59,7 +58,7 @@ _DEFAULT_PLATFORM = Platform()
 _REF_NAME = "org.opencontainers.image.ref.name"
 # containerd and docker write the whole reference here.
 _IMAGE_NAME = "io.containerd.image.name"
-# The file by which each form is recognised.
+# The file that shows the form.
 _MARKS = {
     "oci": "oci-layout", "oci-archive": "oci-layout", "docker-archive": "manifest.json"
 }  # fmt: skip
@@ -70,16 +69,14 @@ _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bunzip2", b"\xfd7zXZ\x00
 def resolve(source: LocalImage, *, platform: Platform = _DEFAULT_PLATFORM) -> ResolvedImage:
     """Find an image in its files, and check the digests of its manifest and configuration.
 
-    Layers are not read, except compressed layers of a docker archive: their uncompressed
-    size is needed.
+    Layers are not read, except compressed layers of a docker archive: their uncompressed size is needed.
 
     Args:
         source: the layout or archive; its path is relative to the current folder or absolute.
         platform: selects one image of a multi-platform image.
 
     Raises:
-        ImageUnavailable: the file or the image does not exist, several images fit, or the files
-            are damaged.
+        ImageUnavailable: the file or the image does not exist, several images fit, or the files are damaged.
         FileUnusable: the operating system denies access.
     """
     files = _open(source)
@@ -101,7 +98,7 @@ def layer_file(image: ResolvedImage, layer: Layer) -> Path | None:
 
 
 def local_form(path: Path) -> str | None:
-    """Return the scheme for a path that exists: `oci`, `oci-archive` or `docker-archive`; None if it holds no image."""
+    """Return the scheme for a path that exists: `oci`, `oci-archive` or `docker-archive`; None if it has no image."""
     if path.is_dir():
         return "oci" if (path / "oci-layout").is_file() else None
     if not path.is_file():
@@ -113,7 +110,7 @@ def local_form(path: Path) -> str | None:
 
 
 def open_source(source: LocalImage, resolved: ResolvedImage) -> LocalBlobs:
-    """Give access to the blobs of a resolved image, for `blobs.fetch_all`; close it afterwards.
+    """Give access to the blobs of a resolved image, for `blobs.fetch_all`. The caller must close the result.
 
     Raises:
         ImageUnavailable, FileUnusable: see `resolve`.
@@ -222,7 +219,7 @@ def _is_named(entry: Mapping[str, Any], tag: str) -> bool:
 
 
 def _ambiguous(source: LocalImage, names: Iterable[str], *, found: int, hint: str) -> ImageUnavailable:
-    """Return the error where not one image fits."""
+    """Return the error for a name that fits no image or several images."""
     listed = printable(", ".join(sorted(set(names))[:50]))
     if not found:
         what = f"`{source}` does not exist" if source.tag is not None else f"`{source}` contains no image"
@@ -264,7 +261,7 @@ def _small(source: LocalImage, files: _Files, name: str, limit: int, what: str) 
 
 
 def _require_kind(source: LocalImage, files: _Files) -> None:
-    """Refuse files of another form than the scheme of the source says."""
+    """Refuse files whose form is not the form in the scheme of the source."""
     with _explained(source):
         found = {kind for kind, name in _MARKS.items() if files.find(name) is not None}
     if source.kind in found:
@@ -379,7 +376,7 @@ def _docker_names(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _docker_name_fits(entry: Mapping[str, Any], tag: str) -> bool:
-    """Tell whether `tag` is a name of the entry: complete, without Docker Hub's defaults, or the tag alone."""
+    """Return whether `tag` is a name of the entry: complete, without Docker Hub's defaults, or the tag alone."""
     for name in _docker_names(entry):
         short = name.removeprefix("docker.io/").removeprefix("library/")
         if tag in (name, short, name.rpartition(":")[2]):
@@ -539,7 +536,7 @@ def _plain(name: str, folder: str) -> str | None:
 
 
 def _scan(source: LocalImage, opened: Callable[[], BinaryIO]) -> Iterator[tuple[str, _Member | str]]:
-    """Yield a tar archive's files and links. Only headers are read. Later members win."""
+    """Yield a tar archive's files and links. Only headers are read. Of members with one name, the last counts."""
     position, count = 0, 0
     with opened() as file:
         while (member := _member_at(file, position)) is not None:
@@ -582,7 +579,7 @@ def _member_at(file: BinaryIO, position: int) -> tar_stream.Member | None:
 
 
 def _holds(file: BinaryIO, end: int) -> bool:
-    """Tell whether a file has at least `end` bytes."""
+    """Return whether a file has at least `end` bytes."""
     try:
         file.seek(end - 1)
     except OSError as error:
@@ -593,7 +590,7 @@ def _holds(file: BinaryIO, end: int) -> bool:
 
 
 def _text(name: bytes) -> str:
-    """Return a member's name as JSON documents have it: UTF-8 in every locale."""
+    """Return a member's name as JSON documents write it: UTF-8 in every locale."""
     return name.decode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""What a registry's refusals and network faults mean for a user.
+"""Errors for the user that explain a registry's refusals and network faults.
 
 Runs on: LOGIN NODE. Loads `requests`. No message quotes a header or a request: they may hold secrets.
 """
@@ -112,7 +112,7 @@ class Refusals:
         return ImageUnavailable(f"{self._named(host)} {what}", why=why, hint=hint)
 
     def _named(self, host: str) -> str:
-        """Return how a message names a host: the registry itself, or a server that it sent us to."""
+        """Return a host's name for messages: the registry itself, or a server that the registry redirected us to."""
         own = self.reference.api_host
         return f"the registry `{own}`" if host == own else f"`{host}`, which the registry `{own}` named,"
 
@@ -170,7 +170,7 @@ class Refusals:
         )
 
     def wrong_size(self, digest: str, *, expected: int, announced: str) -> ImageUnavailable:
-        """Return the error for a layer whose announced size is not the manifest's."""
+        """Return the error for a layer whose announced size is not the size in the manifest."""
         return ImageUnavailable(
             f"`{self.reference.registry}` has another size for the layer {digest}",
             why=f"expected {expected} bytes\nannounced {announced}",

@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-A tag can name another image tomorrow, so hpcenv locks digests, and checks them against the bytes
-that it received. `resolve` fetches the manifest (through the index of a multi-platform image)
-and the configuration, a few kilobytes. `open_source` gives access to the layers, which
-`blobs.fetch_all` downloads.
+A tag can name another image tomorrow, so hpcenv locks digests, and checks them against the bytes that it received.
+`resolve` fetches the manifest (through the index of a multi-platform image) and the configuration, a few kilobytes.
+`open_source` gives access to the layers, which `blobs.fetch_all` downloads.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def resolve(
         timeout: seconds for one request with its retries; resolving needs at most four
             requests, and a login at most four more.
         environ: the user's environment, for credentials (see `credentials.find`).
-        search: the credentials to use, in place of those that `environ` leads to.
+        search: the credentials to use instead of the credentials found through `environ`.
         ca_file: certificates to trust instead of the system's, PEM; without it the variable
             `REQUESTS_CA_BUNDLE` of this process counts.
         on_event: called before a request is sent again.
@@ -115,7 +114,7 @@ def open_source(
     search: Search | None = None,
     ca_file: Path | None = None,
 ) -> RegistryBlobs:
-    """Give access to the layers of a repository, for `blobs.fetch_all`; close it afterwards.
+    """Give access to the layers of a repository, for `blobs.fetch_all`. The caller must close the result.
 
     It sends no request before the first layer is fetched.
 

@@ -68,10 +68,10 @@ def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
 
 
 def redirect_target(response: requests.Response) -> SplitResult:
-    """Return the address that a response redirects to. Its port was read, too.
+    """Return the address that a response redirects to. Its port is checked too.
 
     Raises:
-        ValueError: it is not an address.
+        ValueError: the response does not redirect to an address.
     """
     target = urlsplit(urljoin(response.url, response.headers["location"]))
     _ = target.port
@@ -122,7 +122,7 @@ def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes
 
 
 def _arriving(response: requests.Response) -> Iterator[bytes]:
-    """Yield what has arrived, not full chunks: a server that sends one byte at a time cannot outlast a deadline."""
+    """Yield the bytes that have arrived, without waiting for full chunks: a slow server must not outlast a deadline."""
     raw = response.raw
     if not hasattr(raw, "read1"):  # urllib3 before 2.1
         yield from response.iter_content(256)

@@ -35,7 +35,8 @@ class Access:
 
     Attributes:
         plain_http: registries that use http, as written in references.
-        without_password: those of `plain_http` that get no saved password: a repository lists them, not the user.
+        without_password: registries in `plain_http` to which no saved password is sent, because a repository lists
+            them, not the user.
         ca_file: certificates to trust instead of the system's, PEM.
         environ: the user's environment, for credentials.
         timeout: seconds until an answer begins.
@@ -48,7 +49,7 @@ class Access:
     timeout: float = 30.0
 
     def credentials_for(self, reference: RegistryName) -> Search:
-        """Return the user's credentials for a registry, as far as they may be sent there."""
+        """Return the user's credentials for a registry, if they may be sent there."""
         if reference.registry in self.without_password:
             return Search(credential=None, notes=(_NOT_SENT.format(reference.registry),))
         return credentials.find(reference.registry, reference.repository, self.environ)
@@ -87,7 +88,7 @@ def resolve_stored(
 ) -> ResolvedImage | None:
     """Resolve an image from the manifest and configuration of an earlier call, without its registry.
 
-    Both are hashed again. The result is None if one of them is missing or damaged.
+    Manifest and configuration are hashed again. The result is None if one of them is missing or damaged.
 
     Args:
         reference: the image that the user requested.

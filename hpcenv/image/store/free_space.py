@@ -14,7 +14,7 @@ from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.store.store import Store
 
-# For the files that hpcenv adds to a SIF, and for the tables of squashfs.
+# Bytes for the files that hpcenv adds to a SIF, and for the tables of squashfs.
 _SLACK = 64 << 20
 # hpcenv compresses with zstd level 1. gzip layers become smaller (a torch image: 374 MB of layers, 352 MB of SIF),
 # and layers of a high zstd level become larger. A layer does not name its level.
@@ -41,8 +41,8 @@ def missing(image: ResolvedImage, store: Store) -> int:
 def require_room(image: ResolvedImage, store: Store) -> None:
     """Raise an error if the store has no room for an image, before anything is downloaded.
 
-    An image that is already in the store is accepted. So is one that another process is converting
-    now, because this process will use the result.
+    An image that is already in the store is accepted, and also an image that another process is converting now, because
+    this process will use the result.
 
     Raises:
         FileUnusable: the file system or the user's quota has too little space for the layers and the SIF.
@@ -62,7 +62,7 @@ def require_room(image: ResolvedImage, store: Store) -> None:
     available = f"your quota leaves {size.shown(space.usable)} (according to `{space.origin}`)"
     if not by_quota:
         available = f"the file system has {size.shown(space.usable)} free"
-    download = f"{size.shown(layers)} must be downloaded" if layers else "all layers are there"
+    download = f"{size.shown(layers)} must be downloaded" if layers else "all layers are in the store"
     raise FileUnusable(
         f"there is not enough space in `{store.root}` for `{image.reference}`",
         why=f"{download}, and the SIF needs up to {size.shown(made)}\n{available}; nothing was downloaded",

@@ -12,9 +12,8 @@ rename(2). NFS v3 and v4, Lustre, GPFS, BeeGFS and local disks support both.
     .NAME.break-KEY           the right to break the lease KEY; only one process can create it
     .NAME.PROCESS.old         a lease that is being removed
 
-The holder's heartbeat writes how long it has held the lease. A waiting process observes whether
-the file *changes*. Each process uses its own monotonic clock; clocks of two machines are
-never compared. A lease is stale
+The holder's heartbeat writes how long it has held the lease. A waiting process observes whether the file *changes*.
+Each process uses its own monotonic clock; clocks of two machines are never compared. A lease is stale
 
 - at once, if its holder ran on this kernel and in this process id space and has ended, or
   if another process now has its process id (with another start time);
@@ -92,7 +91,7 @@ class Owner:
     start: int
 
     def is_dead(self) -> bool:
-        """Tell whether the process has certainly ended; False if that cannot be determined here."""
+        """Return whether the process has certainly ended; False if that cannot be determined here."""
         if not self.machine or self.machine != _machine() or self.pid < 1:
             return False
         try:
@@ -109,15 +108,15 @@ _PRIVATE = re.compile(r"([A-Za-z0-9_-]+)\.(\d{1,20})\.(\d{1,20})\.([0-9a-f]{0,16
 
 
 def private_name() -> str:
-    """Return a new name for unfinished work of this process; `owner_of` says whose it is."""
+    """Return a new name for unfinished work of this process; `owner_of` finds the process from the name."""
     me = this_process()
     host = re.sub(r"[^A-Za-z0-9_-]", "-", me.host) or "-"
     return f"{host[:100]}.{me.pid}.{me.start}.{me.machine}.{secrets.token_hex(8)}"
 
 
 def owner_of(name: str) -> Owner | None:
-    """Return the process that made a private name, or an `unfinished` file with one; None for any other name."""
-    # `.NAME.PROCESS.new`: PROCESS is the last five words but one.
+    """Return the process that made a private name, or a file of `unfinished`; None for any other name."""
+    # `.NAME.PROCESS.new`: PROCESS is the five words before the last word.
     match = _PRIVATE.fullmatch(".".join(name.split(".")[-6:-1]) if name.startswith(".") else name)
     if match is None:
         return None
@@ -126,7 +125,7 @@ def owner_of(name: str) -> Owner | None:
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """Return the files of leases that did not get their name yet, or lose it."""
+    """Return the files of leases that are being created or removed."""
     ends = (".new", ".old")
     return [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith(ends)]
 
@@ -188,15 +187,15 @@ class Lease:
         self.token = token
 
     def still_mine(self) -> bool:
-        """Tell whether this process still holds the lease; call it before publishing results.
+        """Return whether this process still holds the lease; call it before publishing results.
 
-        The result is False if this process was stopped for so long that another one took the lease.
+        The result is False if this process was stopped for so long that another process took the lease.
         """
         for _ in range(3):
             seen = _look(self.path)
             if seen is not None:
                 return seen.key == self.token
-            time.sleep(0.05)  # another process may have moved it by mistake and is moving it back
+            time.sleep(0.05)  # another process may have moved the lease by mistake and is moving it back
         return False
 
 
@@ -255,7 +254,7 @@ def live_holders(
 ) -> tuple[Holder, ...]:
     """Return the live holders of leases in a folder.
 
-    For leases of this machine the answer is known at once. Others are observed until the first
+    For leases of this machine the answer is known at once. Leases of other machines are observed until the first
     heartbeat of any of them, or for `stale_after` seconds.
 
     Args:
@@ -328,7 +327,7 @@ class _Observation:
 
 @dataclass(kw_only=True)
 class _Watch:
-    """For how long a file did not change while it was observed."""
+    """Measures for how long a file did not change while it was observed."""
 
     stamp: tuple[Any, ...] | None = None
     looked: float = 0.0
@@ -362,7 +361,7 @@ def _text(owner: Owner, token: str, purpose: str) -> bytes:
 
 
 def _pulse(seconds: float) -> bytes:
-    # The length is constant, because each heartbeat overwrites the last one in place.
+    # The length is constant, because each heartbeat overwrites the last heartbeat in place.
     return b"%015d\n" % int(seconds * 1000)
 
 
@@ -506,8 +505,8 @@ def _forget(path: Path) -> None:
 def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Watch], stale_after: float) -> bool:
     """Remove a stale lease; False if another process is removing it.
 
-    `seen.key` is never used twice, and only one process can create the claim file for it. A process
-    that comes later finds another key in `path` and does not remove that.
+    `seen.key` is never used twice, and only one process can create the claim file for it. A process that comes later
+    finds another key in `path` and does not remove this lease.
     """
     claim = path.with_name(f".{path.name}.break-{seen.key}")
     if not _create(claim, text):
@@ -528,7 +527,7 @@ def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Wat
 
 
 def _remove_lease(path: Path, key: str) -> None:
-    """Remove the lease `key`; if another lease has the name by now, restore that one."""
+    """Remove the lease `key`. If another lease has the name by now, restore the other lease."""
     aside = path.with_name(f".{path.name}.{private_name()}.old")
     try:
         os.rename(path, aside)

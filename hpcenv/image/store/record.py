@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. Pure.
 
-The bytes of a SIF depend only on the image and on the tools. The record has the rest: the references
-under which it was requested, who made it, where and when. A record proves nothing: code that
-relies on a digest must compute that digest from the file.
+The bytes of a SIF depend only on the image and on the tools. The record has all other facts: the references under which
+it was requested, who made it, where and when. A record proves nothing: code that relies on a digest must compute that
+digest from the file.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class Material:
     Attributes:
         what: the `source` of a stage, a `file` copied by %files, or a `bind`: a folder of the
             host that the build could use.
-        name: as in the definition file, but with a digest instead of a tag; for a bind
-            `SRC:DST:ro` or `SRC:DST:rw`.
+        name: as in the definition file, but with a digest instead of a tag; for a bind `SRC:DST:ro` or `SRC:DST:rw`.
         digest: `sha256:HEX` of the manifest, file or folder; None if it is unknown.
     """
 
@@ -99,11 +98,11 @@ class ImageRecord:
         digest: the SIF's name in the store: the image's manifest digest, or `sha256:` and the
             hash of the SIF if the image has no manifest.
         references: the references under which it was requested, the latest first.
-        index_digest: of the multi-platform index of a reference, if it has one.
+        index_digest: the digest of the multi-platform index that a reference names, if it names an index.
         manifest_digest, config_digest, chain_id: identity of the image, if it has one.
         platform: `os/architecture[/variant]`.
         tree_sha256: digest of the file tree, `sha256:HEX`; None if the tree was not compared
-            with the layers. Of a SIF that was fetched as one, the digest of the tree in it.
+            with the layers. For a SIF that was fetched as a SIF, the digest of the tree in it.
         layers: digests of the layers as downloaded; `diff_ids` of their uncompressed content.
         notes: what the user should know of the image: what was left out, and what cannot work.
     """

@@ -11,7 +11,7 @@ Runs on: LOGIN NODE.
     STORE/tmp/HOST.PID....        unfinished work of that process
 
 A file under its final name is complete and never changes: link(2) or rename(2) gives it the name,
-and a SIF is read-only. What a killed process leaves behind, the next one removes.
+and a SIF is read-only. The next process removes the files that a killed process left.
 
 SIFs are programs. hpcenv refuses a store if a user who is not trusted owns one of its folders or
 may write to it. A store that the caller may only read can be used for reading.
@@ -45,9 +45,9 @@ __all__ = ["Store", "StoredImage"]
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _IMAGE = re.compile(r"sha256-([0-9a-f]{64})\.sif")
-# Unfinished work of another machine is abandoned if its newest file is older (seconds).
+# Unfinished work of another machine counts as abandoned if its newest file is older (seconds).
 ABANDONED = 86400.0
-# The same if no lease is held: longer than a lease lasts without a heartbeat.
+# The limit (seconds) if no lease is held. It is longer than a lease lasts without a heartbeat.
 UNLEASED = 2 * lease.STALE_AFTER
 
 
@@ -56,12 +56,11 @@ class StoredImage:
     """A SIF in the store.
 
     Attributes:
-        digest: its name in the store.
+        digest: the SIF's name in the store.
         size: in bytes.
-        record: None if it is missing or damaged.
-        used: when it was last requested or read; seconds since 1970 by the clock of the file
-            system.
-        distrust: why it should not be run; empty if it is trusted.
+        record: the SIF's record; None if it is missing or damaged.
+        used: when the SIF was last requested or read; seconds since 1970 by the clock of the file system.
+        distrust: why the SIF should not be run; empty if it is trusted.
     """
 
     digest: str
@@ -73,7 +72,7 @@ class StoredImage:
 
     @property
     def whole(self) -> bool:
-        """The SIF has a record, and the size in it."""
+        """Whether the SIF has a record, and the size in this record."""
         return self.record is not None and self.record.sif.size == self.size
 
     @property
@@ -97,8 +96,8 @@ class Store:
     """An open store; `store_folder.open_store` makes it.
 
     Attributes:
-        writable: False if the caller may only read it; then `read_only_because` has the reason.
-        shared: a group may write to it.
+        writable: False if the caller may only read the store; then `read_only_because` has the reason.
+        shared: whether a group may write to the store.
     """
 
     root: Path
@@ -180,7 +179,7 @@ class Store:
     def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
         """Context manager: hold a lease of this process alone, so that `prune` removes nothing during it.
 
-        Does nothing if the caller may only read the store; `prune` then spares what was used lately.
+        Does nothing if the caller may only read the store; `prune` does not remove images that were used lately.
 
         Args:
             purpose: what the process does, for messages: "compares X with its layers".
@@ -198,7 +197,7 @@ class Store:
     def scratch(self, need_bytes: int, *, purpose: str = "convert the image") -> Iterator[Path]:
         """Context manager: a private folder on the store's file system, removed at the end.
 
-        It first removes what ended processes left behind. The caller must hold a lease all the
+        It first removes the files that ended processes left. The caller must hold a lease all the
         time, which tells other processes that the folder is in use.
 
         Args:
@@ -251,8 +250,7 @@ class Store:
     def find_image(self, digest: str) -> StoredImage | None:
         """Return the image's SIF if it exists and has the recorded size.
 
-        A SIF of another size or without a readable record counts as missing: the next
-        conversion replaces it.
+        A SIF of another size or without a readable record counts as missing: the next conversion replaces it.
 
         Raises:
             FileUnusable: others may write to the SIF.
@@ -277,7 +275,7 @@ class Store:
         """Return the complete SIF of an image; the caller must check whether it is trusted.
 
         Args:
-            digest: of the image's manifest or index.
+            digest: the digest of the image's manifest or index.
             platform: selects one image of an index.
         """
         direct = self.look(digest)
@@ -331,7 +329,7 @@ class Store:
             record: its record; the size and hash in it are trusted.
 
         Raises:
-            WouldOverwrite: the store has a complete SIF of this image with other bytes.
+            WouldOverwrite: the store has a complete SIF of this image with different bytes.
             FileUnusable: the file system refuses it.
         """
         self.require_writable("publish the image")
@@ -356,7 +354,7 @@ class Store:
         return published
 
     def _is_published(self, final: Path, record: ImageRecord) -> bool:
-        """Tell whether the store already has the same SIF; move a damaged one aside."""
+        """Return whether the store already has the same SIF; move a damaged SIF aside."""
         try:
             stored = sif.file_sha256(final)
         except HpcenvError:
@@ -443,7 +441,7 @@ class Store:
                 self._write(image_record.dumps(after), self.record_path(digest))
 
     def _write(self, text: str, path: Path, *, durable: bool = True) -> None:
-        # In `tmp`, the next process removes it if this one is killed.
+        # In `tmp`, the next process removes the file if this process is killed.
         aside = self.tmp / lease.private_name()
         write_text(text, path, mode=0o664 if self.shared else 0o644, durable=durable, aside=aside)
 
@@ -480,7 +478,7 @@ def _is_abandoned(path: Path, now: float | None, after: float) -> bool:
 
 
 def _distrust(status: os.stat_result) -> str:
-    """Return who could change a SIF while jobs run from it, with its mode; empty if only its owner could."""
+    """Return who could change a SIF while jobs run from it, with the file's mode; empty if only the owner could."""
     writers = [who for bit, who in ((stat.S_IWGRP, "its group"), (stat.S_IWOTH, "everybody")) if status.st_mode & bit]
     if not writers:
         return ""

@@ -20,7 +20,7 @@ from hpcenv.image.store.store import Store
 from hpcenv.project.store_config import StorePlace
 from hpcenv.records.files import write_text
 
-# Of store.json.
+# The schema of store.json.
 SCHEMA = 1
 # Signature of the Cache Directory Tagging Specification 0.6; backup programs skip such folders.
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by hpcenv: images and data that can be made again.\n"
@@ -33,7 +33,7 @@ _FOLDERS = ("blobs/sha256", "indexes/sha256", "images", "tmp", "leases", "hub")
 
 
 def place_exists(place: StorePlace) -> bool:
-    """Tell whether the folder of a store exists.
+    """Return whether the folder of a store exists.
 
     Raises:
         FileUnusable: the caller has no access.
@@ -94,7 +94,7 @@ def open_store(root: Path, *, create: bool = False, shared: bool = False, truste
 
 
 def _declared(root: Path, trust: Trust) -> tuple[Trust, bool]:
-    """Read store.json: the trust including the group if the owner shares the store, and whether this is a store."""
+    """Read store.json. Return whom to trust (with the group if the store is shared), and whether this is a store."""
     path = root / "store.json"
     try:
         status = os.lstat(path)

@@ -38,8 +38,8 @@ _LIBRARY = re.compile(r"libs\.([^.]+)\.(.+)")
 def cyclonedx(lockfile: Lockfile) -> Rendered:
     """Return a bill of materials as JSON.
 
-    Its subject is the environment. The environment's version is the lockfile's fingerprint, and the serial number
-    follows from it. Packages without a hash are listed too, so nothing is left out.
+    The bill describes the environment. The environment's version is the lockfile's fingerprint, and the serial number
+    is computed from it. Packages without a hash are listed too, so nothing is left out.
     """
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
@@ -60,7 +60,8 @@ def cyclonedx(lockfile: Lockfile) -> Rendered:
         serial_number=uuid5(NAMESPACE_URL, f"hpcenv:{lockfile.fingerprint}"),
         components=components,
     )
-    # No time: the same lockfile must give the same bytes. CycloneDX allows that, the library's types do not.
+    # The bill has no time: the same lockfile must give the same bytes. CycloneDX allows this, the library's types do
+    # not.
     bom.metadata.timestamp = None  # type: ignore[assignment]
     bom.metadata.component = root
     bom.metadata.tools.components.add(Component(type=ComponentType.APPLICATION, name="hpcenv"))
@@ -82,7 +83,7 @@ def _environment_facts(lockfile: Lockfile) -> dict[str, object]:
 
 
 def _image_components(container: ContainerTable | None) -> Iterator[Component]:
-    """Yield the image with its chain of digests, and the SIF that the nodes run."""
+    """Yield the image with its digests (index, manifest, config), and the SIF that the nodes run."""
     from cyclonedx.model.component import Component, ComponentType
 
     if container is None:
@@ -126,7 +127,7 @@ def _image_purl(container: ContainerTable) -> PackageURL | None:
     from packageurl import PackageURL
 
     if not container.reference.startswith("docker://"):
-        return None  # a file is in no registry
+        return None  # an image that is a file is in no registry
     repository, tag = _repository(container.reference)
     name = repository.rsplit("/", 1)[-1].lower()
     if not NAME.fullmatch(name) or not VERSION.fullmatch(container.digest):
@@ -156,7 +157,7 @@ def _library_of(field: str) -> str | None:
 
 
 def _library_components(lockfile: Lockfile) -> Iterator[Component]:
-    """Yield the libraries that torch really loads: CUDA runtime, cuBLAS, cuDNN, NCCL and so on."""
+    """Yield the libraries that torch loads: CUDA runtime, cuBLAS, cuDNN, NCCL and so on."""
     from cyclonedx.model.component import Component, ComponentType
 
     libraries: dict[str, dict[str, object]] = {}
@@ -215,14 +216,14 @@ def _dist_facts(dist: DistTable) -> dict[str, object]:
         "content-sha256": dist.content_sha256,
         "reason": dist.reason,
         **{f"direct-url.{key}": value for key, value in direct.items()},
-        # A wheel that was not searched for is not proved.
+        # If no wheel was searched for, none is proved.
         **{f"wheel.{key}": value for key, value in (wheel or {"proof": "none"}).items()},
         **{f"wheel.built.{key}": value for key, value in built.items()},
     }
 
 
 def _cut(version: str) -> str:
-    """Return a version of at most 1024 characters, the limit of CycloneDX 1.6."""
+    """Cut a version to 1024 characters, the limit of CycloneDX 1.6."""
     return version[:1024]
 
 

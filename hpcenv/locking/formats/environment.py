@@ -1,4 +1,4 @@
-"""environment.yml for conda: Python, and the pins for the pip in the conda environment.
+"""environment.yml for conda: the version of Python, and the pins for pip in the conda environment.
 
 Runs on: LOGIN NODE.
 """
@@ -31,7 +31,7 @@ from hpcenv.project.lockfile import Lockfile
 
 
 def environment(lockfile: Lockfile, *, name: str) -> Rendered:
-    """Return conda's environment.yml. It names no channel: the user's own configuration decides."""
+    """Return conda's environment.yml. It names no channel: the user's configuration of conda chooses the channels."""
     lines = header_lines("environment", lockfile)
     left_out: list[LeftOut] = []
     pinned = []

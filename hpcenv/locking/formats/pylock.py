@@ -1,15 +1,15 @@
-"""pylock.toml (PEP 751): every proved wheel with the URL that an index gives it today.
+"""pylock.toml (PEP 751): every proved wheel with its present URL in an index.
 
 Runs on: LOGIN NODE.
 
-PEP 751 requires URLs. A lockfile contains none: they belong to the user's own index, and they change. So pip's
-session is asked for them (see locking/wheels/__init__.py), and only a file with the locked sha256 is used. Nothing is
-downloaded except lists. `pip install --dry-run --report` would be a public interface, but it resolves: it names one
-file only (from a folder of this machine before an index with the same file), works for this machine's Python
-only, and downloads whole wheels where an index has no PEP 658 metadata.
+PEP 751 requires URLs. A lockfile contains none: they belong to the user's own index, and they change. So pip's session
+is asked for the URLs (see locking/wheels/__init__.py), and only a file with the locked sha256 is used. Only lists are
+downloaded. `pip install --dry-run --report` is a public interface, but it runs pip's resolver: it names one file only
+(and prefers a local folder to an index with the same file), works for this machine's Python only, and downloads whole
+wheels if an index has no PEP 658 metadata.
 
-The file has `wheels` only, for wheels of a direct URL too. PEP 751 has `archive` for these, but the file and the hash
-are the same.
+The file lists all wheels under `wheels`, also wheels from a direct URL. PEP 751 has the key `archive` for these, but
+the file and the hash would be the same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from hpcenv.project import toml_files
 from hpcenv.project.lockfile import DistTable, Lockfile
 from hpcenv.text import listed
 
-_SECONDS = 60.0  # for all packages together: a list has at most a few MB
+_SECONDS = 60.0  # time limit for all packages together: a list has at most a few MB
 _WORKERS = 8
 
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,60}")
@@ -70,11 +70,11 @@ class Pylock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelLink:
-    """A wheel as an index or a folder lists it.
+    """A wheel in the list of an index or a folder.
 
     Attributes:
         url: None for a file on this machine.
-        sha256: as the index states it, None if it states none.
+        sha256: the hash in the list of the index; None if the list has no hash.
     """
 
     filename: str
@@ -84,7 +84,7 @@ class WheelLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelUrl:
-    """The URL of a locked wheel, perhaps with a remark, or why it has no URL."""
+    """The URL of a locked wheel, or the reason why it has no URL."""
 
     url: str | None = None
     remark: str = ""
@@ -92,15 +92,15 @@ class WheelUrl:
 
 
 def wheels_to_find(lockfile: Lockfile) -> tuple[DistTable, ...]:
-    """Return the packages whose URL only an index can know."""
+    """Return the packages whose URL must be asked from an index."""
     proved = (dist for dist, problem in judged_packages(lockfile, why_no_wheel) if not problem)
     return tuple(dist for dist in proved if direct_url_of(dist) is None)
 
 
 def choose_url(dist: DistTable, links: Sequence[WheelLink]) -> WheelUrl:
-    """Return the URL of a locked wheel: of a listed file with the locked sha256.
+    """Return the URL of a listed file that has the locked sha256.
 
-    If the index states no sha256, a file of the locked name is used: pip compares its content with the locked sha256.
+    If the index states no sha256, a file with the locked name is used: pip compares its content with the locked sha256.
     """
     sha256, filename = proved_sha256(dist), dist.wheel.filename if dist.wheel else None
     same = [link for link in links if link.sha256 == sha256]
@@ -109,7 +109,7 @@ def choose_url(dist: DistTable, links: Sequence[WheelLink]) -> WheelUrl:
         url, problem = public_url(link.url) if link.url is not None else (None, "")
         if url is not None:
             remark = (
-                "" if link.sha256 else "the index states no sha256 for it; pip compares the file with the locked one"
+                "" if link.sha256 else "the index states no sha256 for it; pip compares the file with the locked sha256"
             )
             return WheelUrl(url=url, remark=remark)
         if problem:
@@ -118,7 +118,7 @@ def choose_url(dist: DistTable, links: Sequence[WheelLink]) -> WheelUrl:
         return WheelUrl(reason="its wheel is in a folder on this machine (find-links), and no index has it")
     other = [link.sha256 for link in links if link.filename == filename and link.sha256]
     if other:
-        return WheelUrl(reason=f"the index has another file of that name: sha256 {other[0]}, locked {sha256}")
+        return WheelUrl(reason=f"the index has a different file of that name: sha256 {other[0]}, locked {sha256}")
     return WheelUrl(reason=f"no index lists {filename or 'its wheel'}")
 
 
@@ -164,7 +164,7 @@ def _package(dist: DistTable, url: str, filename: str) -> dict[str, Any]:
 
 
 def _wheel_name(dist: DistTable, url: str) -> str | None:
-    """Return the wheel's file name, None if an installer would not accept it for this package."""
+    """Return the wheel's file name; None if an installer would not accept the name for this package."""
     own = dist.wheel.filename if dist.wheel else None
     filename = own or unquote(urlsplit(url).path.rsplit("/", 1)[-1])
     try:
@@ -176,7 +176,7 @@ def _wheel_name(dist: DistTable, url: str) -> str | None:
 
 
 def _target_environment(lockfile: Lockfile) -> dict[str, Any]:
-    """Return the keys that name the Python and machine of the wheels: an installer refuses any other."""
+    """Return the keys for the wheels' Python and machine: an installer refuses a different Python or machine."""
     parts = ["sys_platform == 'linux'"]
     for marker, field in (("platform_machine", "system.machine"), ("implementation_name", "python.implementation")):
         value = str(lockfile.facts.get(field, ""))
@@ -205,7 +205,7 @@ def _find_urls(dists: Sequence[DistTable], environ: Mapping[str, str]) -> dict[s
     """Return the URL of each wheel.
 
     Raises:
-        ToolFailed: an index that may know a missing wheel did not answer, or no wheel was found at all.
+        ToolFailed: a wheel is missing and an index did not answer, or no wheel was found at all.
     """
     if not dists:
         return {}

@@ -27,12 +27,12 @@ def requirements(lockfile: Lockfile) -> Rendered:
 
 
 def requirements_text(lockfile: Lockfile) -> str:
-    """Return the same text without notes, for the run folder: its comments say what is left out."""
+    """Return the same text without notes, for the run folder. Its comments name the packages that are left out."""
     return _render(lockfile)[0]
 
 
 def _render(lockfile: Lockfile) -> tuple[str, list[DistTable], list[LeftOut]]:
-    """Return the text, the packages in it, and the others."""
+    """Return the text, the packages in it, and the packages that are left out."""
     lines = [*header_lines("requirements", lockfile), "# pip install --no-deps --require-hashes -r FILE"]
     left_out: list[LeftOut] = []
     pinned = []

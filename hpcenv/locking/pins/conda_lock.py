@@ -14,8 +14,8 @@ Runs on: LOGIN NODE.
       category: main
       optional: false
 
-A package of the category `main` must be installed. One of another category may be, unless `#CATEGORY,...` chose it.
-A package can have several entries, one for each category.
+A package of the category `main`, or of a category that `#CATEGORY,...` chose, must be installed. All other packages may
+be installed. A package can have several entries, one for each category.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MAIN = "main"
 
 
 def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
-    """Yield the packages for one platform. `selection.chosen` are categories, with a comma between.
+    """Yield the packages for one platform. `selection.chosen` has the categories, separated by commas.
 
     Raises:
-        LockfileInvalid: it cannot be read, has no such category or platform, or names a package that is no file with
-            a hash.
+        LockfileInvalid: the file cannot be read, does not have the category or platform, or names a package that is not
+            a file with a hash.
     """
     try:
         packages = data["package"]
@@ -55,10 +55,10 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
-    """Refuse a file of another format or version. Categories depend on the platform: see `select_pins`.
+    """Refuse a file of another format or version. `select_pins` checks the categories: they depend on the platform.
 
     Raises:
-        LockfileInvalid: likewise.
+        LockfileInvalid: the file has another format or version.
     """
     del chosen
     if "dependencies" in data and "package" not in data:
@@ -84,10 +84,10 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
 def _pin(path: Path, number: int, entry: Mapping[str, Any], *, required: bool) -> Pin:
     if entry["manager"] not in ("conda", "pip"):
         raise ValueError(f"package[{number}] has the manager {str(entry['manager'])[:40]!r}")
-    # conda-lock writes an empty hash where it knows none.
+    # conda-lock writes an empty hash if it does not know the hash.
     hashes = {name: value for name, value in entry["hash"].items() if value not in ("", "null", "~")}
     make = conda_pin if entry["manager"] == "conda" else pypi_pin
-    # The `name` of a direct URL is that of the package; `source` has the URL as it was asked for.
+    # For a direct URL, `name` is the package's name, and `source` is the URL as the user wrote it.
     known = {key: entry[key] for key in ("name", "version", "build") if key in entry} | hashes
     return make(path, f"{path.name} package[{number}]", str(entry["url"]), known, required=required)
 
@@ -105,7 +105,7 @@ def _categories(path: Path, entries: Sequence[tuple[int, Mapping[str, Any]]], ch
         raise LockfileInvalid(
             f"`{path}` has no category `{unknown[0][:60]}`",
             why=f"it has {', '.join(sorted(present)[:20])}",
-            hint=f"name others behind `#`, with a comma between, or none: --from {quote(path.name)}",
+            hint=f"name others after `#`, separated by commas, or none: --from {quote(path.name)}",
         )
     return wanted | {_MAIN}
 

@@ -1,4 +1,4 @@
-"""What pixi.lock and conda-lock.yml say of one package. Pure.
+"""One package in a pixi.lock or a conda-lock.yml. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -27,7 +27,7 @@ def archive_parts(url: str) -> tuple[str, str, str]:
     """Return name, version and build that the file name of a conda package states (CEP 26).
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not the file name of a conda package.
     """
     name = basename(url)
     for ending in ARCHIVES:
@@ -44,13 +44,13 @@ def conda_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, re
 
     Args:
         path: the file, for messages.
-        source: where in it.
-        url: of the archive.
-        entry: `name`, `version`, `build` where stated, and the hashes.
-        required: whether it must be installed.
+        source: the place in the file, for messages.
+        url: the archive's URL.
+        entry: the values in the file: the hashes and, if they are there, `name`, `version` and `build`.
+        required: whether the package must be installed.
 
     Raises:
-        LockfileInvalid: it has no hash, or is built from source.
+        LockfileInvalid: the package has no hash, or is built from source.
         ValueError: a value is not of its kind.
     """
     if url in _PROJECT:
@@ -79,13 +79,13 @@ def conda_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, re
 
 
 def pypi_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, required: bool = True) -> Pin:
-    """Return the pin of a Python package that pip or its like installs.
+    """Return the pin of a Python package that pip or a similar tool installs.
 
     The project itself (`.`) has no file: it may be installed, and cannot be compared. `url` and `entry` are as in
     `conda_pin`.
 
     Raises:
-        LockfileInvalid: it has no hash, or comes from a folder or from version control.
+        LockfileInvalid: the package has no hash, or comes from a folder or from version control.
         ValueError: a value is not of its kind.
     """
     name = canonicalize_name(word(entry["name"]))
@@ -114,7 +114,7 @@ def word(value: object) -> str:
     """Return a name, version or build.
 
     Raises:
-        ValueError: it is no short text.
+        ValueError: the value is not a short text.
     """
     if not isinstance(value, str) or not _WORD.fullmatch(value):
         raise ValueError(f"{str(value)[:60]!r} is not a name or version")

@@ -4,7 +4,7 @@ Runs on: LOGIN NODE.
 
     differences = cross_check(pins, dists, find_wheels(dists, ...))
 
-Hashes other than sha256 are kept and not compared.
+Only sha256 is compared; other hashes are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PinDifference:
     """One package that does not agree with its pin.
 
     Attributes:
-        kind: how; `unknown` means that it could not be compared.
+        kind: the kind of difference; `unknown` means that the package could not be compared.
         pinned: version or hashes in the file.
         installed: version or wheel in the environment.
         note: the source of the pin, or the reason.
@@ -46,7 +46,7 @@ def cross_check(
     Args:
         pins: the pins.
         dists: the installed packages.
-        proofs: their results of `find_wheels`, in the same order.
+        proofs: the results of `find_wheels` for `dists`, in the same order.
         ignore: packages that may be installed without a pin, for example the installer itself.
     """
     pinned: dict[str, list[Pin]] = {}

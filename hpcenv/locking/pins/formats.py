@@ -1,15 +1,16 @@
-"""The files that `hpcenv lock --from` takes: one row per format.
+"""The files that `hpcenv lock --from` accepts: one row per format.
 
 Runs on: LOGIN NODE.
 
     pins = read_pins(PinSource(path=Path("pixi.lock#gpu")), environment=marker_environment(facts))
 
 Each format lists what *may* be installed, for several platforms at a time. A pin counts only if its marker is true, or
-its platform is that of the environment that is examined, which is not the one that runs hpcenv. A package that only an
-extra, a dependency group or a category needs, and that was not selected, may be absent; if it is installed, it must
-agree. In a uv.lock such a package does not count at all, as for `uv sync`.
+if its platform is the platform of the examined environment, which is not the environment that runs hpcenv. A package
+that only an extra, a dependency group or a category needs, and that was not selected, may be absent; if it is
+installed, it must agree. In a uv.lock such a package does not count at all, as for `uv sync`.
 
-What stands behind `#` is a choice in a file that has one: an environment of pixi.lock, categories of conda-lock.yml.
+The text after `#` makes a choice in a file that has several parts: an environment of pixi.lock, categories of
+conda-lock.yml.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ class Format:
     """One format.
 
     Attributes:
-        name: as users know it.
+        name: the name that users know.
         syntax: how its text is read.
-        fits: whether a file of this name and content has this format, among those of the same syntax.
+        fits: whether a file with this name and content has this format and not another format with the same syntax.
         select_pins: yields the packages that count.
-        reinstall: the command that installs from it again; FILE and CHOSEN stand for the file and the choice.
-        choice: what can stand behind `#`; empty where nothing can.
-        require_known: refuses another version, or a choice that is not in the file, before the environment is read.
-        others: what else could be chosen, if the file has several and only one of them can be installed.
-        conda: whether it pins what conda installs, beside what pip does.
+        reinstall: the command that installs from the file again; FILE and CHOSEN stand for the file and the choice.
+        choice: what can stand after `#`; empty if nothing can.
+        require_known: refuses an unknown version, or a choice that is not in the file, before the environment is read.
+        others: what else can be chosen, if the file has several environments and only one of them can be installed.
+        conda: whether the format pins packages of conda too, not only packages of pip.
         extras: whether extras and groups of the project can be named.
     """
 
@@ -116,10 +117,10 @@ class PinFile:
 
     Attributes:
         path: the file.
-        chosen: what stood behind `#`.
-        source: as the user named it.
+        chosen: the text after `#`.
+        source: the file and the choice as the user wrote them.
         format: its format.
-        data: its content; of a uv.lock what uv chose from it.
+        data: the file's content; for a uv.lock, the packages that uv chose from it.
     """
 
     path: Path
@@ -130,7 +131,7 @@ class PinFile:
 
     @property
     def named(self) -> str:
-        """The file as it is named on the command line."""
+        """The file and the choice as they are written on the command line."""
         return f"{self.path}#{self.chosen}" if self.chosen else str(self.path)
 
     @property
@@ -141,7 +142,7 @@ class PinFile:
 
     @property
     def or_choose(self) -> str:
-        """What else a hint can say where nothing was chosen: the other environments of the file."""
+        """More text for a hint if nothing was chosen: the other environments of the file."""
         others = () if self.chosen else self.format.others(self.data)
         return (
             f"; or name the environment that is installed: --from {quote(self.path.name)}#NAME, of {', '.join(others)}"
@@ -150,7 +151,7 @@ class PinFile:
 
     @property
     def reinstall(self) -> str:
-        """The command that installs from it again."""
+        """The command that installs from the file again."""
         chosen = self.chosen.partition("@")[0] or pixi.DEFAULT
         words = join(self.source.options) if self.format.extras else quote(chosen)
         return self.format.reinstall.replace("CHOSEN", words).replace("FILE", quote(str(self.path))).rstrip()
@@ -160,12 +161,12 @@ def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin
     """Return the pins of a file that count in an environment, sorted by name.
 
     Args:
-        source: the file, and what of it was installed.
+        source: the file, and which parts of it were installed.
         environment: values for markers, see `marker_environment`.
 
     Raises:
         FileUnusable: it cannot be read.
-        LockfileInvalid: it has none of the formats, or contains something that is not supported.
+        LockfileInvalid: the file has none of the formats, or contains something that is not supported.
     """
     return pins_of(open_pins(source), environment=environment)
 
@@ -173,11 +174,12 @@ def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin
 def open_pins(source: PinSource) -> PinFile:
     """Read a file of pins, and find out its format.
 
-    The environment is read between this and `pins_of`, which takes long.
+    Between this function and `pins_of` the environment is read, which takes long. So wrong files are refused first.
 
     Raises:
         FileUnusable: the file does not exist or cannot be read.
-        LockfileInvalid: it is not text, does not have the format of its name, has no such choice, or uv refuses it.
+        LockfileInvalid: the file is not text, its format does not fit its name, it does not have the choice, or uv
+            refuses it.
     """
     path, chosen = _split_choice(source.path)
     _require_reader(path)
@@ -190,7 +192,7 @@ def open_pins(source: PinSource) -> PinFile:
     if chosen and not found.choice:
         names = " and ".join(row.name for row in FORMATS if row.choice)
         raise LockfileInvalid(
-            f"`{path}` has nothing to choose from, and `#{chosen}` stands behind it",
+            f"`#{chosen}` follows `{path}`, which has nothing to choose from",
             why=f"it is read as a {found.name}; only {names} have environments or categories",
             hint=f"name the file alone: --from {quote(path.name)}",
         )
@@ -203,7 +205,7 @@ def pins_of(file: PinFile, *, environment: Mapping[str, str]) -> tuple[Pin, ...]
     """Return the pins of an open file that count in an environment, sorted by name.
 
     Raises:
-        LockfileInvalid: it contains something that is not supported.
+        LockfileInvalid: the file contains something that is not supported.
     """
     selection = PinSelection(environment=environment, chosen=file.chosen)
     if file.format.name != uv_export.NAME:  # uv has chosen already
@@ -218,12 +220,12 @@ def pins_of(file: PinFile, *, environment: Mapping[str, str]) -> tuple[Pin, ...]
 
 
 def _split_choice(path: Path) -> tuple[Path, str]:
-    """Return file and choice. A file whose own name contains `#` is taken as it is."""
+    """Return file and choice. If an existing file has `#` in its name, the whole text is its name."""
     name, mark, chosen = path.name.rpartition("#")
     return (path.with_name(name), chosen) if mark and name and not os.path.lexists(path) else (path, "")
 
 
-# Formats of other tools that hpcenv does not read, and what writes one that it reads.
+# Formats that hpcenv does not read, each with the command that writes a format that hpcenv reads.
 _EXPORTS = {
     "poetry.lock": "poetry export --output requirements.txt",  # poetry-plugin-export 1.9
     "pdm.lock": "pdm export --format pylock --output pylock.toml",  # PDM 2.24 and newer
@@ -238,7 +240,7 @@ def _require_reader(path: Path) -> None:
     """Refuse a file of a tool that can write a format which hpcenv reads.
 
     Raises:
-        LockfileInvalid: with the command that does.
+        LockfileInvalid: the hint has the command that writes such a format.
     """
     command = _EXPORTS.get(path.name)
     if command is not None:
@@ -250,7 +252,7 @@ def _require_reader(path: Path) -> None:
 
 
 def _require_choice(source: PinSource, path: Path, found: Format) -> None:
-    """Refuse extras, groups and a package for a file that knows none.
+    """Refuse extras, groups and a package if the file's format does not have them.
 
     Raises:
         LockfileInvalid: likewise.

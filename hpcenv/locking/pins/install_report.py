@@ -1,4 +1,4 @@
-"""What pip's reports and lockfiles say was installed, for `find_wheels`.
+"""The wheels that were installed according to pip's reports and lockfiles, for `find_wheels`.
 
 Runs on: LOGIN NODE.
 """

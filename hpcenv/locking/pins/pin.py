@@ -1,4 +1,4 @@
-"""One pinned package, and which of them count in an environment. Pure.
+"""One pinned package, and which pins count in an environment. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -17,7 +17,7 @@ from packaging.markers import Environment, Marker
 
 from hpcenv.errors import EnvironmentUnreadable, UsageError
 
-# Of the names in conda's `subdir` (rattler_conda_types, Platform, 2026-08).
+# Parts of the names in conda's `subdir` (rattler_conda_types, Platform, 2026-08).
 _CONDA_MACHINES = {"x86_64": "64", "i686": "32"}
 
 
@@ -26,14 +26,15 @@ class Pin:
     """One package as a file pins it.
 
     Attributes:
-        name: in normal form (PEP 503); of a conda package as conda writes it.
+        name: the name in normal form (PEP 503); for a conda package, the name as conda writes it.
         version: None if the file does not fix it (a directory, a VCS, a range).
-        hashes: `ALGORITHM:HEX` of every file that may be installed.
-        manager: who installs it: pip and its like, or conda.
-        build: conda's build string; empty for another manager.
+        hashes: `ALGORITHM:HEX` for every file that may be installed.
+        manager: the tool that installs the package: pip (or a similar tool), or conda.
+        build: conda's build string; empty if conda is not the manager.
         files: file name and sha256 of every file that has both.
         source: file and line (or entry) of the pin.
-        required: False for a constraint, and for a package that only an extra or group needs that was not selected.
+        required: False for a constraint, and for a package that is needed only by extras or groups that were not
+            selected.
     """
 
     name: str
@@ -53,10 +54,10 @@ class Pin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PinSource:
-    """A file of pins as the user names it, and what of it was installed.
+    """A file of pins as the user names it, and which parts of it were installed.
 
     Attributes:
-        path: the file; `#CHOSEN` behind it is an environment of pixi.lock, or categories of conda-lock.yml.
+        path: the file; `#CHOSEN` after it is an environment of pixi.lock, or categories of conda-lock.yml.
         extras, groups: of the project.
         package: the member of the workspace that was installed (uv.lock); empty for the project itself.
     """
@@ -68,7 +69,7 @@ class PinSource:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The choice as `uv sync` and `hpcenv lock` take it."""
+        """The choice as options of `uv sync` and `hpcenv lock`."""
         given = [("--extra", one) for one in self.extras] + [("--group", one) for one in self.groups]
         given += [("--package", self.package)] * bool(self.package)
         return tuple(word for pair in given for word in pair)
@@ -77,13 +78,13 @@ class PinSource:
 def pin_source(
     file: str | Path | None, folder: Path, *, extras: Sequence[str], groups: Sequence[str], package: str
 ) -> PinSource | None:
-    """Return a file of pins and the choice from it; None where no file is named.
+    """Return a file of pins and the choice from it; None if no file is named.
 
     Args:
         file: relative to `folder`.
 
     Raises:
-        UsageError: there is a choice, and no file.
+        UsageError: a choice is given without a file.
     """
     if file is not None:
         path = Path(os.path.abspath(folder / file))
@@ -96,12 +97,12 @@ def pin_source(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PinSelection:
-    """What of a file counts.
+    """Which pins of a file count.
 
     Attributes:
-        environment: values for markers, of the environment that is examined.
-        extras, groups: of the project, that were installed.
-        chosen: what stands behind `#` in `--from FILE#CHOSEN`; empty for nothing.
+        environment: the examined environment's values for markers.
+        extras, groups: the extras and groups of the project that were installed.
+        chosen: the text after `#` in `--from FILE#CHOSEN`; empty without a choice.
     """
 
     environment: Mapping[str, str]
@@ -150,7 +151,7 @@ def marker_environment(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def basename(url: str) -> str:
-    """Return the file name in a URL or path; empty if it is none."""
+    """Return the file name in a URL or path; empty if there is no file name."""
     try:
         path = urlsplit(url).path
     except ValueError:
@@ -159,10 +160,10 @@ def basename(url: str) -> str:
 
 
 def sorted_hashes(values: Iterable[str]) -> tuple[str, ...]:
-    """Return hashes without repetition, sorted."""
+    """Return the hashes sorted, each once."""
     return tuple(sorted(set(values)))
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error of a reader as one line of text."""
+    """Return a reader's error as one line of text."""
     return f"{type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ Runs on: LOGIN NODE.
     - conda: https://.../linux-64/cudnn-9.10.2.21-h1_0.conda
       sha256: ...
 
-The formats are those of `rattler_lock` (crates/rattler_lock/src/parse in conda/rattler, 92dc77433054, 2026-08-22):
+`rattler_lock` defines the formats (crates/rattler_lock/src/parse in conda/rattler, 92dc77433054, 2026-08-22):
 
     4, 5   an entry of `packages` has `kind`, `name`, `version`, `build`, and `url` or `path`
     6      `conda: URL` or `pypi: URL` instead; name, version and build of a conda package may stand in the URL alone
@@ -40,11 +40,12 @@ DEFAULT = "default"
 def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages of one environment on one platform.
 
-    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without it the environment is the one called
-    `default`, or the only one.
+    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without a choice, it is the environment `default`,
+    or the only environment.
 
     Raises:
-        LockfileInvalid: it cannot be read, has no such platform, or names a package that is no file with a hash.
+        LockfileInvalid: the file cannot be read, does not have the platform, or names a package that is not a file with
+            a hash.
     """
     name, _, platform = selection.chosen.partition("@")
     try:
@@ -59,10 +60,10 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
-    """Refuse a file of another version, or without the chosen environment.
+    """Refuse a file with an unknown version, or without the chosen environment.
 
     Raises:
-        LockfileInvalid: likewise.
+        LockfileInvalid: the version is unknown, or the environment is not in the file.
     """
     version = data.get("version")
     if version not in VERSIONS:
@@ -80,7 +81,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` has no environment `{wanted[:60]}`",
             why=f"it has {', '.join(sorted(found)[:20]) or 'none'}",
-            hint=f"name one behind `#`: --from {quote(path.name)}#{quote(str(min(found, default='NAME')))}",
+            hint=f"name one after `#`: --from {quote(path.name)}#{quote(str(min(found, default='NAME')))}",
         )
 
 
@@ -95,7 +96,7 @@ def _default(found: Mapping[str, Any]) -> str:
 
 
 def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, selection: PinSelection) -> str:
-    """Return which of an environment's platforms is meant: since version 7, several can have one `subdir`."""
+    """Return the chosen platform of an environment: since version 7, several platforms can have the same `subdir`."""
     platforms = data["environments"][environment]["packages"]
     subdirs = {entry["name"]: entry.get("subdir", entry["name"]) for entry in data.get("platforms", ())}
     fitting = [one for one in platforms if subdirs.get(one, one) == selection.subdir and name in ("", one)]
@@ -123,7 +124,7 @@ def _listed(packages: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tupl
             key = _selector(entry)
         known = found.setdefault(key, (number, entry))[1]
         if any(known.get(algorithm) != entry.get(algorithm) for algorithm in ("sha256", "md5")):
-            raise ValueError(f"packages[{number}] and another one have the same URL and different hashes")
+            raise ValueError(f"packages[{number}] and another entry have the same URL and different hashes")
     return found
 
 

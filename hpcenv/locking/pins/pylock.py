@@ -22,7 +22,7 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
     """Yield the packages of a pylock.toml.
 
     Raises:
-        LockfileInvalid: it is not valid, or is not for this environment.
+        LockfileInvalid: the file is not valid, or is not for this environment.
     """
     try:
         lock = Pylock.from_dict(data)
@@ -54,25 +54,25 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def _require_python(path: Path, lock: Pylock, selection: PinSelection) -> None:
-    """Refuse a lock for another Python, as the standard wants it (PEP 751, requires-python).
+    """Refuse a pylock.toml for another Python, as the standard requires (PEP 751, requires-python).
 
     Raises:
-        LockfileInvalid: likewise.
+        LockfileInvalid: the file is for another Python.
     """
     version = selection.environment["python_full_version"]
     if lock.requires_python is not None and not lock.requires_python.contains(version, prereleases=True):
         raise LockfileInvalid(
             f"`{path}` is not for Python {version}",
             why=f"its `requires-python` is `{lock.requires_python}`",
-            hint="take a Python that it allows, or lock the packages for this one",
+            hint="use a Python that it allows, or lock the packages for this Python",
         )
 
 
 def _require_known(path: Path, lock: Pylock, selection: PinSelection) -> None:
-    """Refuse extras and groups that the lock does not have.
+    """Refuse extras and groups that the file does not have.
 
     Raises:
-        LockfileInvalid: with those that it has.
+        LockfileInvalid: the message names the extras or groups that the file has.
     """
     groups = (*(lock.dependency_groups or ()), *(lock.default_groups or ()))
     for option, asked, known in (

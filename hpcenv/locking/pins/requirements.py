@@ -4,7 +4,7 @@ Runs on: LOGIN NODE.
 
 `NAME[EXTRA]==VERSION ; MARKER --hash=...`, comments, lines continued with a backslash, `-r` and `-c` relative to the
 file that names them. Options that configure pip (--index-url and so on) have no effect. `-e FOLDER` pins no version of
-the project in the folder. Refused: other paths, bare URLs and environment variables. A line without `==` pins no
+the project in the folder. Other paths, bare URLs and environment variables are refused. A line without `==` pins no
 version: the result for that package is "unknown".
 """
 
@@ -25,7 +25,7 @@ from hpcenv.locking.pins.text_file import read_text
 from hpcenv.locking.pins.toml_text import project_name
 
 _EXPLICIT = "@EXPLICIT"  # conda list --explicit
-_NESTED = 20  # how deep requirements files may include each other
+_NESTED = 20  # requirements files may include each other to this depth
 _NESTING = re.compile(r"(-r|--requirement|-c|--constraint)(?:\s+|=|(?<=-[rc]))(.+)")
 _HASH = re.compile(r"--hash(?:=|\s+)(\S+)")
 _IN_URL = re.compile(r"#sha256=([0-9a-f]{64})")
@@ -62,7 +62,7 @@ def select_pins(path: Path, text: str, selection: PinSelection, *, seen: tuple[P
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, as pip reads it: joined at a backslash first, then without comments."""
+    """Yield number and text of each line. Like pip, join lines at a backslash first, then remove comments."""
     parts: list[str] = []
     start = 1
     for number, raw in enumerate([*text.splitlines(), ""], 1):

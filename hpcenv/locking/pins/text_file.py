@@ -1,4 +1,4 @@
-"""Bounded reading of a text file that somebody else may have written.
+"""Read a text file that may come from a stranger, up to a limit of size.
 
 Runs on: LOGIN NODE.
 """
@@ -18,8 +18,8 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        FileUnusable: it cannot be read.
-        LockfileInvalid: it is not text, or is too large.
+        FileUnusable: the file cannot be read.
+        LockfileInvalid: the file is not text, or is too large.
     """
     try:
         return read_file(path, most=LONGEST_FILE).decode("utf-8-sig")

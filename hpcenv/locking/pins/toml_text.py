@@ -1,4 +1,4 @@
-"""TOML that somebody else may have written.
+"""Read TOML that may come from a stranger.
 
 Runs on: LOGIN NODE.
 """
@@ -21,7 +21,7 @@ if sys.version_info >= (3, 11):
 
 
 def parse_toml(path: Path, text: str) -> dict[str, Any]:
-    """Return the data of a TOML file. tomlkit is only for Python 3.10: it needs seconds for a large pylock.toml."""
+    """Return the data of a TOML file. Only Python 3.10 uses tomlkit, which needs seconds for a large pylock.toml."""
     toml_files.require_short_keys(text.encode("utf-8", "replace"), path, error=LockfileInvalid)
     if sys.version_info >= (3, 11):
         try:
@@ -33,7 +33,7 @@ def parse_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def project_name(folder: Path) -> str | None:
-    """Return the name under [project] in the pyproject.toml of a folder, in normal form (PEP 503); None for none."""
+    """Return the name under [project] in a folder's pyproject.toml, in normal form (PEP 503); None without a name."""
     path = folder / "pyproject.toml"
     try:
         name = parse_toml(path, read_text(path))["project"]["name"]

@@ -1,4 +1,4 @@
-"""uv.lock: uv itself says what of it counts. It alone knows its workspaces, conflicting extras and groups.
+"""uv.lock: uv selects the packages that count. Only uv knows its workspaces, and which extras and groups conflict.
 
 Runs on: LOGIN NODE. `uv export --frozen` starts no other program and contacts no server (uv 0.13.9, read with strace).
 """
@@ -17,14 +17,14 @@ _SECONDS = 60
 
 
 def export(path: Path, options: Sequence[str]) -> str:
-    """Return what uv makes of a uv.lock: the text of a pylock.toml (PEP 751).
+    """Return the pylock.toml (PEP 751) that uv makes from a uv.lock, as text.
 
     Args:
         path: the uv.lock; pyproject.toml is beside it.
         options: `--extra NAME`, `--group NAME` and `--package NAME`, as for `uv sync`.
 
     Raises:
-        LockfileInvalid: uv is not here, or refuses the file or an option; with its words.
+        LockfileInvalid: uv is not on PATH, or refuses the file or an option; the error has uv's message.
     """
     uv = shutil.which("uv")
     asked = ("uv", "export", "--frozen", "--offline", "--format", "pylock.toml", *options)

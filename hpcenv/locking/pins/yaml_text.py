@@ -1,11 +1,11 @@
-"""YAML that somebody else may have written: plain data, each value as text.
+"""Read YAML that may come from a stranger: plain data, each value as text.
 
 Runs on: LOGIN NODE.
 
-PyYAML (libyaml) reads the syntax; its events become lists, tables and texts here, in one pass. No value gets a type:
-YAML 1.1, which PyYAML resolves, makes the number 0 of the build `0_0`, and pixi writes YAML 1.2, where it is a text. No
-tag is obeyed, so nothing is constructed or executed. Refused: tags, aliases (a small file could mean a huge one), keys
-that stand twice, deep nesting, more than one document. Neither pixi nor conda-lock writes any of these.
+PyYAML (libyaml) reads the syntax; its events become lists, tables and texts here, in one pass. No value gets a type: by
+YAML 1.1, which PyYAML implements, the build `0_0` would become the number 0; pixi writes YAML 1.2, where it is a text.
+No tag is obeyed, so nothing is constructed or executed. These are refused: tags, aliases (a small file could expand to
+a huge one), duplicate keys, deep nesting, more than one document. Neither pixi nor conda-lock writes any of these.
 docs/decisions/0034-yaml-of-other-tools.md says why PyYAML.
 """
 
@@ -20,7 +20,7 @@ from hpcenv.locking.pins.pin import describe_error
 
 # environments.NAME.packages.PLATFORM[].conda has 6 levels, run_exports 5.
 _DEEPEST = 20
-# A pixi.lock has one value in 20 bytes: 800,000 in the largest file that is read. They take 100 MiB.
+# A pixi.lock has one value per 20 bytes, so 800,000 values in the largest file that is read. They take 100 MiB.
 _MOST_VALUES = 1_000_000
 
 
@@ -28,9 +28,9 @@ def parse_yaml(path: Path, text: str) -> dict[str, Any]:
     """Return the table that a YAML file holds.
 
     Raises:
-        LockfileInvalid: it is not YAML, is no table, or contains what is refused.
+        LockfileInvalid: the text is not YAML, is not a table, or contains something that is refused.
     """
-    import yaml  # takes longer to load than most files to read
+    import yaml  # to load this module takes longer than to read most files
 
     try:
         return _table(yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)))
@@ -45,11 +45,11 @@ def parse_yaml(path: Path, text: str) -> dict[str, Any]:
 
 
 class _RefusedError(Exception):
-    """The YAML is valid, and contains what no lockfile needs."""
+    """The YAML is valid, but contains something that no lockfile needs."""
 
 
 def _table(events: Iterable[Any]) -> dict[str, Any]:
-    """Build the one document of a stream of PyYAML's events."""
+    """Return the only document in a stream of PyYAML's events."""
     top: list[Any] = []
     stack: list[_Open] = [_Open(top)]
     count = 0
@@ -77,7 +77,7 @@ def _table(events: Iterable[Any]) -> dict[str, Any]:
 
 
 def _value(event: Any, kind: str) -> Any:
-    """Return a text, or an empty list or table that is filled by what follows; None for an event without value."""
+    """Return a text, or an empty list or table that the next events fill; None for an event without value."""
     if kind == "AliasEvent":
         raise _RefusedError(f"{_line(event)} has the alias `*{event.anchor}`")
     if kind not in ("ScalarEvent", "SequenceStartEvent", "MappingStartEvent"):
@@ -101,7 +101,7 @@ class _Open:
             self.value.append(value)
         elif self.key is None:
             if not isinstance(value, str):
-                raise _RefusedError(f"{_line(event)} has a key that is no text")
+                raise _RefusedError(f"{_line(event)} has a key that is not a text")
             if value in self.value:
                 raise _RefusedError(f"{_line(event)} has the key `{value[:60]}` a second time")
             self.key = value

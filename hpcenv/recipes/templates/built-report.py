@@ -1,4 +1,4 @@
-"""Write /usr/share/hpcenv/built.json: which packages were compiled here, from what, and by which compilers."""
+"""Write /usr/share/hpcenv/built.json: which packages were compiled here, from which source, and by which compilers."""
 
 import hashlib
 import json

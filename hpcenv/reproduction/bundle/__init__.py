@@ -1,1 +1,1 @@
-"""A run as one archive for a data repository: made, verified, unpacked."""
+"""Make, verify and unpack a bundle: one archive with a run, for a data repository."""

@@ -1,13 +1,13 @@
-"""The archive of a bundle: a zip file whose bytes follow from its content, and a reader that trusts nothing.
+"""The archive of a bundle: write a zip file whose bytes depend only on its content, and read untrusted zip files.
 
-Runs on: LOGIN NODE. A zip file was chosen over a tar file (docs/decisions/0022): every computer opens it, a reader gets
-`record.json` without unpacking the rest, and a SIF inside is stored without compression.
+Runs on: LOGIN NODE. A zip file was chosen over a tar file (docs/decisions/0022): every computer opens it, `record.json`
+can be read without unpacking other files, and a SIF inside is stored without compression.
 
 Members have fixed times and modes and stand in the order of their names, so equal content gives equal bytes. The
-last member, `SHA256SUMS`, names the sha256 of every other one; `sha256sum -c` reads it.
+last member, `SHA256SUMS`, has the sha256 of every other member; `sha256sum -c` reads it.
 
-The reader refuses an archive before it writes anything: names that leave the folder, links out of it, members behind a
-link, equal names, unknown kinds of member, more data than it may hold. (Zip format: PKWARE APPNOTE 6.3.10.)
+The reader refuses an archive before it writes anything: names that leave the folder, links out of it, members whose
+path goes through a link, equal names, unknown kinds of member, too much data. (Zip format: PKWARE APPNOTE 6.3.10.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SUMS = "SHA256SUMS"
 
 # A project with its metrics has some thousand files.
 MOST_FILES = 200_000
-# The directory of a zip file is read at once: some 100 bytes for each member.
+# The directory of a zip file is read as a whole: it has some 100 bytes for each member.
 _LONGEST_DIRECTORY = 128 << 20
 LONGEST_SUMS = 64 << 20
 _LONGEST_PART = 255
@@ -105,8 +105,8 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
     Args:
         target: the file; it must not exist.
         folder: name of the one folder in the archive.
-        members: in any order; their names differ.
-        step: told how many bytes were read.
+        members: the members, with different names and in any order.
+        step: called with the number of bytes that were read.
 
     Returns:
         The sha256 of the archive.
@@ -138,11 +138,11 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
 
 
 def _give_name(aside: str, target: Path) -> None:
-    """Give a file its name, if no other file has it.
+    """Give a file its name, if no other file has this name.
 
     Raises:
-        FileExistsError: another file has it.
-        OSError: it cannot be written.
+        FileExistsError: another file has the name.
+        OSError: the name cannot be given.
     """
     try:
         os.link(aside, target)
@@ -165,7 +165,7 @@ def _write(file: IO[bytes], folder: str, members: list[BundleMember], step: OnSt
 
 
 def _add(archive: zipfile.ZipFile, folder: str, member: BundleMember, step: OnStep) -> str:
-    """Write one member; return the sha256 of what was written."""
+    """Write one member; return the sha256 of its content."""
     info = zipfile.ZipInfo(f"{folder}/{member.name}", date_time=_TIME)
     info.create_system = 3  # Unix: the high half of external_attr is st_mode
     info.compress_type = zipfile.ZIP_DEFLATED if member.compressed else zipfile.ZIP_STORED
@@ -196,24 +196,24 @@ def parse_sums(text: str) -> dict[str, str]:
     """Return the sha256 of each file that a SHA256SUMS names.
 
     Raises:
-        ValueError: with the line that is no sum.
+        ValueError: a line is not a sum; the message has the line.
     """
     sums = {}
     for line in text.splitlines():
         match = _SUM_LINE.match(line)
         if match is None:
-            raise ValueError(f"a line is no sum: {line[:200]!r}")
+            raise ValueError(f"a line is not a sum: {line[:200]!r}")
         sums[match[2]] = match[1]
     return sums
 
 
 class Archive:
-    """An archive that is open for reading, all of whose names were checked.
+    """An archive that is open for reading. All names in it were checked.
 
     Attributes:
         path: the file.
         folder: the one folder in it.
-        sums: name of a file -> its sha256, as the archive says it.
+        sums: name of a file -> its sha256, according to the archive.
         links: name of a symbolic link -> its target.
         size: bytes of all files, unpacked.
     """
@@ -223,7 +223,7 @@ class Archive:
 
         Raises:
             FileUnusable: the file cannot be read.
-            BundleInvalid: it is not a bundle's archive, or not one that may be unpacked.
+            BundleInvalid: it is not a bundle's archive, or it is not safe to unpack.
         """
         self.path = path
         try:
@@ -279,7 +279,7 @@ class Archive:
         """Return a member's name without the archive's folder.
 
         Raises:
-            BundleInvalid: it leaves the folder, or no file system should get it.
+            BundleInvalid: the name leaves the folder, or is not safe on a file system.
         """
         name = info.filename
         parts = name.rstrip("/").split("/")
@@ -304,7 +304,7 @@ class Archive:
         return "/".join(parts[1:])
 
     def _require_distinct(self, count: int) -> None:
-        # Two names that differ in case only are one file on some file systems.
+        # On some file systems, two names that differ only in case mean the same file.
         folded = {unicodedata.normalize("NFC", name).casefold() for name in self._infos}
         if len(folded) != count:
             raise self._invalid("two of its members have the same name, or names that differ in case only")
@@ -329,13 +329,13 @@ class Archive:
         """Return the target of a link.
 
         Raises:
-            BundleInvalid: it leads out of the bundle.
+            BundleInvalid: the link leads out of the bundle.
         """
         if self._infos[name].file_size > _LONGEST_LINK:
             raise self._invalid(f"the target of the link {name!r} is too long")
         target = os.fsdecode(self._zip.read(self._infos[name]))
         inside = os.path.normpath(os.path.join(os.path.dirname(name) or ".", target))
-        # `..` behind a name could lead elsewhere than it looks, if that name is a link.
+        # `..` after a name could lead to an unexpected folder, if the name is a link.
         parts = [part for part in target.split("/") if part not in ("", ".")]
         climbs_late = ".." in parts[next((n for n, part in enumerate(parts) if part != ".."), len(parts)) :]
         if not parts or "\0" in target or target.startswith("/") or inside.split("/")[0] == ".." or climbs_late:
@@ -343,7 +343,7 @@ class Archive:
         return target
 
     def _require_single_links(self) -> None:
-        """Refuse a link that leads over another one: together they could leave the folder."""
+        """Refuse a link whose path goes through another link: together they could leave the folder."""
         for name, target in self.links.items():
             inside = PurePosixPath(os.path.normpath(os.path.join(os.path.dirname(name) or ".", target)))
             over = next((str(path) for path in (inside, *inside.parents) if str(path) in self.links), None)
@@ -366,13 +366,13 @@ class Archive:
     # content
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Return a file's content; its sum is compared, except that of SHA256SUMS itself.
+        """Return a file's content. Its sum is compared, except for SHA256SUMS itself.
 
         Args:
-            most: how many bytes it may have.
+            most: the most bytes that the file may have.
 
         Raises:
-            BundleInvalid: there is no such file, it is larger, or it differs from its sum.
+            BundleInvalid: there is no such file, or the file is larger, or differs from its sum.
         """
         info = self._infos.get(name)
         if info is None or name in self.links:
@@ -385,7 +385,7 @@ class Archive:
         """Yield the content of a file; at its end the sum is compared.
 
         Raises:
-            BundleInvalid: it cannot be read, or differs from its sum.
+            BundleInvalid: the file cannot be read, or differs from its sum.
         """
         digest = hashlib.sha256()
         try:
@@ -413,15 +413,15 @@ class Archive:
                 step(len(chunk))
 
     def unpack(self, target: Path, *, step: OnStep = _ignored) -> None:
-        """Write all members into a new folder: aside first, then renamed.
+        """Write all members into a new folder, under a temporary name that is changed at the end.
 
         Args:
             target: the folder; it must not exist.
 
         Raises:
             WouldOverwrite: `target` exists.
-            FileUnusable: it cannot be written, or the disk lacks space.
-            BundleInvalid: a file differs from its sum; the folder then is not made.
+            FileUnusable: the folder cannot be written, or there is not enough space.
+            BundleInvalid: a file differs from its sum; then the folder is not made.
         """
         if os.path.lexists(target):
             raise WouldOverwrite(f"`{target}` exists", hint="name another folder")
@@ -446,10 +446,10 @@ class Archive:
             os.symlink(link, folder / name)
 
     def extract(self, folder: Path, names: Iterable[str]) -> None:
-        """Write some files into a folder of this process alone.
+        """Write some files into a folder that only this process uses.
 
         Raises:
-            FileUnusable: they cannot be written.
+            FileUnusable: the files cannot be written.
             BundleInvalid: a file differs from its sum.
         """
         try:
@@ -483,7 +483,7 @@ def _require_short_directory(file: IO[bytes]) -> None:
     """Refuse a directory that would need too much memory, before `zipfile` reads it.
 
     Raises:
-        ValueError: it is too long, or the file is no zip file.
+        ValueError: the directory is too long, or the file is not a zip file.
     """
     size = file.seek(0, os.SEEK_END)
     tail_size = min(size, _END.size + 0xFFFF)

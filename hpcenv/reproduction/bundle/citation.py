@@ -9,10 +9,10 @@ from hpcenv.reproduction.record import RunRecord
 
 
 def citation(record: RunRecord, authors: tuple[str, ...]) -> str:
-    """Return the file's text. YAML reads JSON's strings, so every value is written as one.
+    """Return the file's text. YAML accepts JSON strings, so every value is written as a JSON string.
 
     Args:
-        authors: `Family, Given`, or a name that is not divided; without any, a line says what to fill in.
+        authors: `Family, Given`, or a name that is not divided; without authors, a line says what to fill in.
     """
     names = authors or ("(name the authors)",)
     fingerprint = "" if record.lock is None else f", environment {record.lock.fingerprint}"

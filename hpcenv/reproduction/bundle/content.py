@@ -1,10 +1,10 @@
-"""What of a run goes into its bundle: records, measured values and the copy of the code, without credentials.
+"""Collect the parts of a run for its bundle: records, measured values and the copy of the code, without credentials.
 
-Runs on: LOGIN NODE. An unpacked bundle has the names of a run folder, so all that reads run folders reads it:
-`hpcenv compare`, `report`, `reproduce`.
+Runs on: LOGIN NODE. An unpacked bundle has the file names of a run folder, so all commands that read run folders can
+read it: `hpcenv compare`, `report`, `reproduce`.
 
 Not in a bundle: hpcenv's own code, job scripts' output (unless asked for), checkpoints, homes of the ranks, secrets.
-Of the code, nothing is in it that git ignores or that looks like a credential, unless git tracks it or `--include`
+A file of the code is left out if git ignores it or if it looks like a credential, unless git tracks it or `--include`
 names it.
 """
 
@@ -28,14 +28,14 @@ from hpcenv.records.variables import looks_like_credential, recorded_value
 from hpcenv.reproduction.bundle.archive import BundleMember
 from hpcenv.submission import credentials
 
-# A value that is shorter stands in files by chance.
+# A shorter value may be in files by chance.
 _SHORTEST_CREDENTIAL = 8
 _LONGEST_RECORD = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LeftOut:
-    """A file that is not taken, and why."""
+    """A file that is left out, and why."""
 
     name: str
     why: str
@@ -54,16 +54,17 @@ class Content:
 
 
 def collect(run: RunFolder, *, log: bool = False) -> Content:
-    """Return what of a run goes into its bundle.
+    """Return the members of a run's bundle that come from the run folder.
 
     Args:
         run: the run folder.
-        log: whether job.log goes in. A log may hold what the script prints: names of users, paths, credentials.
+        log: whether job.log is included. It may contain anything that the script prints: names of users, paths,
+            credentials.
 
     Raises:
         RecordInvalid: the manifest or the list of the copied code cannot be read.
         FileUnusable: a file cannot be read.
-        UsageError: the value of a credential stands in one of the files.
+        UsageError: one of the files contains the value of a credential.
     """
     manifest = load_record(Manifest, run.manifest)
     try:
@@ -234,15 +235,15 @@ _LINKED: dict[Untracked, str] = {
 
 
 def _private(listing: Listing, path: str, place: Path) -> str:
-    """Return why a copied file is not for others; empty if it is.
+    """Return why a copied file must not be published; empty if it may be.
 
-    What git tracks and what `--include` names is. Of other files, name and content decide; also of all files of a run
-    whose listing does not say what git tracks.
+    Files that git tracks and files that `--include` names may be published. For other files, name and content decide,
+    and also for all files of a run whose listing does not say what git tracks.
     """
     if listing.untracked is not None and listing.untracked.get(path, "include") == "include":
         return ""
     unknown = "" if listing.untracked is not None else "; the run does not say whether git tracks it"
     if not is_importable(path) and credentials.is_named_like_one(path.partition("/")[2]):
-        return f"its name is that of a file with credentials{unknown}"
+        return f"its name is typical of a file with credentials{unknown}"
     line = credentials.line_of(path, read_file(place, most=_LONGEST_RECORD))
     return f"line {line} looks like a credential{unknown}" if line else ""

@@ -1,8 +1,8 @@
-"""The SIF that lies in a bundle, as the image of a reproduction. Runs on: LOGIN NODE.
+"""Use the SIF in a bundle as the image of a reproduction. Runs on: LOGIN NODE.
 
-It never goes into the project's store. There a SIF stands for the digest of the image that it was made from, which was
-proved from the layers; of this one only the authors say so. It goes into a folder of this project alone. What counts is
-its sha256: it must be the locked one, and every node compares it.
+The SIF is never put into the project's store. There, the name of a SIF is the digest of the image that it was made
+from, which was proved from the layers. For the SIF in a bundle, only the authors state this digest, so it is put into a
+folder of this project. Its sha256 must be the locked sha256, and every node compares it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = ".hpcenv/bundled"
 
 
 def find_bundled(run: Path) -> Path | None:
-    """Return the SIF in the folder of an unpacked bundle; None without one."""
+    """Return the SIF in the folder of an unpacked bundle; None without a SIF."""
     sif = run / IMAGE
     return sif if sif.is_file() and not sif.is_symlink() else None
 
@@ -43,12 +43,12 @@ def use_bundled(
         workspace: the project from which the run is repeated.
         container: the image that the lockfile of the run names.
         sif: the file in the bundle's folder.
-        on_bytes: told how many bytes were hashed.
+        on_bytes: called with the number of bytes that were hashed.
 
     Raises:
-        ImageMismatch: it is not the locked SIF.
-        UsageError: the lockfile wants it in a place outside of the project.
-        FileUnusable: it cannot be read, or put there.
+        ImageMismatch: the file is not the locked SIF.
+        UsageError: the path of the SIF in the lockfile is outside of the project.
+        FileUnusable: the file cannot be read, or not be put there.
     """
     found = file_sha256(sif, on_bytes)
     if found != container.sif.sha256:
@@ -78,7 +78,7 @@ def _inside(workspace: Workspace, place: Path) -> Path:
 
 
 def _put(sif: Path, place: Path) -> None:
-    """Give a SIF a second name, or copy it to another file system; an equal one that is there stays."""
+    """Link a SIF to a second name, or copy it to another file system. If an equal file exists there, it stays."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Make the bundle of a run: the run's files, its record, and what a data repository wants beside them.
+"""Make the bundle of a run: the run's files, its record, and files for a data repository.
 
 Runs on: LOGIN NODE.
 """
@@ -35,13 +35,13 @@ SUFFIX = ".hpcenv.zip"
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a bundle is (`bundle.json`).
+    """A description of a bundle (`bundle.json`).
 
     Attributes:
-        made_by: version of hpcenv.
-        fingerprint: of the lockfile.
-        image: name of the SIF in the bundle; empty without one.
-        left_out: path in the run folder -> why it is not here.
+        made_by: the version of hpcenv that made it.
+        fingerprint: the lockfile's fingerprint.
+        image: name of the SIF in the bundle; empty without a SIF.
+        left_out: path in the run folder -> why the file is left out.
     """
 
     schema: int
@@ -57,11 +57,11 @@ class MadeBundle(Shown):
     """A bundle that was written.
 
     Attributes:
-        sha256: of the file.
+        sha256: the file's sha256.
         size: in bytes.
         files: how many members it has.
-        left_out: path in the run folder -> why it is not there.
-        notes: what to look at before it is published.
+        left_out: path in the run folder -> why the file is left out.
+        notes: what to check before the bundle is published.
     """
 
     path: Path
@@ -88,8 +88,8 @@ def bundle(
     Args:
         run: a run folder, name or job id.
         output: the file to write; None for NAME.hpcenv.zip in `project`.
-        with_sif: the image, to be included; it must be the locked one.
-        with_log: whether job.log is included; read it before.
+        with_sif: the SIF to include; it must be the locked SIF.
+        with_log: whether job.log is included; read the log before.
         author: names for CITATION.cff, `Family, Given`.
         project: a folder of the project, in which runs are searched.
         runs_dir: folder of runs, if not the project's.
@@ -97,7 +97,7 @@ def bundle(
 
     Raises:
         RunNotFound: no run has that name.
-        UsageError: it is a sweep, or a file holds the value of a credential.
+        UsageError: `run` is a sweep, or a file contains the value of a credential.
         HpcenvError: as for `make`.
     """
     entry = find_submitted(Path(project), str(run), runs=runs_dir)
@@ -125,15 +125,15 @@ def make(
     Args:
         folder: the run folder.
         target: the file to write; it must not exist.
-        sif: the image, to be included; its sha256 must be the locked one.
+        sif: the SIF to include; its sha256 must be the locked sha256.
         log: whether job.log is included.
         authors: names for CITATION.cff, `Family, Given` or a name as it is.
         on_event: gets the progress.
 
     Raises:
         RecordInvalid: the records of the run cannot be read.
-        FileUnusable: a file cannot be read, the SIF is not the locked one, or the archive cannot be written.
-        UsageError: a file holds the value of a credential.
+        FileUnusable: a file cannot be read, the SIF is not the locked SIF, or the archive cannot be written.
+        UsageError: a file contains the value of a credential.
         WouldOverwrite: `target` exists.
     """
     run = RunFolder(folder)
@@ -175,12 +175,12 @@ def _notes(record: RunRecord) -> tuple[str, ...]:
 
 
 def _folder_name(run: str) -> str:
-    """Return the name of the folder in the archive; the file's name has no part in it: equal runs, equal bytes."""
+    """Return the folder's name in the archive. It does not depend on the file's name: equal runs give equal bytes."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", run).lstrip(".-")[:100] or "run"
 
 
 def _without_overlay(content: Content, run: RunFolder) -> Content:
-    """Return what the bundle has, with a word on the overlay: the lockfile names its digest, and it is not included."""
+    """Add to `left_out` that the overlay is not included: the lockfile has only its digest."""
     container = read_lockfile(run.lockfile).container
     if container is None or container.overlay is None:
         return content

@@ -1,7 +1,7 @@
-"""Whether record.json of a bundle, and what README.md and CITATION.cff repeat of it, are what the other files give.
+"""Check that record.json in a bundle, and its values in README.md and CITATION.cff, agree with the other files.
 
 Runs on: LOGIN NODE. The record is made again from the records and measured values in the bundle, in a folder that is
-removed again. Values are compared; text is not: reasons, notes, and the words around the values.
+removed again. Values are compared, but not text: reasons, notes, and the words around the values.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from hpcenv.reproduction.bundle import citation
 from hpcenv.reproduction.bundle.archive import Archive
 from hpcenv.reproduction.record import RunRecord, read_record
 
-# Text, and what hpcenv says about itself.
+# Keys with text, or with facts about hpcenv itself.
 _TEXT = frozenset(("notes", "recorded_with", "source", "unknown", "schema"))
-# The keys of these are names of the run. A key of a record that is missing elsewhere comes from an older hpcenv.
+# The keys of these tables are names from the run. A key of a record that is missing elsewhere comes from an older
+# hpcenv.
 _NAMED = frozenset(("environment", "determinism", "values"))
 _LONGEST_TEXT = 1 << 20
 
 
 def record_again(archive: Archive, without: Iterable[str]) -> RunRecord | str:
-    """Return the record that the files of a bundle give, or why they give none.
+    """Return the record that is made from the files of a bundle, or why it cannot be made.
 
     Args:
-        without: names of files that are not needed for it.
+        without: names of files that are not needed for the record.
     """
     left = set(without)
     with tempfile.TemporaryDirectory(prefix="hpcenv-bundle-") as folder:
@@ -44,7 +45,7 @@ def record_again(archive: Archive, without: Iterable[str]) -> RunRecord | str:
 def differences(text: bytes, again: RunRecord) -> tuple[tuple[str, ...], int]:
     """Return where record.json differs from the record that was made again, and how many metrics cannot be made again.
 
-    A metric that the training wrote into another file cannot: a bundle has no such file.
+    Metrics from files of the training cannot be made again: a bundle does not have these files.
     """
     made = json.loads(encode_record(again))
     try:
@@ -75,7 +76,7 @@ def _differences(stored: Any, made: Any, path: str, *, named: bool) -> Iterator[
 
 
 def repeated(archive: Archive, name: str, again: RunRecord) -> tuple[str, ...]:
-    """Return the values in README.md or CITATION.cff that are not those of the run."""
+    """Return the values in README.md or CITATION.cff that are not the values of the run."""
     try:
         text = archive.read(name, most=_LONGEST_TEXT).decode("utf-8")
     except (BundleInvalid, UnicodeDecodeError):

@@ -1,7 +1,8 @@
-"""The folder of an unpacked bundle, found again by a second call. Runs on: LOGIN NODE.
+"""Unpack a bundle into a folder, or use the folder of an earlier call. Runs on: LOGIN NODE.
 
 `hpcenv reproduce FILE` is typed more than once: rung 0, then rung 2, then with other options. The second call uses the
-folder of the first one if it still holds the bundle and nothing else: another file could be read as a record of it.
+folder of the first call if the folder still has exactly the files of the bundle: an additional file could be read as a
+record.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ _NAMED = 3
 
 
 def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
-    """Return the folder of a bundle, which is unpacked below `start` once, and a note on that; else `target` and "".
+    """Unpack a bundle below `start`, once; return its folder and a note.
 
-    A folder that somebody unpacked is compared with its own SHA256SUMS.
+    A target that is no archive is returned unchanged, with an empty note. A folder that somebody unpacked is compared
+    with its own SHA256SUMS.
 
     Raises:
-        BundleInvalid: it is no bundle, or was changed, or would write outside its folder; nothing is written then.
-        FileUnusable: a file of the folder cannot be read.
-        WouldOverwrite: the folder exists, and is not this bundle.
+        BundleInvalid: the bundle is not valid, was changed, or would write outside its folder; then nothing is written.
+        FileUnusable: a file in the folder cannot be read.
+        WouldOverwrite: the folder exists and does not have the files of this bundle.
     """
     path = Path(os.path.abspath(start / target))
     if (path / SUMS).is_file():
@@ -49,13 +51,13 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
     Args:
         archive: an open bundle.
-        folder: a new folder, or one that an earlier call has made: then its files are compared.
-        step: told how many bytes were written.
+        folder: a new folder, or a folder from an earlier call: then its files are compared.
+        step: called with the number of bytes that were written.
 
     Raises:
-        WouldOverwrite: the folder exists and holds something else; nothing is written.
-        FileUnusable: it cannot be written, or read.
-        BundleInvalid: a file of the bundle differs from its sum; nothing is kept then.
+        WouldOverwrite: the folder exists and has different files; nothing is written.
+        FileUnusable: the folder cannot be written or read.
+        BundleInvalid: a file of the bundle differs from its sum; then nothing is kept.
     """
     if not os.path.lexists(folder):
         archive.unpack(folder, step=step)
@@ -73,7 +75,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
 
 def _require_as_summed(folder: Path) -> None:
-    """Refuse a folder with a file that is not the one of its SHA256SUMS."""
+    """Refuse a folder if the sha256 of a file is not the sum in its SHA256SUMS."""
     try:
         sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
         changed = [name for name, digest in sums.items() if not _is_inside(name) or _sum_of(folder / name) != digest]
@@ -100,7 +102,7 @@ def _sum_of(path: Path) -> str:
 
 
 def _differences(archive: Archive, folder: Path) -> Iterator[str]:
-    """Yield how a folder differs from a bundle; nothing in it is followed out of it."""
+    """Yield how a folder differs from a bundle. Links out of the folder are not followed."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         yield "it is not a folder"
         return
@@ -112,10 +114,10 @@ def _differences(archive: Archive, folder: Path) -> Iterator[str]:
         yield f"`{name}` in it is not in the bundle"
     for name, content in sorted(members.items()):
         if content_of(str(folder / name)) != content:
-            yield f"`{name}` in it is not the one of the bundle"
+            yield f"`{name}` in it differs from the file in the bundle"
 
 
 def _contents(archive: Archive) -> dict[str, str]:
-    """Return the content of each member, as a listing has it."""
+    """Return for each member what a listing has: the sha256, or the target of a link."""
     sums = hashlib.sha256(archive.read(SUMS, most=LONGEST_SUMS)).hexdigest()
     return {**archive.sums, **{name: LINK + target for name, target in archive.links.items()}, SUMS: sums}

@@ -1,6 +1,6 @@
-"""Verify a bundle: its sums, and that lockfile, code and image in it belong together.
+"""Verify a bundle: check its sums, and that the lockfile, the code and the image in it belong together.
 
-Runs on: LOGIN NODE, or any computer: it needs no Slurm, no container runtime and no GPU. Nothing of the bundle is
+Runs on: LOGIN NODE, or any computer: it needs no Slurm, no container runtime and no GPU. No code in the bundle is
 executed.
 """
 
@@ -40,9 +40,10 @@ class BundleCheck:
     """One thing that was checked.
 
     Attributes:
-        name: a few words.
-        result: `absent` if the bundle does not hold the part: nothing was compared, and nothing is wrong.
-        detail: what was compared with what.
+        name: a short name for the check.
+        result: the result; `absent` if the bundle does not have the part: then nothing was compared, and nothing is
+            wrong.
+        detail: which two things were compared.
     """
 
     name: str
@@ -52,11 +53,11 @@ class BundleCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBundle:
-    """What a bundle proves about itself. It does not prove who made it: `ssh-keygen -Y sign` does.
+    """What a bundle proves about itself. It does not prove who made it; a signature of `ssh-keygen -Y sign` does.
 
     Attributes:
-        checks: in the order in which they were made.
-        left_out: what the bundle says it does not hold, with the reason.
+        checks: the checks, in the order in which they were made.
+        left_out: files that are not in the bundle according to the bundle itself, with the reason.
     """
 
     path: Path
@@ -67,7 +68,7 @@ class VerifiedBundle:
 
     @property
     def result(self) -> PartResult:
-        """The worst result of all checks. A part that the bundle does not hold does not count."""
+        """The worst result of all checks. A part that the bundle does not have does not count."""
         results = {check.result for check in self.checks}
         return "mismatch" if "mismatch" in results else "unknown" if "unknown" in results else "match"
 
@@ -139,7 +140,7 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
         return
     listing = _record(archive, Listing, _RUN.listing.name)
     if source.digest and digest_of(listing.files) != source.digest:
-        detail = f"the list of its files has another digest than the {source.digest[:16]}... that the nodes compared"
+        detail = f"the digest of the list of its files is not {source.digest[:16]}..., which the nodes compared"
         yield BundleCheck(name="code", result="mismatch", detail=detail)
         return
     found = {**archive.sums, **{name: LINK + target for name, target in archive.links.items()}}
@@ -158,7 +159,7 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
 
 
 def _same_record(archive: Archive, about: About) -> Iterator[BundleCheck]:
-    """Yield whether record.json and the files that repeat its values are what the other files give."""
+    """Yield whether record.json, and the files that repeat its values, agree with the other files."""
     again = record_again(archive, [IMAGE, RECORD])
     if isinstance(again, str):
         yield BundleCheck(name="record", result="unknown", detail=f"it cannot be made again: {again}")
@@ -166,7 +167,7 @@ def _same_record(archive: Archive, about: About) -> Iterator[BundleCheck]:
     other, unmade = differences(archive.read(RECORD, most=_LONGEST_RECORD), again)
     other = (*other, *([] if about.run == again.run else [f"run in {ABOUT}"]))
     if other:
-        detail = f"{RECORD} has other values than the files of the run: {listed(other, _LISTED)}"
+        detail = f"{RECORD} does not have the values of the run's files: {listed(other, _LISTED)}"
         yield BundleCheck(name="record", result="mismatch", detail=detail)
     elif unmade:
         detail = f"{unmade} metrics of {RECORD} are from files of the training, which no bundle has; the rest matches"

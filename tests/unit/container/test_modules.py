@@ -40,7 +40,7 @@ def test_a_report_has_the_environment_before_and_after_each_module() -> None:
     assert [one.was_there for one in loaded] == [False, True, False]
     assert [one.has_failed for one in loaded] == [False, False, True]
     assert effects_of(loaded, in_container=True).notes == (
-        "module y: what it sets for the ranks is not known: it was loaded before the job, and cannot be unloaded",
+        "module y: its settings for the ranks are not known: it was loaded before the job, and cannot be unloaded",
     )
 
 
@@ -71,7 +71,7 @@ def test_what_olcfs_own_apptainer_would_append() -> None:
         ("LD_LIBRARY_PATH", "/opt/rocm/lib:/opt/cray/lib64", "module gpu")
     ]
     assert [(b.source, b.origin) for b in found.binds] == [("/opt/cray", "module mpi")]
-    assert found.notes == ("module gpu: APPTAINER_WRAPPER_OTHER is not used; hpcenv sets what it decides",)
+    assert found.notes == ("module gpu: APPTAINER_WRAPPER_OTHER is not used; hpcenv itself makes this setting",)
     assert shown(effects_of(loaded, in_container=True)) == {"LD_LIBRARY_PATH": "/mine:/opt/rocm/lib:/opt/cray/lib64"}
     assert shown(effects_of(loaded, in_container=False)) == {}
 
@@ -106,7 +106,7 @@ def test_what_is_not_taken_is_told() -> None:
     text = "\n".join(found.notes)
     assert "hush" not in text + repr(found)
     for part in (
-        "`x.sqsh:/sw:image-src=/` is not used: `image-src=/` is no mode",
+        "`x.sqsh:/sw:image-src=/` is not used: `image-src=/` is not a mode",
         "`rel` is not used: a path is not absolute",
         "API_TOKEN looks like a credential",
         "APPTAINER_NV is not used",
@@ -174,4 +174,4 @@ def test_a_module_that_cannot_be_loaded_anew_is_noted(run: Any) -> None:
     done = run_modules(run, "module() { :; }\n", "x:gcc/13", ["gcc"])
     assert done.returncode == 0, done.stderr
     (note,) = load_record(ModuleEffects, run.folder.modules).notes
-    assert note.startswith("module gcc: what it sets for the ranks is not known")
+    assert note.startswith("module gcc: its settings for the ranks are not known")

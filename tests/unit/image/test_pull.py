@@ -363,7 +363,7 @@ def test_inspect_of_a_folder_leads_to_the_command_that_works(hpcenv: Any, tmp_pa
     (tmp_path / "empty").mkdir()
     environ = {"PATH": "/nonexistent", "HOME": str(tmp_path)}
     done = hpcenv("image", "inspect", "lay", cwd=tmp_path, environ=environ)
-    assert done.stderr.splitlines()[-1] == "hint: to make a SIF of it: `hpcenv image pull oci:lay`"
+    assert done.stderr.splitlines()[-1] == "hint: to make a SIF from it: `hpcenv image pull oci:lay`"
     assert "`empty` is a folder" in hpcenv("image", "inspect", "empty", cwd=tmp_path, environ=environ).stderr
 
 

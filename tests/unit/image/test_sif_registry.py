@@ -147,7 +147,7 @@ def test_what_is_no_sif(made: BuiltImage, registry: SifServed, store: Store) -> 
 
 def test_a_floating_name_is_refused(registry: SifServed) -> None:
     for tag in ("", ":latest"):
-        with pytest.raises(SpecError, match="names another image every few weeks"):
+        with pytest.raises(SpecError, match="means a new image every few weeks"):
             resolve_sif(
                 parse_sif_reference(f"oras://{registry.host}/lab/x{tag}"), access(registry), allow_floating=False,
                 on_event=lambda _: None,
@@ -199,7 +199,7 @@ def test_a_sif_that_the_runtime_here_does_not_read_is_named(
     words = ("image", "pull", kept.by_digest, "--plain-http", "--store", "s")
     done = hpcenv(*words, cwd=tmp_path, environ={"PATH": str(tools), "HOME": str(tmp_path)})
     assert done.status == 0, done.stderr
-    text = "SingularityCE, which starts containers here, does not read that; who pushed it can make one"
+    text = "SingularityCE, which starts containers here, does not read that; the user who pushed it can make a SIF"
     assert (text in done.stderr) is noted
 
 

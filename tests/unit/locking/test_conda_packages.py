@@ -195,7 +195,7 @@ def test_a_file_that_was_changed_later_is_no_proof(project: Path, path: str, pac
     assert any(f"without a proof: {package}" in note for note in result.notes)
     with pytest.raises(HashesUnproved, match="1 package has") as caught:
         lock_here(project, require_hashes=True)
-    named = "torch 2.13.0+cpu" if package == "pytorch" else "cudnn 9.10.2, of conda"
+    named = "torch 2.13.0+cpu" if package == "pytorch" else "cudnn 9.10.2, from conda"
     assert str(caught.value.why) == f"{named}: not as conda installed it: {path}"
 
 
@@ -225,7 +225,7 @@ def test_a_record_that_cannot_be_read_stops_it(project: Path) -> None:
 
 def test_an_environment_without_conda_is_another_one(project: Path) -> None:
     shutil.rmtree(project / "env/conda-meta")
-    with pytest.raises(PinsDiffer, match="about an environment of conda") as caught:
+    with pytest.raises(PinsDiffer, match="describes a conda environment") as caught:
         lock_here(project)
     assert str(project / "env") in str(caught.value.why)
 

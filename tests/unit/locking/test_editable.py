@@ -215,7 +215,7 @@ def test_lock_says_by_what_an_editable_install_is_compared(under_git: Path) -> N
     edit(under_git, "M = 2\n")
     here = git(under_git, "rev-parse", "--short=12", "HEAD")
     [note] = notes()
-    assert note.startswith(f"mine is an editable install and its tree is not commit {here}: what differs is locked")
+    assert note.startswith(f"mine is an editable install and its tree is not commit {here}: the difference is locked")
 
 
 def test_lock_says_which_files_are_not_compared(own: Path) -> None:

@@ -235,7 +235,7 @@ def test_pylock_leaves_out_a_file_that_the_index_has_replaced(tmp_path: Path) ->
         lock = write_lock(tmp_path, (wheel, sha256), (good, other))
         result = run(lock, "pylock", PIP_INDEX_URL=f"{address}/simple")
     (left,) = result.left_out
-    assert left.reason == f"the index has another file of that name: sha256 {'0' * 64}, locked {sha256}"
+    assert left.reason == f"the index has a different file of that name: sha256 {'0' * 64}, locked {sha256}"
     assert f"# mine==1.0: {left.reason}" in result.text
 
 

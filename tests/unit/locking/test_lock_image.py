@@ -246,7 +246,7 @@ def test_a_sif_made_anew_with_other_bytes_and_the_same_tree_stands_for_the_locke
     result = lock_here(project)
     assert hashlib.sha256(image.read_bytes()).hexdigest() != first.lockfile.container.sif.sha256
     assert (result.changed, result.lockfile.container) == (False, first.lockfile.container)
-    assert any("has other bytes than the locked SIF, and the same tree" in note for note in result.notes)
+    assert any("has different bytes than the locked SIF, and the same file tree" in note for note in result.notes)
     workspace = open_workspace(project)
     assert check_project(workspace.root, dict(os.environ)).fresh
     verdict, _ = verify(workspace, environ=dict(os.environ))
@@ -295,7 +295,7 @@ def test_a_sif_with_another_tree_of_the_same_image_is_refused(project: Path, reg
     container = read_lockfile(path).container
     other = text.replace(container.tree_sha256, "sha256:" + "1" * 64).replace(container.sif.sha256, "2" * 64)
     path.write_text(other)
-    with pytest.raises(ImageMismatch, match="is not the one that was locked"):
+    with pytest.raises(ImageMismatch, match="is not the SIF that was locked"):
         lock_here(project)
     assert path.read_text() == other
 

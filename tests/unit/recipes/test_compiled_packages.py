@@ -99,7 +99,7 @@ def test_a_stage_compiles_and_the_image_takes_only_the_result(tmp_path, kind):
 
 
 def test_an_image_for_the_build_is_named_by_digest():
-    with pytest.raises(SpecError, match="no name with a digest"):
+    with pytest.raises(SpecError, match="not a name with a digest"):
         image_recipe.render(recipe(choose(cuda="12.6"), build(base="nvidia/cuda:12.6-devel", has_wheels=False)))
 
 

@@ -38,7 +38,7 @@ def pylock(folder, wheels=WHEELS, python=">=3.10"):
     return path
 
 
-ON_CPU = "the locked torch is on PyTorch's index cpu, not on the default one: site/pip.conf must name it"
+ON_CPU = "the locked torch is on PyTorch's index cpu, not on the default index: site/pip.conf must name it"
 
 
 def make(tmp_path, **words):

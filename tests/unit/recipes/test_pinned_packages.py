@@ -20,7 +20,7 @@ def test_pins_that_fit():
     assert check(pin("torch", "2.13.0+cpu", file=wheel), *others) == (ON_CPU,)
 
 
-ON_CPU = "the locked torch is on PyTorch's index cpu, not on the default one: site/pip.conf must name it"
+ON_CPU = "the locked torch is on PyTorch's index cpu, not on the default index: site/pip.conf must name it"
 
 
 def test_the_index_of_a_torch_with_a_label_is_noted_and_its_cuda_is_known():

@@ -121,7 +121,7 @@ def test_another_number_of_ranks_is_never_equal(tmp_path):
     measured_runs.make(tmp_path / "runs", "second", losses=LOSSES, ranks=4)
     result = compared(tmp_path)
     assert result.verdict == "within" and result.metrics[0].compared == 4
-    assert "another number of ranks" in result.metrics[0].notes[0]
+    assert "the numbers of ranks differ" in result.metrics[0].notes[0]
 
 
 def test_accumulated_losses_of_fewer_ranks_add_up(tmp_path):

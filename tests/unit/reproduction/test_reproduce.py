@@ -165,7 +165,7 @@ def test_a_bundle_is_unpacked_and_proved(run, hpcenv, tmp_path):
     assert (again.status, again.stdout) == (0, done.stdout) and "was unpacked before" in again.stderr
     edit(tmp_path / "reader/table-1/source/train.py", "default=0.02", "default=0.2")
     refused = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
-    assert refused.status == 17 and "`source/train.py` in it is not the one of the bundle" in refused.stderr
+    assert refused.status == 17 and "`source/train.py` in it differs from the file in the bundle" in refused.stderr
     hint = re.search(r"hpcenv (bundle unpack \S+) FOLDER", refused.stderr)
     assert hint is not None
     assert hpcenv(*hint[1].split(), "other", cwd=tmp_path / "reader").status == 0

@@ -129,7 +129,7 @@ def test_a_changed_script_is_refused_before_the_image_is_fetched(hpcenv: Any, re
     (project / "train.py").write_text("print(2)\n")
     done = hpcenv("reproduce", "../run", "--rung", "3", cwd=project, accepts=False)
     assert done.status == 2, done.stderr
-    assert "the script is not the one of the run" in done.stderr and "localhost" not in done.stderr
+    assert "the script differs from the script of the run" in done.stderr and "localhost" not in done.stderr
 
 
 def test_a_list_that_was_edited_is_not_believed(hpcenv: Any, reader: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_list_that_was_edited_is_not_believed(hpcenv: Any, reader: Path) -> No
     (reader / "run" / "SHA256SUMS").unlink()
     done = hpcenv("reproduce", "../run", "--rung", "3", "--dry-run", cwd=project, accepts=False)
     assert done.status == 2
-    assert "the list of the run's files is not the one that its nodes compared" in done.stderr
+    assert "the list of the run's files is not the list that its nodes compared" in done.stderr
 
 
 # -- to the end, on this machine ----------------------------------------------------------

@@ -232,7 +232,7 @@ def test_what_is_not_known_of_a_newer_lockfile_is_a_warning(hpcenv: Any, newer: 
 
 def test_and_is_said_when_it_is_overwritten(newer: Path) -> None:
     notes = lock_project(newer, ENVIRON).notes
-    assert [note for note in notes if note.startswith(f"of the lockfile that was there: {NEWER}")]
+    assert [note for note in notes if note.startswith(f"about the old lockfile: {NEWER}")]
 
 
 @pytest.mark.parametrize("words", [("lock", "--check"), ("submit", "train.py", "--nproc", "1", "--dry-run")])

@@ -106,7 +106,7 @@ def test_nonsense_is_refused(text):
 def test_floating_references_are_refused_unless_allowed(served):
     served.image("latest")
     for name in map(parse_reference, (f"docker://{served.host}/lab/img", f"docker://{served.host}/lab/img:latest")):
-        with pytest.raises(SpecError, match="names another image") as error:
+        with pytest.raises(SpecError, match="means a new image") as error:
             registry.resolve(name, plain_http=True)
         assert "--allow-floating" in error.value.hint
         assert registry.resolve(name, plain_http=True, allow_floating=True).manifest_digest

@@ -65,7 +65,7 @@ def test_environment_warns_of_a_wheel_of_a_file(proof: str) -> None:
     one["wheel"]["index"] = None
     found = environment(locked(one), name="n")
     assert found.notes == (
-        "pip must be configured to find x: installed from a file, and an index may have another one of this version",
+        "pip must be configured to find x: installed from a file, and an index may have a different file of this version",
     )
 
 

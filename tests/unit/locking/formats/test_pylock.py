@@ -67,12 +67,12 @@ NAME = "x-1.0-py3-none-any.whl"
         (
             [(NAME, "https://h.example/x.whl", B)],
             None,
-            f"the index has another file of that name: sha256 {B}, locked {A}",
+            f"the index has a different file of that name: sha256 {B}, locked {A}",
         ),
         (
             [(NAME, "https://h.example/x.whl", None)],
             "https://h.example/x.whl",
-            "the index states no sha256 for it; pip compares the file with the locked one",
+            "the index states no sha256 for it; pip compares the file with the locked sha256",
         ),
         ([("y-1.0-py3-none-any.whl", "https://h.example/y.whl", None)], None, f"no index lists {NAME}"),
         ([(NAME, "https://me:secret@h.example/x.whl#sha256=1", A)], "https://h.example/x.whl", ""),

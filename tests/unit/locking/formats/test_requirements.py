@@ -16,7 +16,7 @@ def test_requirements_pin_what_is_proved_and_comment_the_rest() -> None:
     assert [line for line in found.text.splitlines() if "==" in line and line.startswith("#")] == [
         "# Mine==1.0: editable install file:mine at 77aa, with changes that are not committed",
         "# pulled==1.0: installed from version control https://git.example/x.git at 4f2a",
-        "# unasked==3: the lockfile names no wheel of it; `hpcenv lock` looks for one",
+        "# unasked==3: the lockfile names no wheel of it; `hpcenv lock` looks for a wheel",
         "# unproved==1.0: its wheel has no proof",
     ]
     assert [one.name for one in found.left_out] == ["Mine", "pulled", "unasked", "unproved"]
@@ -62,7 +62,7 @@ def test_another_index_than_the_default_is_said() -> None:
 
 def test_a_modified_package_is_said_above_its_pin() -> None:
     found = requirements(locked(dist("x", **{"content-sha256": "02"})))
-    said = "modified after its installation; the export has the original"
+    said = "modified after its installation; the export has the original package"
     assert found.text.splitlines()[-2:] == [f"# x==1.0: {said}", f"x==1.0 --hash=sha256:{A}"]
     assert found.notes == (f"x 1.0 was {said}",)
 

@@ -215,4 +215,4 @@ def test_names_from_the_file_are_quoted_in_a_command_that_is_suggested():
     data = {"version": "6", "environments": {"x; rm -r y": {}}}
     with pytest.raises(LockfileInvalid) as caught:
         pixi.require_known(Path("a b/pixi lock.yml"), data, "none")
-    assert caught.value.hint == "name one behind `#`: --from 'pixi lock.yml'#'x; rm -r y'"
+    assert caught.value.hint == "name one after `#`: --from 'pixi lock.yml'#'x; rm -r y'"

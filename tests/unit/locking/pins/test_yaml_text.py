@@ -40,7 +40,7 @@ def test_every_value_is_text():
         ),
         ("a: !!binary aGVsbG8=\n", "line 1 has the tag"),
         ("a: 1\nb: 2\na: 3\n", "line 3 has the key `a` a second time"),
-        ("? [a]\n: 1\n", "a key that is no text"),
+        ("? [a]\n: 1\n", "a key that is not a text"),
         ("base: &b {x: 1}\nc:\n  <<: *b\n", "the alias `*b`"),
         ("a: 1\n---\nb: 2\n", "2 documents"),
         ("", "no documents"),

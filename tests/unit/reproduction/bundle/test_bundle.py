@@ -141,8 +141,8 @@ def test_untracked_code_that_looks_like_a_credential_is_left_out_and_listed(run:
     assert {
         path: why for path, why in made.left_out.items() if path.startswith("source/") and path != "source/data"
     } == {
-        "source/secrets.yaml": "its name is that of a file with credentials",
-        "source/conf/credentials.json": "its name is that of a file with credentials",
+        "source/secrets.yaml": "its name is typical of a file with credentials",
+        "source/conf/credentials.json": "its name is typical of a file with credentials",
         "source/keys.py": "line 1 looks like a credential",
         "source/conf/db.ini": "line 1 looks like a credential",
     }
@@ -269,12 +269,12 @@ def test_a_bundle_is_unpacked_once_and_its_folder_is_found_again(run: RunFolder,
         assert sum(seen) > 0
         assert not unpack_once(archive, out, step=seen.append)
         for spoil, why in (
-            (lambda: (out / "source/train.py").write_text("print(2)\n"), "`source/train.py` in it is not the one"),
+            (lambda: (out / "source/train.py").write_text("print(2)\n"), "`source/train.py` in it differs from the file in the bundle"),
             (lambda: (out / "metrics/more.jsonl").write_text("{}\n"), "`metrics/more.jsonl` in it is not in the bundle"),
             (lambda: (out / "lock.toml").unlink(), "it has no `lock.toml`"),
-            (lambda: (out / SUMS).write_text(""), "`SHA256SUMS` in it is not the one"),
+            (lambda: (out / SUMS).write_text(""), "`SHA256SUMS` in it differs from the file in the bundle"),
             (lambda: elsewhere(out / "source", tmp_path / "source"), "it has no `source/"),
-            (lambda: relinked(out / "source/base.yaml", "/etc/passwd"), "`source/base.yaml` in it is not the one"),
+            (lambda: relinked(out / "source/base.yaml", "/etc/passwd"), "`source/base.yaml` in it differs from the file in the bundle"),
         ):  # fmt: skip
             spoil()
             with pytest.raises(WouldOverwrite) as caught:
@@ -380,7 +380,7 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
 def test_a_name_that_is_only_in_the_sums_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleInvalid, match="is only in SHA256SUMS"):
         Archive(hostile(tmp_path / "b.zip", sums=b"0" * 64 + b"  gone.txt\n"))
-    with pytest.raises(BundleInvalid, match="a line is no sum"):
+    with pytest.raises(BundleInvalid, match="a line is not a sum"):
         Archive(hostile(tmp_path / "b.zip", sums=b"hello\n"))
 
 
