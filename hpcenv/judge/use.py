@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median, median_low
 
 from hpcenv import size
 from hpcenv.hostlist import fold_hostlist
-from hpcenv.records.samples import GpuUse, NodeSamples, NodeUse, RankUse, Sample
+from hpcenv.records.samples import GpuUse, NodeSamples, RankUse, Sample
 from hpcenv.text import plural
 
 # Below this use in percent a GPU does nothing. A mean: one short kernel does not make a busy minute.
@@ -28,7 +28,7 @@ _LONGEST_START = 1800.0
 # A memory that grows: the time after the first step that does not count, and what is a growth.
 _WARM_UP = 300.0
 _LEAST_GROWTH = 256e6
-_MOST_POINTS = 60
+_MOST_POINTS = 20
 # Sentences of one rule; further nodes or ranks are named in the last one.
 _MOST_SENTENCES = 3
 
@@ -332,7 +332,7 @@ def _ecc(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Fo
     for (node, index), looks in seen.gpus.items():
         # Of a minute, the most: a mean of a counter is no count.
         counts = [one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index and one.ecc is not None]
-        grown = sum(max(0.0, later - earlier) for earlier, later in zip(counts, counts[1:], strict=False))
+        grown = sum(max(0.0, later - earlier) for earlier, later in pairwise(counts))
         if grown >= limit:
             text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
             yield _Found(grown, text, node)
@@ -387,17 +387,18 @@ def _growth(
     begin = max(n for n, (_, memory) in enumerate(line) if memory <= base + 0.05 * (end - base))
     line = line[begin:]
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(line, 2) if b[0] > a[0]]
-    if len(line) < 8 or not slopes or end - base < max(_LEAST_GROWTH, limit / 100 * base):
+    if len(line) < 6 or not slopes or end - base < max(_LEAST_GROWTH, limit / 100 * base):
         return
     # A cache that fills grows ever slower; a leak does not.
     middle = len(line) // 2
     steady = end - line[middle][1] >= 0.3 * (end - base)
     if steady and sum(slope > 0 for slope in slopes) >= 0.9 * len(slopes):
-        amount = size.shown(round(100 * median(slopes)))
-        amount = amount.replace(".0 ", " ")
+        amount = size.shown(round(100 * median(slopes))).replace(".0 ", " ")
+        # Where the line of the growth meets what the memory was before.
+        since_step = max(line[0][0], round(line[-1][0] - (end - base) / median(slopes)))
         where = f" of {node}" if rank is None and len(seen.nodes) > 1 else ""
         yield _Found(
-            median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {line[0][0]}", node, rank
+            median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank
         )
 
 
@@ -482,7 +483,7 @@ RULES: tuple[UseRule, ...] = (
         id="gpu.slow",
         example="1 of 4 GPUs of n1 reports a hardware slowdown for heat",
         limit=10,
-        means="% of the time, for heat, by the power brake or by the hardware; the normal cap of the power does not count",
+        means="% of the time, for heat, by the power brake or by the hardware; a cap of its power is normal",
         why="the GPU computes at a part of its clock",
         hint="tell the site's support; until the node is repaired, submit with --exclude NODE",
         source=f"open_clip#703, Azure/azurehpc PR#591; nvml.h, nvmlClocksEventReasons; {_OURS}",
@@ -494,8 +495,7 @@ RULES: tuple[UseRule, ...] = (
         limit=30,
         means="% of a typical step, as the median of the ranks, for at least 2 minutes",
         why="the GPUs wait as long",
-        hint="more workers of the DataLoader (num_workers) up to the CPUs of the rank, or data on a faster disk (hpcenv "
-        "stages folders to the nodes)",
+        hint="more workers of the DataLoader (num_workers), up to the CPUs of the rank, or data on a faster disk",
         source=f"nnUNet#680, prmon#105, jean-zay-doc#36; {_OURS}",
         find=_data_wait,
     ),
