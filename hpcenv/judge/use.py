@@ -385,7 +385,7 @@ def _growth(
     line = [(part[0][1], min(memory for _, _, memory in part)) for part in parts]
     base, end = min(memory for _, memory in line), line[-1][1]
     begin = max(n for n, (_, memory) in enumerate(line) if memory <= base + 0.05 * (end - base))
-    line = line[begin:]
+    first, line = line[0][0], line[begin:]
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(line, 2) if b[0] > a[0]]
     if len(line) < 6 or not slopes or end - base < max(_LEAST_GROWTH, limit / 100 * base):
         return
@@ -395,7 +395,7 @@ def _growth(
     if steady and sum(slope > 0 for slope in slopes) >= 0.9 * len(slopes):
         amount = size.shown(round(100 * median(slopes))).replace(".0 ", " ")
         # Where the line of the growth meets what the memory was before.
-        since_step = max(line[0][0], round(line[-1][0] - (end - base) / median(slopes)))
+        since_step = max(first, round(line[-1][0] - (end - base) / median(slopes)))
         where = f" of {node}" if rank is None and len(seen.nodes) > 1 else ""
         yield _Found(
             median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank
