@@ -140,9 +140,9 @@ def test_without_a_run_each_running_run_is_a_line(make: Make, tmp_path: Path, hp
     put(make("a", job_id="7"), run(minutes=10, gpu=idle("n1", 3)))
     put(make("b", job_id="8"), run(minutes=10))
     fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n8|PENDING|None||0:00\n")
-    made = hpcenv("top", "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path)
+    made = hpcenv("top", "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path, environ=fake_slurm.environ)
     assert made.stdout.startswith("a: 1 node, 4 GPUs, 4 ranks, ") and "b: " not in made.stdout
     assert "1 of 4 GPUs of n1 was idle (0 % use) for 10 of 10 minutes" in made.stdout.replace("\n    ", " ")
     fake_slurm.answers("squeue", "8|PENDING|None||0:00\n7|PENDING|None||0:00\n")
-    none = hpcenv("top", "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path)
+    none = hpcenv("top", "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path, environ=fake_slurm.environ)
     assert none.stdout == "" and "no run is running" in none.stderr
