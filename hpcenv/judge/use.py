@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. docs/reference/use.md is written from the table.
 
-A sample counts by its `seconds`. A value that is unknown accuses nobody: what was not seen is said once.
+A sample counts by its `seconds`. A value that is unknown leads to no sentence: what was not seen is said once.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class UseJudgement:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Odd:
     """One odd thing of one node or rank, and how bad it is; `gpus` need no other sentence."""
 
     weight: float
@@ -189,7 +189,7 @@ def _amounts(used: float, total: float) -> str:
 # -- the rules ----------------------------------------------------------------------------
 
 
-def _no_process(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _no_process(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     # Where no process is seen on any GPU, the node hides them.
     if not any(gpu.ranks or gpu.others for looks in seen.gpus.values() for _, gpu in looks):
         return
@@ -209,10 +209,10 @@ def _no_process(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Itera
             minute = (max(empty.values()) - seen.began) / 60
             when = f" after minute {minute:.0f}" if minute >= 1 else ""
             text = f"{_of_gpus(seen, node.node, list(empty))} had no process{when}"
-            yield _Found(len(empty), text, node.node, gpus=frozenset((node.node, index) for index in empty))
+            yield _Odd(len(empty), text, node.node, gpus=frozenset((node.node, index) for index in empty))
 
 
-def _idle(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _idle(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Odd]:
     for node in seen.nodes:
         idle: dict[int, tuple[float, float]] = {}
         for (name, index), looks in seen.gpus.items():
@@ -228,10 +228,10 @@ def _idle(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Fo
             seconds, whole = min(idle.values())
             text = f"{_of_gpus(seen, node.node, list(idle))} {_were(len(idle))} idle (0 % use) for"
             text += f" {seconds / 60:.0f} of {whole / 60:.0f} minutes"
-            yield _Found(len(idle), text, node.node, gpus=frozenset((node.node, index) for index in idle))
+            yield _Odd(len(idle), text, node.node, gpus=frozenset((node.node, index) for index in idle))
 
 
-def _data_wait(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _data_wait(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     waits = [wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None]
     if not waits or median(waits) < limit:
         return
@@ -244,10 +244,10 @@ def _data_wait(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterat
         else ""
     )
     where = f" of {node}" if why and len(seen.nodes) > 1 else ""
-    yield _Found(median(waits), f"the ranks waited for data {median(waits):.0f} % of each step{why}{where}", node)
+    yield _Odd(median(waits), f"the ranks waited for data {median(waits):.0f} % of each step{why}{where}", node)
 
 
-def _slow_rank(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _slow_rank(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     steps = {rank: step for rank in seen.ranks if (step := seen.steps_of(rank)) is not None}
     if len(steps) < 2:
         return
@@ -259,7 +259,7 @@ def _slow_rank(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterat
             why = next(_why_slow(seen, rank, others, step - usual), "no signal that was read explains it")
             gpus = frozenset((node, gpu.index) for node, _, gpu in seen.gpu_of(rank))
             text = f"rank {rank} is {step / usual:.1f} times slower than the median; {why}"
-            yield _Found(step / usual, text, seen.ranks[rank][-1][0], rank, gpus)
+            yield _Odd(step / usual, text, seen.ranks[rank][-1][0], rank, gpus)
 
 
 def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Iterator[str]:
@@ -317,7 +317,7 @@ def _slow_reason(looks: Sequence[tuple[Sample, GpuUse]], limit: float) -> str:
     return ""
 
 
-def _slow_gpu(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _slow_gpu(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Odd]:
     for node in seen.nodes:
         by_reason: dict[str, list[int]] = defaultdict(list)
         for (name, index), looks in seen.gpus.items():
@@ -325,39 +325,39 @@ def _slow_gpu(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator
                 by_reason[reason].append(index)
         for reason, gpus in by_reason.items():
             verb = "reports" if len(gpus) == 1 else "report"
-            yield _Found(len(gpus), f"{_of_gpus(seen, node.node, gpus)} {verb} {reason}", node.node)
+            yield _Odd(len(gpus), f"{_of_gpus(seen, node.node, gpus)} {verb} {reason}", node.node)
 
 
-def _ecc(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _ecc(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     for (node, index), looks in seen.gpus.items():
         # Of a minute, the most: a mean of a counter is no count.
         counts = [one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index and one.ecc is not None]
         grown = sum(max(0.0, later - earlier) for earlier, later in pairwise(counts))
         if grown >= limit:
             text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
-            yield _Found(grown, text, node)
+            yield _Odd(grown, text, node)
 
 
-def _node_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _node_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     for node in seen.nodes:
         uses = [_most(sample).node for sample in node.samples]
         peak = max((v for use in uses for v in (use.memory, use.memory_peak) if v is not None), default=None)
         total = min((use.memory_limit for use in uses if use.memory_limit), default=None)
         if peak is not None and total is not None and 100 * peak / total >= limit:
-            yield _Found(peak / total, f"peak memory {_amounts(peak, total)} of {node.node}", node.node)
+            yield _Odd(peak / total, f"peak memory {_amounts(peak, total)} of {node.node}", node.node)
 
 
-def _gpu_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _gpu_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     for node in seen.nodes:
         gpus = [gpu for sample in node.samples for gpu in _most(sample).gpus]
         known = [(gpu.memory / gpu.memory_total, gpu) for gpu in gpus if gpu.memory is not None and gpu.memory_total]
         share, gpu = max(known, key=lambda pair: pair[0], default=(0.0, GpuUse(index=0)))
         if gpu.memory is not None and gpu.memory_total is not None and 100 * share >= limit:
             text = f"peak memory {_amounts(gpu.memory, gpu.memory_total)} of GPU {gpu.index} of {node.node}"
-            yield _Found(share, text, node.node)
+            yield _Odd(share, text, node.node)
 
 
-def _leak(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _leak(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     for node in seen.nodes:
         steps = [(s, max((rank.step for rank in s.ranks if rank.step), default=0)) for s in node.samples]
         yield from _growth(seen, [(s.at, step, s.node.memory) for s, step in steps], limit, "memory", node.node)
@@ -373,7 +373,7 @@ def _growth(
     what: str,
     node: str,
     rank: int | None = None,
-) -> Iterator[_Found]:
+) -> Iterator[_Odd]:
     """Yield a memory that grows with the steps, to the end and steadily; `limit` in percent of where it began."""
     since = (seen.first_step or 0.0) + _WARM_UP
     known = [(at, step, memory) for at, step, memory in points if step and memory is not None and at >= since]
@@ -397,17 +397,15 @@ def _growth(
         # Where the line of the growth meets what the memory was before.
         since_step = max(first, round(line[-1][0] - (end - base) / median(slopes)))
         where = f" of {node}" if rank is None and len(seen.nodes) > 1 else ""
-        yield _Found(
-            median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank
-        )
+        yield _Odd(median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank)
 
 
-def _pressure(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Found]:
+def _pressure(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
     for node in seen.nodes:
         long_enough = sum(sample.seconds for sample in node.samples) >= _SHORTEST
         short = _mean((sample.node.pressure_memory, sample.seconds) for sample in node.samples)
         if long_enough and short is not None and short >= limit:
-            yield _Found(short, f"processes of {node.node} waited for memory {short:.0f} % of the time", node.node)
+            yield _Odd(short, f"processes of {node.node} waited for memory {short:.0f} % of the time", node.node)
 
 
 # -- the table ----------------------------------------------------------------------------
@@ -432,7 +430,7 @@ class UseRule:
     why: str
     hint: str
     source: str
-    find: Callable[[_Seen, float, set[tuple[str, int]]], Iterator[_Found]]
+    find: Callable[[_Seen, float, set[tuple[str, int]]], Iterator[_Odd]]
 
 
 _OURS = "the limit is hpcenv's (2026-11)"
@@ -569,7 +567,7 @@ def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
     )
 
 
-def _sentences(rule: UseRule, found: Sequence[_Found]) -> Iterator[UseSentence]:
+def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
     """Yield the worst of one kind, the others named in the last one: 64 nodes are not 64 sentences."""
     shown = found if len(found) <= _MOST_SENTENCES else found[:1]
     for one in shown:
