@@ -15,7 +15,7 @@ from statistics import median, median_low
 
 from hpcenv import size
 from hpcenv.hostlist import fold_hostlist
-from hpcenv.records.samples import GpuUse, NodeSamples, RankUse, Sample
+from hpcenv.records.samples import GpuUse, NodeSamples, NodeUse, RankUse, Sample
 from hpcenv.text import plural
 
 # Below this use in percent a GPU does nothing. A mean: one short kernel does not make a busy minute.
@@ -300,19 +300,17 @@ def _cpu(seen: _Seen, rank: int) -> float | None:
 
 # Words in the name of a reason -> what a sentence says. A cap of the power, and clocks that were set, are normal.
 _REASONS = {
-    "thermal": "a hardware slowdown for heat",
-    "heat": "a hardware slowdown for heat",
-    "hot": "a hardware slowdown for heat",
+    "hw-thermal": "a hardware slowdown for heat",
+    "thermal": "a slowdown for heat",
     "brake": "a slowdown by the power brake",
-    "hardware": "a hardware slowdown",
-    "hw": "a hardware slowdown",
+    "hw-slowdown": "a hardware slowdown",
 }
 
 
 def _slow_reason(looks: Sequence[tuple[Sample, GpuUse]], limit: float) -> str:
     """Return why the clock of a GPU was low for a share of the time; empty if it was not."""
     for word, text in _REASONS.items():
-        if _share((any(word in name.lower() for name in gpu.slow), s.seconds) for s, gpu in looks) >= limit:
+        if _share((any(word in name for name in gpu.slow), s.seconds) for s, gpu in looks) >= limit:
             return text
     return ""
 
@@ -606,17 +604,25 @@ def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
         return
     gpus = [gpu for looks in seen.gpus.values() for _, gpu in looks]
     if seen.asked.gpus or gpus:
-        for what, name in (("use", "use"), ("processes", "others"), ("memory", "memory")):
+        for what, name, key in (
+            ("use", "use", "use"),
+            ("processes", "others", "ranks"),
+            ("memory", "memory", "memory"),
+        ):
             if all(getattr(gpu, name) is None for gpu in gpus):
-                reasons = [gpu.unknown[key] for gpu in gpus for key in (name, "processes") if key in gpu.unknown]
-                why = next(iter(reasons), "" if gpus else "no sample shows a GPU")
-                yield f"{what} of GPUs unknown" + (f": {why}" if why else "")
+                why = _reason(gpus, key) if gpus else ": no sample shows a GPU"
+                yield f"{what} of GPUs unknown{why}"
     samples = [sample.node for node in seen.nodes for sample in node.samples]
     if all(node.memory is None and node.memory_peak is None for node in samples):
-        why = next((node.unknown["memory"] for node in samples if "memory" in node.unknown), "")
-        yield "memory of the nodes unknown" + (f": {why}" if why else "")
+        yield f"memory of the nodes unknown{_reason(samples, 'memory')}"
     if all(rank.step is None for looks in seen.ranks.values() for _, _, rank in looks):
         yield "no optimizer step was seen"
+
+
+def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
+    """Return why a value is unknown, after a colon; a key of `unknown` names all values with the same reason."""
+    reasons = (why for one in looks for key, why in one.unknown.items() if name in key.split(", "))
+    return next((f": {why}" for why in reasons if why), "")
 
 
 def in_words(judgement: UseJudgement) -> list[str]:

@@ -23,7 +23,13 @@ def on(node: str, number: int, **values: Any) -> Any:
 
 
 EMPTY = {"use": 0.0, "ranks": (), "others": 0, "memory": 0.0}
-HOT = {"slow": ("hw_thermal_slowdown",), "clock": 900.0}
+HOT = {
+    "slow": (
+        "hw-slowdown",
+        "hw-thermal",
+    ),
+    "clock": 900.0,
+}
 SLOW = {"step_seconds": 0.8}
 
 ODD = {
@@ -91,7 +97,7 @@ ODD = {
     ),
     "throttled": ({"gpu": on("n1", 1, **HOT)}, "1 of 4 GPUs of n1 reports a hardware slowdown for heat"),
     "power brake": (
-        {"gpu": lambda *_: {"slow": ("hw_power_brake_slowdown",)}},
+        {"gpu": lambda *_: {"slow": ("power-brake", "hw-slowdown")}},
         "4 of 4 GPUs of n1 report a slowdown by the power brake",
     ),
     "ECC": (
@@ -138,7 +144,7 @@ HEALTHY = {
     "processes hidden as none": {"gpu": lambda *_: {"ranks": (), "others": 0}},
     "CPU only": {"gpus": 0, "ranks": 2},
     "no GPM, no clocks": {"gpu": lambda *_: {"clock": None, "power": None, "unknown": {"sm": "not supported"}}},
-    "capped power": {"gpu": lambda *_: {"slow": ("sw_power_cap",), "clock": 1300.0}},
+    "capped power": {"gpu": lambda *_: {"slow": ("power-cap", "applications-clocks"), "clock": 1300.0}},
     "old ECC errors": {"gpu": lambda *_: {"ecc": 7.0}},
     "a cache that fills": {"node": lambda _n, at, _i: {"memory": (20 + 15 * min(1, at / 1500)) * GB}},
     "memory of an evaluation": {"node": lambda _n, at, _i: {"memory": (20 + (9 if at % 900 > 600 else 0)) * GB}},
@@ -194,6 +200,11 @@ def test_what_was_not_seen_is_said_once_with_its_reason() -> None:
     made = judged(run(nodes=2, gpu=lambda *_: unknown), nodes=("n1", "n2", "n3"))
     assert made.unknown == ("no samples of n3", "use of GPUs unknown: Not Supported")
     assert in_words(made)[0].endswith("; no samples of n3; use of GPUs unknown: Not Supported")
+    no_cgroup = {"memory": None, "memory_peak": None, "unknown": {"cpu, memory": "no cgroup"}}
+    made = judged(
+        run(node=lambda *_: no_cgroup, gpu=lambda *_: {"ranks": (), "others": None, "unknown": {"ranks": "NVML"}})
+    )
+    assert made.unknown == ("processes of GPUs unknown: NVML", "memory of the nodes unknown: no cgroup")
     assert judged(run(gpus=0), gpus=4).unknown[0] == "use of GPUs unknown: no sample shows a GPU"
     damaged = (NodeSamples(node="n1", attempt=0, problem="n1.jsonl: no JSON"),)
     assert judge_use(damaged, AskedShape(nodes=("n1",))).unknown == ("n1: n1.jsonl: no JSON", "no samples of n1")
