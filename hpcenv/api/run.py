@@ -20,6 +20,7 @@ from hpcenv.runs.report import SweepReport
 from hpcenv.runs.report import report as report_of
 from hpcenv.runs.report_text import RunReport
 from hpcenv.runs.status import RunStatus, read_status, with_queue
+from hpcenv.runs.top import RunTop, TopReader, find_watched
 from hpcenv.runs.wait import wait_for
 
 # More lines than any log has that a person reads.
@@ -119,6 +120,15 @@ def report(
         lines: the number of lines from the end of the log.
     """
     return report_of(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, lines=lines)
+
+
+def top(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> tuple[RunTop, ...]:
+    """Return what the nodes, GPUs and ranks of a run do now, and what is odd: `hpcenv top`.
+
+    Arguments and errors are those of `status`; without a run, all runs of the project that run now.
+    """
+    found = find_watched(project_folder(project), _word(run), environ=os.environ, runs=runs_dir)
+    return tuple(TopReader(one).read(time.time()) for one in found)
 
 
 def diagnose(*words: str | Path, project: str | Path = ".", runs_dir: str | None = None) -> tuple[Diagnosed, ...]:

@@ -33,6 +33,7 @@ from hpcenv.runs.outputs import read_outputs
 from hpcenv.runs.rank_gpus import report_gpus
 from hpcenv.runs.report_text import EarlierFailure, RunReport
 from hpcenv.runs.status import RunStatus, read_status, read_statuses
+from hpcenv.runs.use import report_use
 from hpcenv.text import Shown
 
 # Number of earlier attempts that are reported.
@@ -102,6 +103,7 @@ def _report_run(run: Submitted, environ: Mapping[str, str], lines: int) -> RunRe
         outputs=read_outputs(run.folder),
         determinism=None if manifest is None or status.state == "pending" else report_determinism(run.folder, manifest),
         gpus=None if manifest is None else report_gpus(run.folder, manifest),
+        use=None if manifest is None else report_use(run.folder, manifest),
         diagnosis=diagnose_run(run, status, most=AT_END) if status.has_failed else None,
     )
 

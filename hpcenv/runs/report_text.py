@@ -10,12 +10,13 @@ from hpcenv import size
 from hpcenv.cluster.queue import in_words
 from hpcenv.judge import first_failure
 from hpcenv.judge.first_failure import FirstFailure
+from hpcenv.judge.use import UseJudgement
 from hpcenv.machine.network import port_errors
 from hpcenv.project import duration, fields
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.verdict import Verdict
-from hpcenv.runs import determinism, rank_gpus
+from hpcenv.runs import determinism, rank_gpus, use
 from hpcenv.runs.determinism import DeterminismReport
 from hpcenv.runs.diagnose.diagnose import FailureDiagnosis
 from hpcenv.runs.diagnose.text import next_lines
@@ -63,6 +64,7 @@ class RunReport(Shown):
         outputs: what the script left in the run's copy of the project; None if there is no copy.
         determinism: what the ranks read back from their switches; None if nothing was to be read.
         gpus: what the ranks used; None for a run without GPUs, and where nothing is recorded.
+        use: what is odd in its samples; None for a run without samples.
         diagnosis: the cause that the ends of the logs show; None if the run has not failed.
     """
 
@@ -79,6 +81,7 @@ class RunReport(Shown):
     outputs: Outputs | None = None
     determinism: DeterminismReport | None = None
     gpus: GpuReport | None = None
+    use: UseJudgement | None = None
     diagnosis: FailureDiagnosis | None = None
 
     def __str__(self) -> str:
@@ -176,6 +179,8 @@ def _end_lines(report: RunReport) -> Iterator[str]:
         yield from determinism.lines(report.determinism)
     if report.gpus is not None:
         yield from rank_gpus.lines(report.gpus)
+    if report.use is not None:
+        yield from use.lines(report.use)
     if report.outputs is not None:
         yield from _output_lines(report.outputs)
 

@@ -26,6 +26,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "lock": (("lock",), "spec-invalid"),
     "submit": (("submit", "train.py"), "spec-invalid"),
     "status": (("status",), "run-not-found"),
+    "top": (("top",), "run-not-found"),
     "list": (("list",), "run-not-found"),
     "logs": (("logs", "x"), "run-not-found"),
     "run": (("run",), "spec-invalid"),

@@ -221,6 +221,7 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("run", "--", "true"), ("run",)),
     "site": (("site",), ("site", "here"), ("site", "sites/here.toml")),
     "status": (("status",), ("status", "{run}")),
+    "top": (("top",), ("top", "{run}")),
     "submit": (
         SUBMIT,
         DRY,

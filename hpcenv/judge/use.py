@@ -1,0 +1,635 @@
+"""What is odd in the samples of one attempt, in sentences: one table of rules. Pure.
+
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. docs/reference/use.md is written from the table.
+
+A sample counts by its `seconds`. A value that is unknown leads to no sentence: what was not seen is said once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import median, median_low
+
+from hpcenv import size
+from hpcenv.hostlist import fold_hostlist
+from hpcenv.records.samples import GpuUse, NodeSamples, NodeUse, RankUse, Sample
+from hpcenv.text import plural
+
+# Below this use in percent a GPU does nothing. A mean: one short kernel does not make a busy minute.
+_IDLE = 1.0
+# In seconds: a shorter time proves nothing; a run of 20 s is never odd.
+_SHORTEST = 120.0
+_SHORTEST_IDLE = 300.0
+# While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for so long.
+_LONGEST_START = 1800.0
+# A memory that grows: the time after the first step that does not count, and what is a growth.
+_WARM_UP = 300.0
+_LEAST_GROWTH = 256e6
+_MOST_POINTS = 20
+# Sentences of one rule; further nodes or ranks are named in the last one.
+_MOST_SENTENCES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedShape:
+    """What a run asked for.
+
+    Attributes:
+        nodes: that started ranks.
+        gpus, cpus: of each node; 0 for no GPUs, or for an unknown number of CPUs.
+        began: when the attempt began, in seconds since the epoch; None for the begin of the first sample.
+    """
+
+    nodes: tuple[str, ...] = ()
+    gpus: int = 0
+    cpus: int = 0
+    began: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseSentence:
+    """One odd thing.
+
+    Attributes:
+        rule: its row in the table.
+        nodes, ranks: whom it names.
+    """
+
+    rule: str
+    text: str
+    hint: str
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseJudgement:
+    """What the samples of an attempt say.
+
+    Attributes:
+        samples: of all nodes.
+        figures: means over the whole time, as text; empty if nothing is known.
+        sentences: what is odd; empty if nothing is.
+        unknown: what was not seen, and why.
+    """
+
+    nodes: int
+    gpus: int
+    samples: int
+    figures: str
+    sentences: tuple[UseSentence, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Odd:
+    """One odd thing of one node or rank, and how bad it is; `gpus` need no other sentence."""
+
+    weight: float
+    text: str
+    node: str
+    rank: int | None = None
+    gpus: frozenset[tuple[str, int]] = frozenset()
+
+
+class _Seen:
+    """The samples by GPU and by rank."""
+
+    def __init__(self, nodes: Sequence[NodeSamples], asked: AskedShape) -> None:
+        self.nodes = [node for node in nodes if node.samples]
+        self.asked = asked
+        self.gpus: dict[tuple[str, int], list[tuple[Sample, GpuUse]]] = defaultdict(list)
+        self.ranks: dict[int, list[tuple[str, Sample, RankUse]]] = defaultdict(list)
+        for node in self.nodes:
+            for sample in node.samples:
+                for gpu in sample.gpus:
+                    self.gpus[node.node, gpu.index].append((sample, gpu))
+                for rank in sample.ranks:
+                    self.ranks[rank.rank].append((node.node, sample, rank))
+        begins = [node.samples[0].at - node.samples[0].seconds for node in self.nodes]
+        self.began = min(begins, default=0.0) if asked.began is None else asked.began
+        stepped = (s.at for looks in self.ranks.values() for _, s, rank in looks if rank.step)
+        self.first_step = min(stepped, default=None)
+
+    def gpus_of(self, node: str) -> list[list[tuple[Sample, GpuUse]]]:
+        return [looks for (name, _), looks in self.gpus.items() if name == node]
+
+    def is_start(self, sample: Sample) -> bool:
+        """Whether the ranks may still load and compile: no step was made, or a rank saves."""
+        until = self.began + _LONGEST_START
+        until = until if self.first_step is None else min(self.first_step, until)
+        idle = all(gpu.use is None or gpu.use < _IDLE for gpu in sample.gpus)
+        return idle and (sample.at <= until or any(rank.saving for rank in sample.ranks))
+
+    def gpu_of(self, rank: int) -> list[tuple[str, Sample, GpuUse]]:
+        return [(n, s, gpu) for n, s, _ in self.ranks[rank] for gpu in s.gpus if rank in gpu.ranks]
+
+    def steps_of(self, rank: int) -> float | None:
+        """Return the time of a step that is typical of a rank; None if it was seen for too short a time."""
+        return _typical((one.step_seconds, sample.seconds) for _, sample, one in self.ranks[rank])
+
+    def wait_of(self, rank: int) -> float | None:
+        """Return which share of a step a rank typically waits for data, in percent."""
+        return _typical(
+            (100 * one.wait_seconds / one.step_seconds, sample.seconds)
+            for _, sample, one in self.ranks[rank]
+            if one.wait_seconds is not None and one.step_seconds
+        )
+
+
+def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
+    """Return the mean of values with their weights; None if none is known."""
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
+
+
+def _typical(pairs: Iterable[tuple[float | None, float]]) -> float | None:
+    """Return the median of values with their weights: a long compile or evaluation does not move it."""
+    known = sorted((value, weight) for value, weight in pairs if value is not None)
+    total = sum(weight for _, weight in known)
+    if total < _SHORTEST:
+        return None
+    half = 0.0
+    for value, weight in known:
+        half += weight
+        if half >= total / 2:
+            return value
+    return None
+
+
+def _most(sample: Sample) -> Sample:
+    return sample.most or sample
+
+
+def _share(pairs: Iterable[tuple[bool, float]]) -> float:
+    """Return the share of the time in which something was true, in percent; 0 for a time that is too short."""
+    known = list(pairs)
+    total = sum(weight for _, weight in known)
+    return 100 * sum(weight for true, weight in known if true) / total if total >= _SHORTEST else 0.0
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _of_gpus(seen: _Seen, node: str, gpus: Sequence[object]) -> str:
+    total = max(seen.asked.gpus, len(seen.gpus_of(node)))
+    return f"{len(gpus)} of {plural(total, 'GPU')} of {node}"
+
+
+def _amounts(used: float, total: float) -> str:
+    """Return `71 of 80 GB`."""
+    return f"{used / 1e9:.0f} of {total / 1e9:.0f} GB" if total >= 10e9 else f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"
+
+
+# -- the rules ----------------------------------------------------------------------------
+
+
+def _no_process(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    # Where no process is seen on any GPU, the node hides them.
+    if not any(gpu.ranks or gpu.others for looks in seen.gpus.values() for _, gpu in looks):
+        return
+    for node in seen.nodes:
+        empty: dict[int, float] = {}
+        for (name, index), looks in seen.gpus.items():
+            if name != node.node:
+                continue
+            last = max((sample.at for sample, gpu in looks if gpu.ranks or gpu.others), default=seen.began)
+            after = [(sample, gpu) for sample, gpu in looks if sample.at > last]
+            seconds = sum(sample.seconds for sample, _ in after)
+            quiet = all(gpu.others == 0 and (gpu.use or 0) < _IDLE for _, gpu in after)
+            share = 100 * seconds / max(1.0, sum(sample.seconds for sample, _ in looks))
+            if quiet and seconds >= _SHORTEST_IDLE and share >= limit:
+                empty[index] = last
+        if empty:
+            minute = (max(empty.values()) - seen.began) / 60
+            when = f" after minute {minute:.0f}" if minute >= 1 else ""
+            text = f"{_of_gpus(seen, node.node, list(empty))} had no process{when}"
+            yield _Odd(len(empty), text, node.node, gpus=frozenset((node.node, index) for index in empty))
+
+
+def _idle(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    for node in seen.nodes:
+        idle: dict[int, tuple[float, float]] = {}
+        for (name, index), looks in seen.gpus.items():
+            known = [(s, gpu.use) for s, gpu in looks if gpu.use is not None]
+            if name != node.node or (name, index) in told or not known:
+                continue
+            counted = [(use < _IDLE, s.seconds) for s, use in known if not seen.is_start(s)]
+            seconds = sum(weight for quiet, weight in counted if quiet)
+            if seconds >= _SHORTEST_IDLE and _share(counted) >= limit:
+                whole = sum(s.seconds for s, _ in known)
+                idle[index] = (sum(s.seconds for s, use in known if use < _IDLE), whole)
+        if idle:
+            seconds, whole = min(idle.values())
+            text = f"{_of_gpus(seen, node.node, list(idle))} {_were(len(idle))} idle (0 % use) for"
+            text += f" {seconds / 60:.0f} of {whole / 60:.0f} minutes"
+            yield _Odd(len(idle), text, node.node, gpus=frozenset((node.node, index) for index in idle))
+
+
+def _data_wait(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    waits = [wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None]
+    if not waits or median(waits) < limit:
+        return
+    node, sample = next((node.node, s) for node in seen.nodes for s in reversed(node.samples) if s.ranks)
+    workers, cpus = [rank.workers for rank in sample.ranks], sample.node.cpus or seen.asked.cpus
+    known = [count for count in workers if count is not None]
+    why = (
+        f": {plural(round(sum(known)), 'worker')} for {plural(cpus, 'CPU')}"
+        if len(known) == len(workers) and cpus
+        else ""
+    )
+    where = f" of {node}" if why and len(seen.nodes) > 1 else ""
+    yield _Odd(median(waits), f"the ranks waited for data {median(waits):.0f} % of each step{why}{where}", node)
+
+
+def _slow_rank(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    steps = {rank: step for rank in seen.ranks if (step := seen.steps_of(rank)) is not None}
+    if len(steps) < 2:
+        return
+    # Of two ranks the faster one is the measure.
+    usual = median_low(steps.values())
+    for rank, step in steps.items():
+        if usual and step / usual >= limit:
+            others = [other for other in steps if steps[other] / usual < limit]
+            why = next(_why_slow(seen, rank, others, step - usual), "no signal that was read explains it")
+            gpus = frozenset((node, gpu.index) for node, _, gpu in seen.gpu_of(rank))
+            text = f"rank {rank} is {step / usual:.1f} times slower than the median; {why}"
+            yield _Odd(step / usual, text, seen.ranks[rank][-1][0], rank, gpus)
+
+
+def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Iterator[str]:
+    """Yield the signals that can explain a slow rank, the surest first; `lost` in seconds of each step."""
+    looks = seen.ranks[rank]
+    for state, words in (("T", "is stopped"), ("D", "waits for a device or a file system")):
+        if _share((one.state == state, s.seconds) for _, s, one in looks) >= 10:
+            yield f"its process {words} at times (state {state})"
+    gpu = seen.gpu_of(rank)
+    if reason := _slow_reason([(s, one) for _, s, one in gpu], 10):
+        yield f"its GPU reports {reason}"
+    wait, step = seen.wait_of(rank), seen.steps_of(rank)
+    usual = [w * s / 100 for o in others if (w := seen.wait_of(o)) is not None and (s := seen.steps_of(o)) is not None]
+    if wait is not None and step is not None and wait * step / 100 - (median(usual) if usual else 0) >= lost / 2:
+        yield f"it waits for data {wait:.0f} % of each step"
+    own, their = _clock(seen, rank), [c for other in others if (c := _clock(seen, other)) is not None]
+    if own is not None and their and own < 0.9 * median(their):
+        yield f"its GPU runs at {own:.0f} MHz, those of the others at {median(their):.0f} MHz"
+    node = looks[-1][0]
+    busy = _mean((s.node.pressure_cpu, s.seconds) for _, s, _ in looks)
+    if busy is not None and busy >= 20:
+        yield f"processes of {node} wait for a CPU {busy:.0f} % of the time"
+    cpu, usually = _cpu(seen, rank), [c for other in others if (c := _cpu(seen, other)) is not None]
+    if cpu is not None and usually and cpu < median(usually) / 2:
+        yield f"it gets {cpu:.1f} CPUs, the others {median(usually):.1f}"
+    short = _mean((s.node.pressure_memory, s.seconds) for _, s, _ in looks)
+    if short is not None and short >= _limit("memory.pressure"):
+        yield f"processes of {node} wait for memory {short:.0f} % of the time"
+
+
+def _clock(seen: _Seen, rank: int) -> float | None:
+    return _mean((gpu.clock, s.seconds) for _, s, gpu in seen.gpu_of(rank))
+
+
+def _cpu(seen: _Seen, rank: int) -> float | None:
+    return _mean((one.cpu, s.seconds) for _, s, one in seen.ranks[rank])
+
+
+# Words in the name of a reason -> what a sentence says. A cap of the power, and clocks that were set, are normal.
+_REASONS = {
+    "hw-thermal": "a hardware slowdown for heat",
+    "thermal": "a slowdown for heat",
+    "brake": "a slowdown by the power brake",
+    "hw-slowdown": "a hardware slowdown",
+}
+
+
+def _slow_reason(looks: Sequence[tuple[Sample, GpuUse]], limit: float) -> str:
+    """Return why the clock of a GPU was low for a share of the time; empty if it was not."""
+    for word, text in _REASONS.items():
+        if _share((any(word in name for name in gpu.slow), s.seconds) for s, gpu in looks) >= limit:
+            return text
+    return ""
+
+
+def _slow_gpu(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    for node in seen.nodes:
+        by_reason: dict[str, list[int]] = defaultdict(list)
+        for (name, index), looks in seen.gpus.items():
+            if name == node.node and (name, index) not in told and (reason := _slow_reason(looks, limit)):
+                by_reason[reason].append(index)
+        for reason, gpus in by_reason.items():
+            verb = "reports" if len(gpus) == 1 else "report"
+            yield _Odd(len(gpus), f"{_of_gpus(seen, node.node, gpus)} {verb} {reason}", node.node)
+
+
+def _ecc(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    for (node, index), looks in seen.gpus.items():
+        # Of a minute, the most: a mean of a counter is no count.
+        counts = [one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index and one.ecc is not None]
+        grown = sum(max(0.0, later - earlier) for earlier, later in pairwise(counts))
+        if grown >= limit:
+            text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
+            yield _Odd(grown, text, node)
+
+
+def _node_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    for node in seen.nodes:
+        uses = [_most(sample).node for sample in node.samples]
+        peak = max((v for use in uses for v in (use.memory, use.memory_peak) if v is not None), default=None)
+        total = min((use.memory_limit for use in uses if use.memory_limit), default=None)
+        if peak is not None and total is not None and 100 * peak / total >= limit:
+            yield _Odd(peak / total, f"peak memory {_amounts(peak, total)} of {node.node}", node.node)
+
+
+def _gpu_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    for node in seen.nodes:
+        gpus = [gpu for sample in node.samples for gpu in _most(sample).gpus]
+        known = [(gpu.memory / gpu.memory_total, gpu) for gpu in gpus if gpu.memory is not None and gpu.memory_total]
+        share, gpu = max(known, key=lambda pair: pair[0], default=(0.0, GpuUse(index=0)))
+        if gpu.memory is not None and gpu.memory_total is not None and 100 * share >= limit:
+            text = f"peak memory {_amounts(gpu.memory, gpu.memory_total)} of GPU {gpu.index} of {node.node}"
+            yield _Odd(share, text, node.node)
+
+
+def _leak(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    for node in seen.nodes:
+        steps = [(s, max((rank.step for rank in s.ranks if rank.step), default=0)) for s in node.samples]
+        yield from _growth(seen, [(s.at, step, s.node.memory) for s, step in steps], limit, "memory", node.node)
+    for number, looks in seen.ranks.items():
+        points = [(s.at, rank.step or 0, rank.torch_memory) for _, s, rank in looks]
+        yield from _growth(seen, points, limit, f"memory of torch in rank {number}", looks[-1][0], rank=number)
+
+
+def _growth(
+    seen: _Seen,
+    points: Sequence[tuple[float, int, float | None]],
+    limit: float,
+    what: str,
+    node: str,
+    rank: int | None = None,
+) -> Iterator[_Odd]:
+    """Yield a memory that grows with the steps, to the end and steadily; `limit` in percent of where it began."""
+    since = (seen.first_step or 0.0) + _WARM_UP
+    known = [(at, step, memory) for at, step, memory in points if step and memory is not None and at >= since]
+    if len(known) < 12 or known[-1][0] - known[0][0] < 2 * _WARM_UP:
+        return
+    # The least of each part: a sawtooth, as of an evaluation or a save, is no growth.
+    length = -(-len(known) // _MOST_POINTS)
+    parts = [known[n : n + length] for n in range(0, len(known) - length + 1, length)]
+    line = [(part[0][1], min(memory for _, _, memory in part)) for part in parts]
+    base, end = min(memory for _, memory in line), line[-1][1]
+    begin = max(n for n, (_, memory) in enumerate(line) if memory <= base + 0.05 * (end - base))
+    first, line = line[0][0], line[begin:]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(line, 2) if b[0] > a[0]]
+    if len(line) < 6 or not slopes or end - base < max(_LEAST_GROWTH, limit / 100 * base):
+        return
+    # A cache that fills grows ever slower; a leak does not.
+    middle = len(line) // 2
+    steady = end - line[middle][1] >= 0.3 * (end - base)
+    if steady and sum(slope > 0 for slope in slopes) >= 0.9 * len(slopes):
+        amount = size.shown(round(100 * median(slopes))).replace(".0 ", " ")
+        # Where the line of the growth meets what the memory was before.
+        since_step = max(first, round(line[-1][0] - (end - base) / median(slopes)))
+        where = f" of {node}" if rank is None and len(seen.nodes) > 1 else ""
+        yield _Odd(median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank)
+
+
+def _pressure(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+    for node in seen.nodes:
+        long_enough = sum(sample.seconds for sample in node.samples) >= _SHORTEST
+        short = _mean((sample.node.pressure_memory, sample.seconds) for sample in node.samples)
+        if long_enough and short is not None and short >= limit:
+            yield _Odd(short, f"processes of {node.node} waited for memory {short:.0f} % of the time", node.node)
+
+
+# -- the table ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseRule:
+    """One kind of sentence.
+
+    Attributes:
+        example: the sentence.
+        limit: from which number on it is said.
+        means: what the number is, with its unit.
+        why: what it costs.
+        source: where the rule or its limit comes from, with a date.
+    """
+
+    id: str
+    example: str
+    limit: float
+    means: str
+    why: str
+    hint: str
+    source: str
+    find: Callable[[_Seen, float, set[tuple[str, int]]], Iterator[_Odd]]
+
+
+_OURS = "the limit is hpcenv's (2026-11)"
+
+RULES: tuple[UseRule, ...] = (
+    UseRule(
+        id="gpu.no-process",
+        example="3 of 4 GPUs of n2 had no process after minute 2",
+        limit=50,
+        means="% of the time of the node, up to its end and at least 5 minutes; the GPU does nothing either",
+        why="GPUs that no rank uses cost as much as the others",
+        hint="start one rank for each GPU (--nproc), or ask for fewer GPUs (--gpus)",
+        source=f"slurm-job-exporter#65 (most wasted GPUs have no process); {_OURS}",
+        find=_no_process,
+    ),
+    UseRule(
+        id="gpu.idle",
+        example="1 of 4 GPUs of n1 was idle (0 % use) for 55 of 60 minutes",
+        limit=50,
+        means="% of the time below 1 % use, at least 5 minutes; not before the first step (at most 30 minutes), nor "
+        "while a rank saves, if all GPUs of the node are idle",
+        why="a mean of all GPUs hides the one that does nothing",
+        hint="look at what its rank does: hpcenv logs RUN; does the script move its model to this GPU?",
+        source=f"mila-docs#414, gnn_tracking#95, jobstats#28 (means hide it); {_OURS}",
+        find=_idle,
+    ),
+    UseRule(
+        id="gpu.ecc",
+        example="GPU 3 of n1 had 2 uncorrected memory errors (ECC)",
+        limit=1,
+        means="new errors while the run used the GPU",
+        why="the values in this memory were lost, and more errors follow often",
+        hint="tell the site's support; until the GPU is repaired, submit with --exclude NODE",
+        source="NVIDIA, Xid errors (2026-11); the check gpu.ecc looks at the same counters before the run",
+        find=_ecc,
+    ),
+    UseRule(
+        id="rank.slow",
+        example="rank 17 is 1.6 times slower than the median; its GPU reports a hardware slowdown for heat",
+        limit=1.3,
+        means="times the median step of the ranks, for at least 2 minutes; of two ranks, of the faster one's",
+        why="all ranks wait for the slowest one",
+        hint="with a cause on one node only: submit with --exclude NODE, and tell the site's support",
+        source=f"hpcfund#19, open_clip#703 (power brake), azurehpc PR#591; {_OURS}",
+        find=_slow_rank,
+    ),
+    UseRule(
+        id="gpu.slow",
+        example="1 of 4 GPUs of n1 reports a hardware slowdown for heat",
+        limit=10,
+        means="% of the time, for heat, by the power brake or by the hardware; a cap of its power is normal",
+        why="the GPU computes at a part of its clock",
+        hint="tell the site's support; until the node is repaired, submit with --exclude NODE",
+        source=f"open_clip#703, Azure/azurehpc PR#591; nvml.h, nvmlClocksEventReasons; {_OURS}",
+        find=_slow_gpu,
+    ),
+    UseRule(
+        id="data.wait",
+        example="the ranks waited for data 61 % of each step: 2 workers for 16 CPUs",
+        limit=30,
+        means="% of a typical step, as the median of the ranks, for at least 2 minutes",
+        why="the GPUs wait as long",
+        hint="more workers of the DataLoader (num_workers), up to the CPUs of the rank, or data on a faster disk",
+        source=f"nnUNet#680, prmon#105, jean-zay-doc#36; {_OURS}",
+        find=_data_wait,
+    ),
+    UseRule(
+        id="memory.node",
+        example="peak memory 71 of 80 GB of n1",
+        limit=85,
+        means="% of the limit of the job on the node",
+        why="the kernel ends processes that go beyond the limit",
+        hint="ask for more memory (--mem), or use fewer workers of the DataLoader",
+        source=f"slurm.conf(5), memory limits of a job; {_OURS}",
+        find=_node_memory,
+    ),
+    UseRule(
+        id="memory.gpu",
+        example="peak memory 78 of 80 GB of GPU 0 of n1",
+        limit=97,
+        means="% of the memory of the GPU",
+        why="the next allocation can fail: CUDA out of memory",
+        hint="a smaller batch; or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments",
+        source=f"PyTorch, CUDA semantics, memory management (2.13): torch keeps what it freed; {_OURS}",
+        find=_gpu_memory,
+    ),
+    UseRule(
+        id="memory.leak",
+        example="memory grows by 40 MB in 100 steps since step 900",
+        limit=5,
+        means="% of what it was, and at least 256 MB: steadily and up to the end, over 10 minutes and more; the first "
+        "5 minutes after the first step do not count",
+        why="a long run ends for lack of memory",
+        hint="keep no tensors with their graph (loss.item()), nor lists that grow with each step",
+        source=f"prmon#105; PyTorch FAQ (2.13), memory that is not freed; {_OURS}",
+        find=_leak,
+    ),
+    UseRule(
+        id="memory.pressure",
+        example="processes of n1 waited for memory 14 % of the time",
+        limit=10,
+        means="% of the time, as a mean (pressure stall information of the kernel)",
+        why="the kernel takes memory back and reads it again: each step is slower",
+        hint="ask for more memory (--mem), or use fewer workers of the DataLoader",
+        source=f"kernel.org, Documentation/accounting/psi; {_OURS}",
+        find=_pressure,
+    ),
+)
+
+
+def _limit(name: str) -> float:
+    return next(rule.limit for rule in RULES if rule.id == name)
+
+
+# -- the judgement ------------------------------------------------------------------------
+
+
+def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
+    """Return what the samples of an attempt say."""
+    seen = _Seen(nodes, asked)
+    told: set[tuple[str, int]] = set()
+    sentences: list[UseSentence] = []
+    for rule in RULES:
+        found = sorted(rule.find(seen, rule.limit, told), key=lambda one: -one.weight)
+        told |= {gpu for one in found for gpu in one.gpus}
+        sentences += _sentences(rule, found)
+    return UseJudgement(
+        nodes=len(seen.nodes),
+        gpus=len(seen.gpus),
+        samples=sum(len(node.samples) for node in seen.nodes),
+        figures=_figures(seen),
+        sentences=tuple(sentences),
+        unknown=tuple(_unknown(seen, nodes)),
+    )
+
+
+def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
+    """Yield the worst of one kind, the others named in the last one: 64 nodes are not 64 sentences."""
+    shown = found if len(found) <= _MOST_SENTENCES else found[:1]
+    for one in shown:
+        rest = found[1:] if len(shown) < len(found) else ()
+        ranks = tuple(other.rank for other in (one, *rest) if other.rank is not None)
+        nodes = dict.fromkeys(other.node for other in (one, *rest))
+        whom = f"ranks {fold_hostlist(map(str, ranks[1:]))}" if ranks else fold_hostlist(other.node for other in rest)
+        more = f"; {len(rest)} more are like this: {whom}" if rest else ""
+        yield UseSentence(rule=rule.id, text=one.text + more, hint=rule.hint, nodes=tuple(nodes), ranks=ranks)
+
+
+def _figures(seen: _Seen) -> str:
+    gpus = [(sample, gpu) for looks in seen.gpus.values() for sample, gpu in looks]
+    use = _mean((gpu.use, sample.seconds) for sample, gpu in gpus)
+    power = _mean((gpu.power, sample.seconds) for sample, gpu in gpus)
+    steps = [step for rank in seen.ranks if (step := seen.steps_of(rank)) is not None]
+    waits = [wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None]
+    cpu = _mean((sample.node.cpu, sample.seconds) for node in seen.nodes for sample in node.samples)
+    parts = (
+        "" if use is None else f"GPUs {use:.0f} % used",
+        "" if power is None else f"{power:.0f} W each",
+        "" if cpu is None else f"{cpu:.1f} CPUs a node",
+        f"{median(steps):.3g} s a step" if steps else "",
+        f"data wait {median(waits):.0f} %" if waits else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
+    """Yield what no sample shows, each once and with a reason where one is known."""
+    yield from (f"{node.node}: {node.problem}" for node in nodes if node.problem)
+    missing = sorted(set(seen.asked.nodes) - {node.node for node in seen.nodes})
+    if missing:
+        yield f"no samples of {fold_hostlist(missing)}"
+    if not seen.nodes:
+        return
+    gpus = [gpu for looks in seen.gpus.values() for _, gpu in looks]
+    if seen.asked.gpus or gpus:
+        for what, name, key in (
+            ("use", "use", "use"),
+            ("processes", "others", "ranks"),
+            ("memory", "memory", "memory"),
+        ):
+            if all(getattr(gpu, name) is None for gpu in gpus):
+                why = _reason(gpus, key) if gpus else ": no sample shows a GPU"
+                yield f"{what} of GPUs unknown{why}"
+    samples = [sample.node for node in seen.nodes for sample in node.samples]
+    if all(node.memory is None and node.memory_peak is None for node in samples):
+        yield f"memory of the nodes unknown{_reason(samples, 'memory')}"
+    if all(rank.step is None for looks in seen.ranks.values() for _, _, rank in looks):
+        yield "no optimizer step was seen"
+
+
+def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
+    """Return why a value is unknown, after a colon; a key of `unknown` names all values with the same reason."""
+    reasons = (why for one in looks for key, why in one.unknown.items() if name in key.split(", "))
+    return next((f": {why}" for why in reasons if why), "")
+
+
+def in_words(judgement: UseJudgement) -> list[str]:
+    """Return the first line of a judgement; then each sentence, its hint, and what is unknown, if anything is odd."""
+    head = f"{plural(judgement.nodes, 'node')}, {plural(judgement.gpus, 'GPU')}, {plural(judgement.samples, 'sample')}"
+    figures = f" ({judgement.figures})" if judgement.figures else ""
+    if not judgement.sentences:
+        return [f"{head}: " + "; ".join(("nothing odd" + figures, *judgement.unknown))]
+    hints = dict.fromkeys(f"hint: {sentence.hint}" for sentence in judgement.sentences)
+    return [head + figures, *(sentence.text for sentence in judgement.sentences), *judgement.unknown, *hints]

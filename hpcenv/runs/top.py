@@ -1,0 +1,267 @@
+"""`hpcenv top`: what the nodes of a run do now, from the ends of their files of samples.
+
+Runs on: LOGIN NODE. Slurm is not asked, and no node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+
+from hpcenv.errors import HpcenvError, RecordInvalid
+from hpcenv.hostlist import fold_hostlist
+from hpcenv.judge.use import UseJudgement, judge_use
+from hpcenv.records.codec import decode_record
+from hpcenv.records.samples import NodeSamples, RankUse, Sample
+from hpcenv.runs.attempts import read_verdict
+from hpcenv.runs.entries import Run, Submitted, Sweep, open_run, runs_of
+from hpcenv.runs.find import find_run, list_runs, runs_folder
+from hpcenv.runs.state import read_states
+from hpcenv.runs.use import asked_shape, newest_attempt
+from hpcenv.text import Shown, columns, plural, visible, wrap
+
+# Only so much of the end of a file is read, and judged: a page of 64 nodes comes in seconds.
+_BYTES, _SECONDS = 128 * 1024, 900.0
+# Nodes and ranks that have a line each; of more, those that are alike share one.
+_MOST_LINES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeNow:
+    """One node.
+
+    Attributes:
+        last: its newest sample.
+        odd: whether a sentence names it.
+    """
+
+    node: str
+    last: Sample
+    odd: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNow:
+    """One rank. `slowest` marks one at most: with the longest step, where the steps differ."""
+
+    node: str
+    last: RankUse
+    slowest: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunTop(Shown):
+    """A run now.
+
+    Attributes:
+        attempt: that has the newest samples; None without samples.
+        age: seconds since the newest sample; None without samples.
+        oldest: the same of the node that is furthest behind.
+        judgement: of the last 15 minutes.
+    """
+
+    run: str
+    run_folder: Path
+    attempt: int | None
+    age: float | None
+    oldest: float | None
+    nodes: tuple[NodeNow, ...]
+    ranks: tuple[RankNow, ...]
+    judgement: UseJudgement
+
+    def __str__(self) -> str:
+        """Return the text that `hpcenv top` prints."""
+        return "\n".join(lines(self))
+
+
+def find_watched(
+    start: Path, word: str | None, *, environ: Mapping[str, str], runs: str | None = None
+) -> tuple[Run, ...]:
+    """Return the run with this word, or those of the project that run now; one with a damaged manifest is left out.
+
+    Raises:
+        RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
+    """
+    if word is not None:
+        return (find_run(start, word, runs=runs),)
+    entries = list_runs(runs_folder(start, runs))
+    submitted = [run for entry in entries if isinstance(entry, (Submitted, Sweep)) for run in runs_of(entry)]
+    found = []
+    for run, state in zip(submitted, read_states(submitted, environ), strict=True):
+        with contextlib.suppress(HpcenvError):
+            found += [open_run(run.folder.path)] if state.state == "running" else []
+    return tuple(found)
+
+
+class TopReader:
+    """Reads a run again and again: of each file only what is new."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._files: dict[Path, tuple[int, tuple[Sample, ...]]] = {}
+
+    def read(self, now: float) -> RunTop:
+        """Return the run at this time, in seconds since the epoch."""
+        run, attempt = self._run, newest_attempt(self._run.folder)
+        asked = asked_shape(run.manifest, read_verdict(run.folder)[0], -1 if attempt is None else attempt)
+        paths = [] if attempt is None else sorted(run.folder.samples_of(attempt, "x").parent.glob("*.jsonl"))
+        nodes = [self._node(path, attempt or 0) for path in paths]
+        judgement = judge_use(nodes, asked)
+        named = {node for sentence in judgement.sentences for node in sentence.nodes}
+        lasts = [(node.node, node.samples[-1]) for node in nodes if node.samples]
+        ages = [max(0.0, now - last.at) for _, last in lasts]
+        return RunTop(
+            run=run.submission.run,
+            run_folder=run.folder.path,
+            attempt=attempt,
+            age=min(ages, default=None),
+            oldest=max(ages, default=None),
+            nodes=tuple(NodeNow(node=name, last=last, odd=name in named) for name, last in lasts),
+            ranks=_ranks(lasts),
+            judgement=judgement,
+        )
+
+    def _node(self, path: Path, attempt: int) -> NodeSamples:
+        """Return the newest samples of a node; a line without its end is read the next time."""
+        name, problem = path.name.removesuffix(".jsonl"), ""
+        position, samples = self._files.get(path, (0, ()))
+        try:
+            with path.open("rb") as file:
+                end = file.seek(0, io.SEEK_END)
+                if end < position:  # another file has its name
+                    position, samples = 0, ()
+                begin = max(position, end - _BYTES)
+                file.seek(begin)
+                data = file.read(_BYTES)
+        except OSError as error:
+            return NodeSamples(node=name, attempt=attempt, samples=samples, problem=f"{path}: {error.strerror}")
+        whole = data[: data.rfind(b"\n") + 1]
+        cut = begin > position
+        new = []
+        for line in whole.splitlines()[1 if cut else 0 :]:
+            try:
+                new.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
+            except (RecordInvalid, UnicodeDecodeError) as error:
+                problem = str(error)
+        samples = tuple(one for one in (*samples, *new) if one.at > (new or samples)[-1].at - _SECONDS)
+        self._files[path] = (begin + len(whole), samples)
+        return NodeSamples(node=name, attempt=attempt, samples=samples, problem=problem)
+
+
+def _ranks(lasts: Sequence[tuple[str, Sample]]) -> tuple[RankNow, ...]:
+    ranks = sorted(((node, rank) for node, last in lasts for rank in last.ranks), key=lambda pair: pair[1].rank)
+    steps = [rank.step_seconds for _, rank in ranks if rank.step_seconds]
+    slowest = max(steps, default=0.0)
+    # 5 % is what steps differ by from rank to rank.
+    at = next((rank.rank for _, rank in ranks if rank.step_seconds == slowest), -1)
+    marked = at if len(steps) > 1 and slowest > 1.05 * median_low(steps) else -1
+    return tuple(RankNow(node=node, last=rank, slowest=rank.rank == marked) for node, rank in ranks)
+
+
+# -- the text -----------------------------------------------------------------------------
+
+
+def one_line(top: RunTop) -> str:
+    """Return a run in one line. Pure."""
+    if top.age is None:
+        return f"{visible(top.run)}: no samples"
+    odd = [sentence.text for sentence in top.judgement.sentences]
+    words = "nothing odd" if not odd else visible(odd[0]) + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
+    figures = f" ({top.judgement.figures})" if top.judgement.figures else ""
+    return wrap(f"{visible(top.run)}: {_counts(top)}, {top.age:.0f} s ago: {words}{figures}", indent=4)
+
+
+def lines(top: RunTop) -> Iterator[str]:
+    """Yield the page, within 80 columns. Pure."""
+    if top.age is None or top.oldest is None:
+        yield f"{visible(top.run)}: no samples"
+        yield from (wrap(visible(line), indent=2) for line in top.judgement.unknown)
+        return
+    late = f", of the node that is furthest behind {top.oldest:.0f} s" if top.oldest > top.age + 30 else ""
+    attempt = f", attempt {top.attempt}" if top.attempt else ""
+    yield wrap(f"{visible(top.run)}{attempt}: {_counts(top)}; newest sample {top.age:.0f} s old{late}")
+    yield ""
+    yield from columns([("NODE", "GPU USE %", "GPU GB", "W", "CPUS", "GB"), *map(_node_row, _grouped(top.nodes))])
+    if top.ranks:
+        yield ""
+        yield from columns([("RANK", "NODE", "STEP", "S/STEP", "DATA WAIT", ""), *map(_rank_row, _shown(top.ranks))])
+    yield ""
+    if not top.judgement.sentences:
+        yield "nothing odd"
+    for line in (*(one.text for one in top.judgement.sentences), *top.judgement.unknown):
+        yield wrap(f"- {visible(line)}")
+
+
+def _counts(top: RunTop) -> str:
+    gpus = sum(len(node.last.gpus) for node in top.nodes)
+    return ", ".join((plural(len(top.nodes), "node"), plural(gpus, "GPU"), plural(len(top.ranks), "rank")))
+
+
+def _grouped(nodes: Sequence[NodeNow]) -> list[list[NodeNow]]:
+    """Return the nodes in the groups that have a line: each alone, or the odd ones alone and the others together."""
+    if len(nodes) <= _MOST_LINES:
+        return [[node] for node in nodes]
+    odd = [node for node in nodes if node.odd]
+    alone, rest = odd[:_MOST_LINES], odd[_MOST_LINES:]
+    groups = ([node for node in nodes if not node.odd], rest)
+    return [*(group for group in groups if group), *([node] for node in alone)]
+
+
+def _node_row(group: Sequence[NodeNow]) -> tuple[str, ...]:
+    lasts = [node.last for node in group]
+    gpus = [gpu for last in lasts for gpu in last.gpus]
+    each = len(gpus) <= 8
+    uses = " ".join("?" if gpu.use is None else f"{gpu.use:.0f}" for gpu in gpus) if each else ""
+    total = max((gpu.memory_total for gpu in gpus if gpu.memory_total), default=0)
+    limit = max((last.node.memory_limit for last in lasts if last.node.memory_limit), default=0)
+    cpus = max((last.node.cpus for last in lasts if last.node.cpus), default=0)
+    return (
+        _names([node.node for node in group]),
+        uses or (_range([gpu.use for gpu in gpus]) if gpus else "-"),
+        (_range([gpu.memory for gpu in gpus], 1e9) + (f"/{total / 1e9:.0f}" if total else "")) if gpus else "-",
+        _range([gpu.power for gpu in gpus]) if gpus else "-",
+        _range([last.node.cpu for last in lasts]) + (f"/{cpus}" if cpus else ""),
+        _range([last.node.memory for last in lasts], 1e9) + (f"/{limit / 1e9:.0f}" if limit else ""),
+    )
+
+
+def _names(nodes: Sequence[str]) -> str:
+    text = visible(fold_hostlist(nodes))
+    return text if len(text) <= 16 else plural(len(nodes), "node")
+
+
+def _shown(ranks: Sequence[RankNow]) -> list[list[RankNow]]:
+    if len(ranks) <= _MOST_LINES:
+        return [[rank] for rank in ranks]
+    return [[rank for rank in ranks if not rank.slowest], *([rank] for rank in ranks if rank.slowest)]
+
+
+def _rank_row(group: Sequence[RankNow]) -> tuple[str, ...]:
+    ranks = [rank.last for rank in group]
+    known = [(one.wait_seconds, one.step_seconds) for one in ranks]
+    waits = [100 * wait / step if wait is not None and step else None for wait, step in known]
+    seconds = [one.step_seconds for one in ranks if one.step_seconds is not None]
+    low, high = min(seconds, default=0.0), max(seconds, default=0.0)
+    speed = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g}-{high:.3g}"
+    notes = ["slowest"] if any(one.slowest for one in group) else []
+    notes += ["saving"] if any(one.saving for one in ranks) else []
+    return (
+        str(ranks[0].rank) if len(ranks) == 1 else plural(len(ranks), "rank"),
+        _names(list(dict.fromkeys(one.node for one in group))),
+        _range([one.step for one in ranks]),
+        speed if seconds else "?",
+        f"{_range(waits)} %",
+        ", ".join(notes),
+    )
+
+
+def _range(values: Sequence[float | None], unit: float = 1) -> str:
+    """Return the least and the most of values, or the one that all have; `?` if none is known."""
+    known = [f"{value / unit:.0f}" for value in sorted(one for one in values if one is not None)]
+    if not known:
+        return "?"
+    return known[0] if known[0] == known[-1] else f"{known[0]}-{known[-1]}"

@@ -1,0 +1,148 @@
+"""`hpcenv top` and the section `use` of `hpcenv report`: from files of samples, as the nodes write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from use_runs import BEGAN, run
+
+import hpcenv as api
+from hpcenv.records.files import write_text
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.samples import NodeSamples, samples_line
+from hpcenv.runs.entries import open_run
+from hpcenv.runs.report import report
+from hpcenv.runs.top import TopReader, lines, one_line
+
+Make = Callable[..., RunFolder]
+NOW = BEGAN + 600 + 9
+
+
+def put(folder: RunFolder, nodes: tuple[NodeSamples, ...], attempt: int = 0) -> RunFolder:
+    for node in nodes:
+        path = folder.samples_of(attempt, node.node)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(map(samples_line, node.samples)))
+    return folder
+
+
+def page(folder: RunFolder) -> str:
+    return "\n".join(lines(TopReader(open_run(folder.path)).read(NOW)))
+
+
+def idle(node: str, *gpus: int) -> Any:
+    return lambda name, _at, index: {"use": 0.0} if name == node and index in gpus else {}
+
+
+def test_the_page_of_a_node_with_its_slowest_rank(make: Make) -> None:
+    slow = lambda _n, _at, rank: {"step_seconds": 0.8} if rank == 1 else {}  # noqa: E731
+    text = page(put(make("a"), run(gpus=2, minutes=10, rank=slow)))
+    assert text == (
+        "a: 1 node, 2 GPUs, 2 ranks; newest sample 9 s old\n"
+        "\n"
+        "NODE  GPU USE %  GPU GB  W    CPUS  GB\n"
+        "n1    96 96      41/80   410  6/16  20/80\n"
+        "\n"
+        "RANK  NODE  STEP  S/STEP  DATA WAIT\n"
+        "0     n1    1200  0.5     2 %\n"
+        "1     n1    1200  0.8     1 %        slowest\n"
+        "\n"
+        "- rank 1 is 1.6 times slower than the median; no signal that was read explains\n"
+        "  it"
+    )
+
+
+def test_512_gpus_are_a_few_lines_of_80_columns_with_the_odd_node(make: Make) -> None:
+    text = page(put(make("a"), run(nodes=64, gpus=8, minutes=10, every=30, gpu=idle("n30", 6, 7))))
+    assert len(text.splitlines()) < 16 and max(map(len, text.splitlines())) <= 80
+    assert "n[1-29,31-64]  96  " in text and "n30            96 96 96 96 96 96 0 0" in text
+    assert "512 ranks  n[1-64]  1200" in text
+    assert "- 2 of 8 GPUs of n30 were idle (0 % use) for 10 of 10 minutes" in text
+
+
+def test_what_is_unknown_is_a_question_mark(make: Make) -> None:
+    nothing = dict.fromkeys(("use", "memory", "memory_total", "power", "clock", "ecc", "others")) | {"ranks": ()}
+    text = page(
+        put(make("a"), run(gpus=1, minutes=10, gpu=lambda *_: nothing, node=lambda *_: {"cpu": None, "cpus": None}))
+    )
+    assert "n1    ?          ?       ?  ?     20/80" in text
+    assert "- use of GPUs unknown" in text and "nothing odd" in text
+
+
+def test_a_run_without_samples_says_so(make: Make) -> None:
+    assert page(make("a")) == "a: no samples"
+    assert one_line(TopReader(open_run(make("b").path)).read(NOW)) == "b: no samples"
+
+
+def test_a_second_look_reads_what_is_new_and_no_half_line(make: Make) -> None:
+    folder = put(make("a"), run(minutes=5))
+    path, later = folder.samples_of(0, "n1"), run(minutes=6)[0].samples[30:]
+    reader = TopReader(open_run(folder.path))
+    assert reader.read(NOW).judgement.samples == 30
+    with path.open("a") as file:
+        file.write("".join(map(samples_line, later)).removesuffix("\n"))
+    assert reader.read(NOW).judgement.samples == 35
+    with path.open("a") as file:
+        file.write("\n")
+    assert reader.read(NOW).judgement.samples == 36
+    put(folder, run(minutes=2))  # a new file with the same name
+    assert reader.read(NOW).judgement.samples == 12
+
+
+def test_only_the_end_of_a_long_file_is_read(make: Make) -> None:
+    folder = put(make("a"), run(minutes=60, gpus=8))
+    made = TopReader(open_run(folder.path)).read(BEGAN + 60 * 60 + 1)
+    assert 20 < made.judgement.samples <= 90
+    assert made.judgement.unknown == () and made.nodes[0].last.at == BEGAN + 60 * 60
+
+
+def test_a_node_that_is_behind_and_hostile_names(make: Make) -> None:
+    folder = put(make("a"), run(nodes=1, minutes=10))
+    late = run(nodes=1, minutes=5)[0]
+    put(folder, (NodeSamples(node="n\x1b[2J", attempt=0, samples=late.samples),))
+    text = page(folder)
+    assert "of the node that is furthest behind 309 s" in text.replace("\n  ", " ")
+    assert "\x1b" not in text
+
+
+def test_the_report_has_the_section_of_the_newest_attempt(make: Make, tmp_path: Path) -> None:
+    folder = put(
+        put(make("a", cluster="local", job_id="local-1"), run(minutes=60)), run(minutes=60, gpu=idle("n1", 3)), 1
+    )
+    write_text(json.dumps({"schema": 1, "status": 0, "time": 1.0}), folder.finished)
+    made = report(tmp_path, str(folder.path), environ={})
+    assert "  use       1 node, 4 GPUs, 360 samples (GPUs 72 % used, 410 W each" in str(made)
+    assert "            1 of 4 GPUs of n1 was idle (0 % use) for 60 of 60 minutes\n" in str(made)
+    assert "            hint: look at what its rank does" in str(made)
+    assert max(len(line) for line in str(made).splitlines() if "idle" in line or "use " in line) <= 80
+
+
+def test_a_report_without_samples_has_no_section(make: Make, tmp_path: Path) -> None:
+    folder = make("a", cluster="local", job_id="local-1")
+    write_text(json.dumps({"schema": 1, "status": 0, "time": 1.0}), folder.finished)
+    made = report(tmp_path, str(folder.path), environ={})
+    assert "  use " not in str(made)
+
+
+def test_the_command_prints_plain_lines_and_json_into_a_pipe(make: Make, tmp_path: Path, hpcenv: Any) -> None:
+    put(make("a"), run(minutes=10))
+    done = hpcenv("top", "a", "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path)
+    assert done.status == 0 and "\x1b" not in done.stdout and "nothing odd" in done.stdout
+    found = json.loads(hpcenv("top", "a", "--runs-dir", str(tmp_path / "runs"), "--json", cwd=tmp_path).stdout)
+    assert found["data"]["runs"][0]["nodes"][0]["last"]["gpus"][0]["use"] == 96.0
+    assert api.top("a", project=tmp_path, runs_dir=str(tmp_path / "runs"))[0].judgement.sentences == ()
+
+
+def test_without_a_run_each_running_run_is_a_line(make: Make, tmp_path: Path, hpcenv: Any, fake_slurm: Any) -> None:
+    put(make("a", job_id="7"), run(minutes=10, gpu=idle("n1", 3)))
+    put(make("b", job_id="8"), run(minutes=10))
+    fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n8|PENDING|None||0:00\n")
+    made = hpcenv("top", "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path, environ=fake_slurm.environ)
+    assert made.stdout.startswith("a: 1 node, 4 GPUs, 4 ranks, ") and "b: " not in made.stdout
+    assert "1 of 4 GPUs of n1 was idle (0 % use) for 10 of 10 minutes" in made.stdout.replace("\n    ", " ")
+    fake_slurm.answers("squeue", "8|PENDING|None||0:00\n7|PENDING|None||0:00\n")
+    none = hpcenv("top", "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path, environ=fake_slurm.environ)
+    assert none.stdout == "" and "no run is running" in none.stderr
