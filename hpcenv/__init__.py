@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcenv.api.executor import AutoExecutor, Executor
     from hpcenv.api.job import Job, open_job
     from hpcenv.api.reproduce import reproduce
-    from hpcenv.api.run import cancel, diagnose, report, status
+    from hpcenv.api.run import cancel, diagnose, report, status, usage
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
     from hpcenv.locking.diff import diff
@@ -46,6 +46,7 @@ _WHERE = {
     "status": "hpcenv.api.run",
     "submit": "hpcenv.api.submit",
     "sweep": "hpcenv.api.submit",
+    "usage": "hpcenv.api.run",
     "verify": "hpcenv.api.environment",
 }
 
@@ -71,6 +72,7 @@ __all__ = [
     "status",
     "submit",
     "sweep",
+    "usage",
     "verify",
 ]
 
