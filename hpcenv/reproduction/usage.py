@@ -43,7 +43,7 @@ class UsageRow:
         energy: of the GPUs alone, in joules, for `energy_hours` of these.
         failed: how many of the runs failed.
         lost: hours of failed runs after their last checkpoint.
-        without_hours: runs that are not in `asked`: nobody knows how long they ran, or with how many GPUs.
+        without_hours: runs that are not in `asked`: how long they ran, or with how many GPUs, is not known.
         without_checkpoint: failed runs that are not in `lost`: hpcenv knows of no checkpoint of theirs.
         gone: runs whose folder is gone.
     """

@@ -13,7 +13,7 @@ _HEADER = ("RUNS", "ASKED", "USED", "IDLE", "UNKNOWN", "KWH", "FAILED", "LOST")
 
 
 def usage_lines(usage: Usage) -> Iterator[str]:
-    """Yield the lines of the page; names that are longer than their column have a line of their own."""
+    """Yield the lines of the page; a name that is longer than its column has one line alone."""
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(usage.since))
     yield f"GPU hours by {usage.by} since {since}"
     yield ""

@@ -27,7 +27,9 @@ svg .band { fill: var(--a); opacity: .25; stroke: none; } svg .median { fill: no
 figure figcaption { font-size: .9rem; margin-top: .8rem; }
 .small figure figcaption { font-size: .8rem; margin: 0; } .small svg { background: var(--panel); display: block; }
 svg .heat { stroke: var(--a); fill: none; } svg .none { fill: var(--panel); }
-@media print { main > figure svg { max-height: 17rem; } .small { grid-template-columns: repeat(4, 1fr); } svg .band, svg .heat, svg .none, .small svg {
+@media print { main > figure svg { max-height: 17rem; }
+  .small { grid-template-columns: repeat(4, 1fr); }
+  svg .band, svg .heat, svg .none, .small svg {
   print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 
