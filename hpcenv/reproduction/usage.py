@@ -135,11 +135,9 @@ def _sum(name: str, rows: Sequence[UsageRow]) -> UsageRow:
 
     hours = ("asked", "used", "idle", "unknown", "energy", "energy_hours", "lost")
     counts = ("runs", "failed", "without_hours", "without_checkpoint", "gone")
-    return replace(
-        UsageRow(name=name),
-        **{one: known(getattr(row, one) for row in rows) for one in hours},
-        **{one: sum(getattr(row, one) for row in rows) for one in counts},
-    )
+    sums: dict[str, Any] = {one: known(getattr(row, one) for row in rows) for one in hours}
+    sums |= {one: sum(getattr(row, one) for row in rows) for one in counts}
+    return UsageRow(name=name, **sums)
 
 
 # -- runs with a folder -------------------------------------------------------------------
