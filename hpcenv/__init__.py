@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcenv.api.executor import AutoExecutor, Executor
     from hpcenv.api.job import Job, open_job
     from hpcenv.api.reproduce import reproduce
-    from hpcenv.api.run import cancel, diagnose, report, status, top
+    from hpcenv.api.run import cancel, diagnose, report, status, top, usage
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
     from hpcenv.locking.diff import diff
@@ -47,6 +47,7 @@ _WHERE = {
     "submit": "hpcenv.api.submit",
     "sweep": "hpcenv.api.submit",
     "top": "hpcenv.api.run",
+    "usage": "hpcenv.api.run",
     "verify": "hpcenv.api.environment",
 }
 
@@ -73,6 +74,7 @@ __all__ = [
     "submit",
     "sweep",
     "top",
+    "usage",
     "verify",
 ]
 

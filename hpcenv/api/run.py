@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.api.here import project_folder
+from hpcenv.errors import UsageError
+from hpcenv.project import duration
 from hpcenv.records.files import read_file
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.reproduction.usage import By, Usage, read_usage
 from hpcenv.runs.cancel import cancel as cancel_run
 from hpcenv.runs.cancel import cancel_runs
 from hpcenv.runs.diagnose.diagnose import Diagnosed
@@ -156,6 +159,25 @@ def cancel(run: str | Path | None = None, *, project: str | Path = ".", runs_dir
         ToolFailed: it did not end, not even after KILL.
     """
     return cancel_run(project_folder(project), _word(run), environ=os.environ, pause=time.sleep, runs=runs_dir)
+
+
+def usage(since: str = "30d", *, by: By = "run", project: str | Path = ".", runs_dir: str | None = None) -> Usage:
+    """Sum the GPU hours of the project's runs: `hpcenv usage`.
+
+    Args:
+        since: how far back, as `30d` or `12h`.
+        by: what a row stands for.
+        project, runs_dir: as for `status`.
+
+    Raises:
+        RunNotFound: no project.
+        UsageError: `since` is no length of time.
+    """
+    try:
+        begin = time.time() - duration.parse(since, number="seconds")
+    except ValueError as error:
+        raise UsageError(f"since={since!r} {error}") from error
+    return read_usage(project_folder(project), environ=os.environ, since=begin, by=by, runs=runs_dir)
 
 
 def find_here(run: str | Path | None, project: str | Path, runs_dir: str | None) -> Submitted:

@@ -20,6 +20,7 @@ TASKS = {
         "logs": "Print a run's log; -f follows it.",
         "report": "Say what became of a run, with its verdict.",
         "diagnose": "Name the cause of a failure, from the logs.",
+        "usage": "Sum GPU hours, idle hours and energy of the runs.",
     },
     "Act on runs": {
         "run": "Run any command in the locked environment, after the check.",

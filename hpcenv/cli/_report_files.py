@@ -17,6 +17,7 @@ from hpcenv.reproduction.measured import Measured, read_measured
 from hpcenv.reproduction.record import RunRecord, record_of, with_energy
 from hpcenv.reproduction.report_origin import explained_lines, origin_rows
 from hpcenv.reproduction.run_page import RunPage, make_page
+from hpcenv.reproduction.use_over_time import read_use
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
 
@@ -51,13 +52,15 @@ def write(
 def _page(found: Run, made: RunRecord, measured: Measured, against: str | None, runs: str | None) -> RunPage:
     reference = None if against is None else find_run(_render.cwd(), against, runs=runs)
     origin = tuple(origin_rows(found.folder, made, None if reference is None else reference.folder, time.time()))
+    use = read_use(found.folder, made.attempts, measured)
     if reference is None:
-        return make_page(made, measured, origin=origin)
+        return make_page(made, measured, origin=origin, use=use)
     folders = str(reference.folder.path), str(found.folder.path)
     return make_page(
         made,
         measured,
         origin=origin,
+        use=use,
         explained=explained_lines(_render.cwd(), *folders, runs),
         other=read_measured(reference.folder),
         other_name=reference.manifest.run,

@@ -37,7 +37,7 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scale:
+class Scale:
     """From numbers to places in the picture."""
 
     low: float
@@ -46,6 +46,7 @@ class _Scale:
     end: float
 
     def place(self, value: float) -> float:
+        """Return the place of a value."""
         width = self.high - self.low
         return self.start + (self.end - self.start) * ((value - self.low) / width if width else 0.5)
 
@@ -83,13 +84,13 @@ def curves(
     """
     points = [(s, v) for one in found for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
     if not points:
-        return f"<p>{_text(title)}: no finite value to draw.</p>"
-    across = _Scale(low=min(s for s, _ in points), high=max(s for s, _ in points), start=_LEFT, end=_WIDTH - _RIGHT)
+        return f"<p>{shown_text(title)}: no finite value to draw.</p>"
+    across = Scale(low=min(s for s, _ in points), high=max(s for s, _ in points), start=_LEFT, end=_WIDTH - _RIGHT)
     lowest, highest = min(v for _, v in points), max(v for _, v in points)
     margin = (highest - lowest) * 0.04
-    up = _Scale(low=lowest - margin, high=highest + margin, start=_HEIGHT - _BOTTOM, end=_TOP)
+    up = Scale(low=lowest - margin, high=highest + margin, start=_HEIGHT - _BOTTOM, end=_TOP)
     body = [*_axes(across, up, label), *_mark(mark, across), *_lines(found, across, up), *_legend(found)]
-    return _svg(key, title, _described(title, found, mark, label), _HEIGHT, body)
+    return svg(key, title, _described(title, found, mark, label), _HEIGHT, body)
 
 
 def logarithmic(title: str, found: Sequence[Curve], *, key: str, mark: int | None = None) -> str:
@@ -115,16 +116,17 @@ def _described(title: str, found: Sequence[Curve], mark: int | None, label: Call
     return text + (f" The first difference is at step {mark}." if mark is not None else "")
 
 
-def _svg(key: str, title: str, description: str, height: int, body: Sequence[str]) -> str:
+def svg(key: str, title: str, description: str, height: int, body: Sequence[str]) -> str:
+    """Return a picture with a title and a description for a screen reader; `key` makes its ids unique."""
     return (
         f'<svg role="img" aria-labelledby="{key}-t {key}-d" viewBox="0 0 {_WIDTH} {height}">'
-        f'<title id="{key}-t">{_text(title)}</title><desc id="{key}-d">{_text(description)}</desc>'
+        f'<title id="{key}-t">{shown_text(title)}</title><desc id="{key}-d">{shown_text(description)}</desc>'
         + "".join(body)
         + "</svg>"
     )
 
 
-def _axes(across: _Scale, up: _Scale, label: Callable[[float], str]) -> Iterator[str]:
+def _axes(across: Scale, up: Scale, label: Callable[[float], str]) -> Iterator[str]:
     for value in up.ticks(5):
         y = up.place(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -138,7 +140,7 @@ def _axes(across: _Scale, up: _Scale, label: Callable[[float], str]) -> Iterator
     yield f'<text x="{(_LEFT + _WIDTH) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">step</text>'
 
 
-def _mark(mark: int | None, across: _Scale) -> Iterator[str]:
+def _mark(mark: int | None, across: Scale) -> Iterator[str]:
     if mark is None or not across.low <= mark <= across.high:
         return
     x = across.place(mark)
@@ -150,7 +152,7 @@ def _mark(mark: int | None, across: _Scale) -> Iterator[str]:
     )
 
 
-def _lines(found: Sequence[Curve], across: _Scale, up: _Scale) -> Iterator[str]:
+def _lines(found: Sequence[Curve], across: Scale, up: Scale) -> Iterator[str]:
     for number, one in enumerate(found[:2]):
         for part in _parts(one):
             places = [(across.place(step), up.place(value)) for step, value in part]
@@ -192,7 +194,7 @@ def _legend(found: Sequence[Curve]) -> Iterator[str]:
     for number, one in enumerate(found[:2]):
         x = _LEFT + 330 * number
         yield f'<line class="curve{number}" x1="{x}" x2="{x + 34}" y1="{y}" y2="{y}"/>'
-        yield f'<text x="{x + 42}" y="{y + 4}">{_text(one.name[:28])}</text>'
+        yield f'<text x="{x + 42}" y="{y + 4}">{shown_text(one.name[:28])}</text>'
 
 
 def timeline(spans: Sequence[Span], *, key: str) -> str:
@@ -201,16 +203,16 @@ def timeline(spans: Sequence[Span], *, key: str) -> str:
     if not known:
         return "<p>No times are recorded.</p>"
     start, end = min(one.begin for one in known), max(one.end for one in known)
-    across = _Scale(low=0.0, high=end - start, start=150, end=_WIDTH - 90)
+    across = Scale(low=0.0, high=end - start, start=150, end=_WIDTH - 90)
     height = 24 * len(known) + 10
     body = []
     for number, one in enumerate(known):
         y, left, right = 24 * number + 6, across.place(one.begin - start), across.place(one.end - start)
-        body.append(f'<text x="142" y="{y + 13}" text-anchor="end">{_text(one.name[:22])}</text>')
+        body.append(f'<text x="142" y="{y + 13}" text-anchor="end">{shown_text(one.name[:22])}</text>')
         body.append(f'<rect class="span" x="{left:.1f}" y="{y}" width="{max(1.0, right - left):.1f}" height="16"/>')
         body.append(f'<text x="{right + 6:.1f}" y="{y + 13}">{duration(one.end - one.begin)}</text>')
     told = "; ".join(f"{one.name}: {duration(one.end - one.begin)}" for one in known)
-    return _svg(key, "Timeline", f"{told}.", height, body)
+    return svg(key, "Timeline", f"{told}.", height, body)
 
 
 def duration(seconds: float) -> str:
@@ -220,6 +222,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _text(text: str) -> str:
+def shown_text(text: str) -> str:
     """Return text for XML: no control character, which XML does not allow, and no markup."""
     return escape(visible(text), quote=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from hpcenv.judge.verdict_table import shorten
-from hpcenv.reproduction import compare_text, plot
+from hpcenv.reproduction import compare_text, plot, use_pictures
 from hpcenv.reproduction.causes import Cause
 from hpcenv.reproduction.compare import RunComparison
 from hpcenv.reproduction.run_page import PlotContent, RunPage
@@ -63,7 +63,7 @@ def render(page: RunPage) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{_text(page.title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{_text(page.title)}</title>\n<style>{_STYLE}{use_pictures.STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 
@@ -78,6 +78,9 @@ def _body(page: RunPage) -> Iterator[str]:
         yield "<h2>Curves</h2>"
         for number, one in enumerate(page.plots):
             yield from _plot(one, number)
+    if page.use is not None:
+        yield "<h2>Use over time</h2>"
+        yield from use_pictures.pictures(page.use)
     if page.comparison is not None:
         yield from _comparison(page.comparison)
         yield "<h2>The first operation that differs</h2>"

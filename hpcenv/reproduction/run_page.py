@@ -17,6 +17,7 @@ from hpcenv.reproduction.measured import OF_RANKS, Measured
 from hpcenv.reproduction.plot import Curve, Span, duration
 from hpcenv.reproduction.record import RunRecord
 from hpcenv.reproduction.series import Series
+from hpcenv.reproduction.use_over_time import UseOverTime
 from hpcenv.text import plural
 
 # Plots, and rows of a table of values.
@@ -52,6 +53,7 @@ class RunPage:
         explained: lines of what `compare --explain-op` says; empty without a comparison.
         nodes: header, and one row for each node.
         checklist: question and answer of a paper's checklist; an empty answer is not known.
+        use: what it used over time; None without samples.
     """
 
     title: str
@@ -67,6 +69,7 @@ class RunPage:
     again: tuple[str, ...]
     checklist: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    use: UseOverTime | None = None
 
 
 def make_page(
@@ -78,6 +81,7 @@ def make_page(
     comparison: RunComparison | None = None,
     origin: Sequence[tuple[str, str]] = (),
     explained: Sequence[str] = (),
+    use: UseOverTime | None = None,
 ) -> RunPage:
     """Return the content of the report of a run.
 
@@ -86,6 +90,7 @@ def make_page(
         other, other_name: of the reference, if there is a comparison, which has the usual tolerance.
         origin: more rows of the summary, see `report_origin.py`.
         explained: lines of what `compare --explain-op` says.
+        use: what the run used over time.
     """
     return RunPage(
         title=record.run if comparison is None else f"{record.run} against {other_name}",
@@ -103,6 +108,7 @@ def make_page(
         again=tuple(_again(record)),
         checklist=tuple(_checklist(record)),
         notes=(*measured.findings, *record.notes),
+        use=use,
     )
 
 

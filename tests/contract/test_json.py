@@ -37,6 +37,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "clean": (("clean", "x"), "run-not-found"),
     "report": (("report",), "run-not-found"),
     "diagnose": (("diagnose", "x"), "run-not-found"),
+    "usage": (("usage",), "run-not-found"),
     "export": (("export", "requirements"), "spec-invalid"),
     "verify": (("verify",), "spec-invalid"),
     "explain": (("explain", "torch.vresion"), "usage"),

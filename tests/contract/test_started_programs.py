@@ -238,6 +238,7 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("submit", "--entry", "axolotl", *SUBMIT[2:], "--dry-run"),
         (*SUBMIT, "--export", "out"),
     ),
+    "usage": (("usage",),),
     "verify": (("verify",), ("verify", "--nodes", "2"), ("verify", "--deep"), ("verify", "--sif", "a.sif")),
     "wait": (("wait", "{run}", "--timeout", "1s"),),
 }
