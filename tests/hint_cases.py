@@ -345,7 +345,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/registry/blobs.py: hpcenv image prune": _DISK,
     "image/registry/refusals.py: docker login *": "docker is not on the testbed, and it asks for a password",
     "image/registry/refusals.py: hpcenv image pull --plain-http * *": "a pull over http: followed for image_path.py",
-    "image/store/free_space.py: hpcenv image prune": _DISK,
+    "image/free_space.py: hpcenv image prune": _DISK,
     "image/store/store.py: hpcenv image prune --all": "two users must change one store at the same time",
     "image/store/store_folder.py: hpcenv image pull REFERENCE": "the same pull is followed for locking/image_path.py",
     "image/verify.py: hpcenv image pull * *": _DAMAGED_IMAGE,
