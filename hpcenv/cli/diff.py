@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 
 import click
@@ -52,7 +53,7 @@ def command(left: str, right: str, determinism: Profile | None, runs_dir: str | 
     its lockfile; the stricter side counts. Ends with 26 when a field that must match
     differs, or when a run has no result, otherwise with 0.
     """
-    result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir)
+    result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir, environ=os.environ)
     status = Status.DIFFERENT if result.blocking else 0
     if as_json:
         _render.verdict_on("diff", result, ok=not result.blocking)

@@ -55,27 +55,15 @@ def diff(
     project: str | Path = ".",
     determinism: Profile | None = None,
     runs_dir: str | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
 ) -> DiffResult:
-    """Say what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
-
-    Each side has the severities of its lockfile: [policy] and profile. The stricter one counts.
+    """Say what differs, as `hpcenv.diff` tells it (api/environment.py).
 
     Args:
-        left, right: each a lockfile's path, the name of one of the project's lockfiles, one of these as it was in a
-            commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
-        project: a folder of the project; relative paths begin there.
-        determinism: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
-        runs_dir: folder of runs, if not the project's.
-        environ: environment variables for git; None for those of this process.
-
-    Raises:
-        UsageError: one of the two is neither a lockfile nor a run, or no such lockfile is in the commit.
-        ToolMissing: a commit is named, and git is not on PATH.
+        environ: environment variables for git.
     """
-    variables = os.environ if environ is None else environ
     start, names = Path(project), (str(left), str(right))
-    sides = [_read_side(start, name, determinism, runs=runs_dir, environ=variables) for name in names]
+    sides = [_read_side(start, name, determinism, runs=runs_dir, environ=environ) for name in names]
     both_runs = all(side.of_run is not None for side in sides)
     # A lockfile knows nothing of nodes, command and code: against it, only a run's environment is compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]

@@ -263,7 +263,8 @@ def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cau
 def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, ...], tuple[str, ...]]:
     """Return what differs between the runs beside their results, and what no record holds."""
     try:
-        found = diff(str(reference.folder), str(other.folder), project=start)
+        # Both are folders of runs: git is not asked, so it needs no variables.
+        found = diff(str(reference.folder), str(other.folder), project=start, environ={})
     except HpcenvError as error:
         return (), (f"the environments of the runs: {error.what}",)
     return found.changes, found.not_compared
