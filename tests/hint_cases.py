@@ -218,13 +218,13 @@ CASES: tuple[Case, ...] = (
     Case(
         "an option that srun does not have",
         ("submit", "train.py", *ONE, "--srun", "xyzzy=1"),
-        places=("submission/preflight.py: srun --help",),
+        places=("submission/early_checks.py: srun --help",),
     ),
     Case(
         "a script that cannot be read",
         ("submit", "train.py", *ONE),
         "chmod 000 train.py",
-        ("submission/preflight.py: ls -l *",),
+        ("submission/early_checks.py: ls -l *",),
     ),
     Case(
         "a lockfile that cannot be read",
@@ -377,7 +377,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "recipes/pinned_packages.py: hpcenv export pylock": _NETWORK,
     "runs/cancel.py: hpcenv status *": "a process must wait for a disk that does not answer",
     "runs/find.py: ls -ld *": "it shows the permissions that are missing; followed for project/workspace.py",
-    "submission/preflight.py: chmod 600 *": "it changes a file of the user",
+    "submission/early_checks.py: chmod 600 *": "it changes a file of the user",
     "runs/attach.py: hpcenv attach * -- COMMAND": "it needs a run that trains; tests/cluster/test_follow.py attaches",
     "runs/attach.py: hpcenv logs -f *": "it needs a run that is being checked; `logs -f` is followed for runs/wait.py",
     "runs/lost.py: scontrol show job *": "the run folder of a running job must be gone",

@@ -1,4 +1,7 @@
-"""Make, check, compare and verify a lockfile: `hpcenv init`, `lock`, `diff` and `verify` in Python. Runs on: LOGIN NODE."""
+"""Make, check, compare and verify a lockfile from Python: `hpcenv init`, `lock`, `diff`, `verify`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
