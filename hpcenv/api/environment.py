@@ -16,8 +16,8 @@ from hpcenv.locking import lock as locking
 from hpcenv.locking.diff import DiffResult
 from hpcenv.locking.init import InitResult
 from hpcenv.locking.lock import CheckResult, LockOptions, LockResult
-from hpcenv.project.fields import Profile
 from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.records.manifest import DeterminismProfile
 from hpcenv.submission.verify_nodes import Verified, options_to_verify, verify_environment
 
 
@@ -177,7 +177,7 @@ def diff(
     right: str | Path,
     *,
     project: str | Path = ".",
-    determinism: Profile | None = None,
+    determinism: DeterminismProfile | None = None,
     runs_dir: str | None = None,
 ) -> DiffResult:
     """Say what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.

@@ -14,8 +14,7 @@ from hpcenv.errors import Status
 from hpcenv.judge.verdict_table import shorten
 from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
-from hpcenv.project.fields import Profile
-from hpcenv.records.manifest import DETERMINISM_PROFILES
+from hpcenv.records.manifest import DETERMINISM_PROFILES, DeterminismProfile
 from hpcenv.text import cut, plural, wrap
 
 _WIDEST = 100
@@ -44,7 +43,7 @@ _TITLES = {
 )
 @click.option("--runs-dir", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
-def command(left: str, right: str, determinism: Profile | None, runs_dir: str | None, as_json: bool) -> int:
+def command(left: str, right: str, determinism: DeterminismProfile | None, runs_dir: str | None, as_json: bool) -> int:
     """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
     LEFT and RIGHT are each a lockfile's path or name, REV:NAME for a lockfile as it was in

@@ -14,13 +14,12 @@ from hpcenv.errors import Command, RecordInvalid, ToolFailed, UsageError
 from hpcenv.locking import difference as diff_model
 from hpcenv.locking.difference import Change
 from hpcenv.project import git
-from hpcenv.project.fields import Profile
 from hpcenv.project.lockfile import Lockfile, compares_gpus, severities_of
 from hpcenv.project.workspace import LONGEST_LOCKFILE, find_lockfile, open_workspace, parse_lockfile, read_lockfile
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
 from hpcenv.records.listing import Listing
-from hpcenv.records.manifest import Value
+from hpcenv.records.manifest import DeterminismProfile, Value
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities, strictest
 from hpcenv.records.verdict import Verdict
@@ -53,7 +52,7 @@ def diff(
     right: str | Path,
     *,
     project: str | Path = ".",
-    determinism: Profile | None = None,
+    determinism: DeterminismProfile | None = None,
     runs_dir: str | None = None,
     environ: Mapping[str, str],
 ) -> DiffResult:
@@ -104,7 +103,7 @@ class _Side:
 
 
 def _read_side(
-    start: Path, name: str, profile: Profile | None, *, runs: str | None, environ: Mapping[str, str]
+    start: Path, name: str, profile: DeterminismProfile | None, *, runs: str | None, environ: Mapping[str, str]
 ) -> _Side:
     path = Path(os.path.abspath(start / name))
     lockfile = path if path.is_file() else _named_lockfile(start, name)
