@@ -23,7 +23,7 @@ from hpcenv.image.reference import LayeredImage, Platform, Reference
 from hpcenv.image.registry import source as sources
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
-from hpcenv.image.store.record import ImageRecord
+from hpcenv.image.store.sif_record import ImageRecord
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_place, place_exists
 from hpcenv.progress import Event, OnEvent

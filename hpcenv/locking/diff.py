@@ -16,9 +16,9 @@ from hpcenv.locking.difference import Change
 from hpcenv.project import git
 from hpcenv.project.lockfile import Lockfile, compares_gpus, severities_of
 from hpcenv.project.workspace import LONGEST_LOCKFILE, find_lockfile, open_workspace, parse_lockfile, read_lockfile
+from hpcenv.records.code_listing import Listing
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import DeterminismProfile, Value
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities, strictest

@@ -13,7 +13,7 @@ import functools
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from hpcenv.judge.checks.table import CHECKS
+from hpcenv.judge.checks.check_table import CHECKS
 from hpcenv.records.manifest import DeterminismProfile, Severity
 from hpcenv.records.severities import fits
 

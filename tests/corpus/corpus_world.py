@@ -54,7 +54,7 @@ from hpcenv.records.verdict import Finding, Verdict
 from hpcenv.submission import node_code
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
-from hpcenv.submission.verify import verify
+from hpcenv.submission.verify_here import verify
 
 TESTS = Path(__file__).resolve().parents[1]
 GCC = shutil.which("gcc") or shutil.which("cc")

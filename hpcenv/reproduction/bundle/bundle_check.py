@@ -16,8 +16,8 @@ from hpcenv.progress import OnEvent, ignore
 from hpcenv.project import stale
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.workspace import parse_lockfile
+from hpcenv.records.code_listing import LINK, Listing, digest_of
 from hpcenv.records.codec import decode_record
-from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle.archive import SUMS, Archive, counted

@@ -26,7 +26,7 @@ from hpcenv.errors import (
 )
 from hpcenv.facts import facts
 from hpcenv.judge import decide
-from hpcenv.judge.compat.table import PACKAGED
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.judge.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.locking import same_tree
 from hpcenv.locking.environment import container_environment, host_environment
