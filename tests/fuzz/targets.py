@@ -39,6 +39,7 @@ from hpcenv.locking.pins import cross_check as pin_check
 from hpcenv.locking.pins import formats, install_report
 from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.locking.wheels import proof as wheels
+from hpcenv.locking.wheels import wheel_record
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.spec import Project
 from hpcenv.project.workspace import read_lockfile
