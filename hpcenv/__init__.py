@@ -13,14 +13,13 @@ from hpcenv.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from hpcenv.api.environment import check_lock, init, lock, verify
+    from hpcenv.api.environment import check_lock, diff, init, lock, verify
     from hpcenv.api.executor import AutoExecutor, Executor
     from hpcenv.api.job import Job, open_job
     from hpcenv.api.reproduce import reproduce
     from hpcenv.api.run import cancel, diagnose, report, status, top, usage
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
-    from hpcenv.locking.diff import diff
     from hpcenv.reproduction.bundle.make import bundle
     from hpcenv.reproduction.compare import compare
     from hpcenv.survey.compatibility import compat
@@ -36,7 +35,7 @@ _WHERE = {
     "compare": "hpcenv.reproduction.compare",
     "compat": "hpcenv.survey.compatibility",
     "diagnose": "hpcenv.api.run",
-    "diff": "hpcenv.locking.diff",
+    "diff": "hpcenv.api.environment",
     "init": "hpcenv.api.environment",
     "lock": "hpcenv.api.environment",
     "open_job": "hpcenv.api.job",

@@ -1,4 +1,7 @@
-"""Make, check and verify a lockfile from Python: `hpcenv init`, `lock` and `verify`. Runs on: LOGIN NODE."""
+"""Make, check, compare and verify a lockfile from Python: `hpcenv init`, `lock`, `diff`, `verify`.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcenv.api.here import open_here, project_folder, require_accepted
+from hpcenv.locking import diff as differing
 from hpcenv.locking import init as initial
 from hpcenv.locking import lock as locking
+from hpcenv.locking.diff import DiffResult
 from hpcenv.locking.init import InitResult
 from hpcenv.locking.lock import CheckResult, LockOptions, LockResult
 from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.records.manifest import DeterminismProfile
 from hpcenv.submission.verify_nodes import Verified, options_to_verify, verify_environment
 
 
@@ -164,3 +170,29 @@ def verify(
     workspace, context = open_here(project, ("hpcenv.verify",))
     require_accepted(workspace, accept)
     return verify_environment(workspace, wanted, context, sif=sif)
+
+
+def diff(
+    left: str | Path,
+    right: str | Path,
+    *,
+    project: str | Path = ".",
+    determinism: DeterminismProfile | None = None,
+    runs_dir: str | None = None,
+) -> DiffResult:
+    """Say what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
+
+    Each side has the severities of its lockfile: [policy] and profile. The stricter one counts.
+
+    Args:
+        left, right: each a lockfile's path, the name of one of the project's lockfiles, one of these as it was in a
+            commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
+        project: a folder of the project; relative paths begin there.
+        determinism: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
+        runs_dir: folder of runs, if not the project's.
+
+    Raises:
+        UsageError: one of the two is neither a lockfile nor a run, or no such lockfile is in the commit.
+        ToolMissing: a commit is named, and git is not on PATH.
+    """
+    return differing.diff(left, right, project=project, determinism=determinism, runs_dir=runs_dir, environ=os.environ)

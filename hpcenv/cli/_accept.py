@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import click
 
 from hpcenv.cli import _render
 from hpcenv.cli._help_all import RareOption
-from hpcenv.errors import Command as HintCommand
-from hpcenv.errors import FileUnusable, NotAccepted
+from hpcenv.errors import Command, FileUnusable, NotAccepted
 from hpcenv.project import acceptance
 from hpcenv.project.acceptance import Asked, Review
 from hpcenv.project.workspace import SPEC_NAME, Workspace
@@ -22,13 +20,11 @@ from hpcenv.records.variables import recorded_command
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import SubmitOptions
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 # Commands of two words.
 _GROUPS = ("data", "image")
 
 
-def option(command: Command) -> Command:
+def option(command: _render.Decorated) -> _render.Decorated:
     """Give a command `--accept`."""
     text = "Accept what the project asks of this machine, by the digest of that list."
     return click.option("--accept", cls=RareOption, metavar="DIGEST", help=text)(command)
@@ -69,11 +65,11 @@ def _require(workspace: Workspace, asked: Sequence[Asked], given: str | None, *,
         _ask(workspace, asked, new)
 
 
-def _accepting(digest: str) -> HintCommand:
+def _accepting(digest: str) -> Command:
     """Return the command that was typed, with `--accept`."""
     words = recorded_command(_render.without_accept(sys.argv[1:]))
     verb = 2 if words[:1] and words[0] in _GROUPS else 1
-    return HintCommand("hpcenv", *words[:verb], "--accept", digest, *words[verb:])
+    return Command("hpcenv", *words[:verb], "--accept", digest, *words[verb:])
 
 
 def _ask(workspace: Workspace, asked: Sequence[Asked], new: Sequence[Asked]) -> None:

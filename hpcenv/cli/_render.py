@@ -21,8 +21,7 @@ from hpcenv.cli import _errors
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._help_all import RareOption
 from hpcenv.cli._terminal import clean_text
-from hpcenv.errors import Command as HintCommand
-from hpcenv.errors import Hint, HpcenvError, Interrupted, UsageError, render_hint
+from hpcenv.errors import Command, Hint, HpcenvError, Interrupted, UsageError, render_hint
 from hpcenv.project import context as project_context
 from hpcenv.project import document
 from hpcenv.project.context import Context
@@ -31,16 +30,16 @@ from hpcenv.project.workspace import SPEC_NAME, TO_BEGIN, Workspace, open_worksp
 from hpcenv.submission.choose_store import find_store
 
 Error = TypeVar("Error", bound=HpcenvError)
-Command = TypeVar("Command", bound=Callable[..., Any])
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-def json_option(command: Command) -> Command:
+def json_option(command: Decorated) -> Decorated:
     """Give a command `--json`."""
     with_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
     return with_json(command)
 
 
-def run_argument(command: Command) -> Command:
+def run_argument(command: Decorated) -> Decorated:
     """Give a command the argument RUN and the option --runs-dir."""
     argument = click.argument("run", required=False, shell_complete=run_names)
     runs = click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
@@ -118,11 +117,11 @@ def cache_folder() -> Path:
 _WITH_STORE = ("build", "inspect", "list", "prune", "pull", "verify")
 
 
-def _with_options(part: str | HintCommand, options: tuple[str, ...]) -> str | HintCommand:
-    takes_store = isinstance(part, HintCommand) and (
+def _with_options(part: str | Command, options: tuple[str, ...]) -> str | Command:
+    takes_store = isinstance(part, Command) and (
         (part[:2] == ("hpcenv", "image") and part[2] in _WITH_STORE) or part[:3] == ("hpcenv", "data", "fetch")
     )
-    return HintCommand(*part[:3], *options, *part[3:]) if takes_store and "--store" not in part else part
+    return Command(*part[:3], *options, *part[3:]) if takes_store and "--store" not in part else part
 
 
 class Where:
@@ -172,11 +171,11 @@ class Where:
         """Return an error whose hint names the store in each command that takes `--store`."""
         return error.changed(hint=self._with_options(error.hint_parts))
 
-    def text(self, *parts: str | HintCommand) -> str:
+    def text(self, *parts: str | Command) -> str:
         """Return text whose commands name the store."""
         return render_hint(self._with_options(parts))
 
-    def _with_options(self, parts: tuple[str | HintCommand, ...]) -> tuple[str | HintCommand, ...]:
+    def _with_options(self, parts: tuple[str | Command, ...]) -> tuple[str | Command, ...]:
         options = self.options()
         return tuple(_with_options(part, options) for part in parts)
 
@@ -204,7 +203,7 @@ def _default_store(root: Path | None, site: str | None) -> tuple[Path, str]:
     return find_store(context, root, site)
 
 
-def store_option(command: Command) -> Command:
+def store_option(command: Decorated) -> Decorated:
     """Give a command --store and --trust; it gets them as `where`."""
 
     @functools.wraps(command)
@@ -219,7 +218,7 @@ def store_option(command: Command) -> Command:
     store = click.option("--store", metavar="DIR", help="Where images are kept, if not HPCENV_STORE or the project's.")
     text = "Use the folder of --store also if this user owns it."
     owners = click.option("--trust", cls=RareOption, metavar="USER", multiple=True, help=text)
-    return cast("Command", store(owners(with_place)))
+    return cast("Decorated", store(owners(with_place)))
 
 
 def open_project(start: Path | None = None, *, script: str | None = None) -> Workspace:

@@ -14,9 +14,9 @@ from hpcenv.records.files import write_text
 from hpcenv.reproduction import report_html, report_markdown
 from hpcenv.reproduction.compare import compare_runs
 from hpcenv.reproduction.measured import Measured, read_measured
-from hpcenv.reproduction.record import RunRecord, record_of, with_energy
 from hpcenv.reproduction.report_origin import explained_lines, origin_rows
 from hpcenv.reproduction.run_page import RunPage, make_page
+from hpcenv.reproduction.run_record import RunRecord, record_of, with_energy
 from hpcenv.reproduction.use_over_time import read_use
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run

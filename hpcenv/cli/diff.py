@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 
 import click
@@ -13,8 +14,7 @@ from hpcenv.errors import Status
 from hpcenv.judge.verdict_table import shorten
 from hpcenv.locking.diff import diff
 from hpcenv.locking.difference import Change
-from hpcenv.project.fields import Profile
-from hpcenv.records.manifest import DETERMINISM_PROFILES
+from hpcenv.records.manifest import DETERMINISM_PROFILES, DeterminismProfile
 from hpcenv.text import cut, plural, wrap
 
 _WIDEST = 100
@@ -43,7 +43,7 @@ _TITLES = {
 )
 @click.option("--runs-dir", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
-def command(left: str, right: str, determinism: Profile | None, runs_dir: str | None, as_json: bool) -> int:
+def command(left: str, right: str, determinism: DeterminismProfile | None, runs_dir: str | None, as_json: bool) -> int:
     """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
     LEFT and RIGHT are each a lockfile's path or name, REV:NAME for a lockfile as it was in
@@ -52,7 +52,7 @@ def command(left: str, right: str, determinism: Profile | None, runs_dir: str | 
     its lockfile; the stricter side counts. Ends with 26 when a field that must match
     differs, or when a run has no result, otherwise with 0.
     """
-    result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir)
+    result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir, environ=os.environ)
     status = Status.DIFFERENT if result.blocking else 0
     if as_json:
         _render.verdict_on("diff", result, ok=not result.blocking)

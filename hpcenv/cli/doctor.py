@@ -21,7 +21,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission.request import SubmitOptions, parse_flags, preflight_options
 from hpcenv.submission.submit import SubmitResult
-from hpcenv.submission.verify import outcome
+from hpcenv.submission.verify_here import outcome
 from hpcenv.submission.verify_nodes import verify_nodes
 from hpcenv.survey.checked import of_job, render
 from hpcenv.survey.here import check_this_machine

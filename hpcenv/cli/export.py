@@ -9,8 +9,7 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.cli._complete import lockfile_names
-from hpcenv.locking.export import export
-from hpcenv.locking.exporter import exporters
+from hpcenv.locking.export import export, exporters
 
 _FORMATS = exporters()
 _HELP = """Write the lockfile in another tool's format.

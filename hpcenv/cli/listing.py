@@ -12,7 +12,7 @@ import click
 from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.judge.first_failure import FirstFailure
-from hpcenv.runs.listing import RunLine, list_lines
+from hpcenv.runs.run_list import RunLine, list_lines
 from hpcenv.text import cut
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from hpcenv.cli.listing import table
 from hpcenv.errors import RunNotFound
 from hpcenv.runs.entries import Sweep, Unrecorded
 from hpcenv.runs.find import find_any
-from hpcenv.runs.listing import lines_of
 from hpcenv.runs.lost import LostRun, find_lost
 from hpcenv.runs.report_text import state_lines
+from hpcenv.runs.run_list import lines_of
 from hpcenv.runs.status import RunStatus, read_status, with_queue
 
 

@@ -14,7 +14,7 @@ from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
 from hpcenv.judge import verdict_table
 from hpcenv.submission.submit import SubmitResult
-from hpcenv.submission.verify import outcome
+from hpcenv.submission.verify_here import outcome
 from hpcenv.submission.verify_nodes import options_to_verify, verify_environment
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hpcenv.errors import HpcenvError
 from hpcenv.facts import fabric_checks, gpu_checks, net_checks, pci_checks, places
-from hpcenv.judge.checks.table import BY_ID, Check, at_level
+from hpcenv.judge.checks.check_table import BY_ID, Check, at_level
 from hpcenv.machine import host_glibc, limits
 from hpcenv.machine.gpus import GpuFacts
 from hpcenv.machine.this_node import ThisNode

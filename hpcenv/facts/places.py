@@ -25,7 +25,7 @@ from typing import Any
 
 from hpcenv import process
 from hpcenv.errors import EnvironmentUnreadable
-from hpcenv.judge.checks.table import BY_ID
+from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.records.checks import CheckOutcome, CheckState
 from hpcenv.records.manifest import Manifest
 from hpcenv.text import plural

@@ -27,11 +27,11 @@ from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from hpcenv.errors import DataUnavailable, FileUnusable
-from hpcenv.hub import listing
+from hpcenv.hub import repository_files
 from hpcenv.hub.access import HubAccess
 from hpcenv.hub.guard import Guard
-from hpcenv.hub.listing import HubFile
 from hpcenv.hub.refusals import HubRefusals
+from hpcenv.hub.repository_files import HubFile
 from hpcenv.project.hub_reference import HubReference
 from hpcenv.version import VERSION
 
@@ -104,7 +104,7 @@ class HubClient:
         Raises:
             DataUnavailable: as `resolve_commit`; or a name or a size cannot be used.
         """
-        return listing.parse_entries(self._entries(wanted), origin=f"`{wanted}`")
+        return repository_files.parse_entries(self._entries(wanted), origin=f"`{wanted}`")
 
     def _entries(self, wanted: HubReference) -> Iterator[RepoFile | RepoFolder]:
         with self._explained(wanted):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcenv.errors import DataUnavailable
-from hpcenv.hub.listing import HubFile
+from hpcenv.hub.repository_files import HubFile
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.project.hub_reference import HubReference
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from hpcenv import filesystem, size
 from hpcenv.errors import Command, DataUnavailable, ToolMissing
-from hpcenv.hub import listing
+from hpcenv.hub import repository_files
 from hpcenv.hub import tree as trees
 from hpcenv.hub.access import HubAccess
 from hpcenv.hub.download import blob_path, download_all, read_digest
-from hpcenv.hub.listing import HubFile
+from hpcenv.hub.repository_files import HubFile
 from hpcenv.hub.tree import HubTree, TreeFile, TreeRecord
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent, ignore
@@ -177,7 +177,7 @@ def _list_files(
     on_event(Event(phase="resolve", what=str(wanted)))
     # The library repeats requests for a list during half a minute; this request fails at once, and says why.
     client.resolve_commit(wanted)
-    return listing.select(client.list_files(wanted), patterns, origin=f"`{wanted}`")
+    return repository_files.select(client.list_files(wanted), patterns, origin=f"`{wanted}`")
 
 
 def _fetch_blobs(

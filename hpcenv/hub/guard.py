@@ -19,7 +19,7 @@ import httpx2
 from hpcenv.errors import DataUnavailable
 from hpcenv.image.registry.refusals import one_line
 
-# The hub sends 1000 entries in a page. 100,000 files (hub/listing.py) and their folders need fewer pages than this.
+# The hub sends 1000 entries in a page. 100,000 files (hub/repository_files.py) and their folders need fewer pages.
 MOST_PAGES = 300
 _MOST_BYTES = 64 << 20
 _LONGEST_PAUSE = 10

@@ -17,9 +17,9 @@ from typing import Literal
 
 from hpcenv import text
 from hpcenv.errors import RecordInvalid
-from hpcenv.records import listing
+from hpcenv.records import code_listing
+from hpcenv.records.code_listing import BYTECODE, CopyAfterAttempt, Listing, is_importable
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.listing import BYTECODE, CopyAfterAttempt, Listing, is_importable
 from hpcenv.records.manifest import Source
 from hpcenv.records.run_folder import RunFolder
 
@@ -37,7 +37,7 @@ def find_digest(source: Source, run: RunFolder, extent: Extent = "all") -> str:
         RecordInvalid, OSError: the listing or a file cannot be read.
     """
     listed = load_record(Listing, run.listing)
-    if listing.digest_of(listed.files) != source.digest:
+    if code_listing.digest_of(listed.files) != source.digest:
         return "another source.json"
     after = _read_after(run)
     first = not os.path.lexists(run.attempts)
@@ -76,10 +76,10 @@ def find_hook_digest(run: RunFolder) -> str:
         OSError: a file cannot be read.
     """
     found = (
-        path.partition("/")[2] for path, entry in listing.walk(run.path, run.start_hook.name) if not entry.is_dir()
+        path.partition("/")[2] for path, entry in code_listing.walk(run.path, run.start_hook.name) if not entry.is_dir()
     )
     files = [path for path in found if BYTECODE not in path.split("/")]
-    return listing.digest_of({path: listing.content_of(str(run.start_hook / path)) for path in files})
+    return code_listing.digest_of({path: code_listing.content_of(str(run.start_hook / path)) for path in files})
 
 
 def _read_after(run: RunFolder) -> CopyAfterAttempt | None:
@@ -91,7 +91,7 @@ def _changed(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *,
     for path, content in listed.files.items():
         if not strict and not is_importable(path):
             continue
-        if listing.content_of(os.path.join(run.path, path)) != left.get(path, content):
+        if code_listing.content_of(os.path.join(run.path, path)) != left.get(path, content):
             yield path
 
 
@@ -105,7 +105,7 @@ def _relinked(listed: Listing, run: RunFolder) -> Iterator[str]:
 def _added(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, first: bool) -> Iterator[str]:
     left = {} if after is None else after.changed
     for path in importable_extras(listed, run, with_bytecode=first):
-        if left.get(path) != listing.content_of(os.path.join(run.path, path)):
+        if left.get(path) != code_listing.content_of(os.path.join(run.path, path)):
             yield path
 
 
@@ -143,7 +143,7 @@ def extras(listed: Listing, run: RunFolder) -> Iterator[tuple[str, os.DirEntry[s
         OSError: a folder cannot be read.
     """
     for part in run.parts_of_copy():
-        for path, entry in listing.walk(run.path, part):
+        for path, entry in code_listing.walk(run.path, part):
             if path not in listed.files and path not in listed.live:
                 yield path, entry
 
@@ -162,12 +162,12 @@ def note_after(run: RunFolder, *, schema: int, started: float) -> CopyAfterAttem
             place = os.path.join(run.path, path)
             if _untouched_since(place, started - _SECONDS_BETWEEN_CLOCKS):
                 continue
-            now = listing.content_of(place)
+            now = code_listing.content_of(place)
             changed.pop(path, None)
             if now != content:
                 changed[path] = now
         for path in importable_extras(listed, run, with_bytecode=False):
-            changed[path] = listing.content_of(os.path.join(run.path, path))
+            changed[path] = code_listing.content_of(os.path.join(run.path, path))
     except (OSError, RecordInvalid):
         return None
     return CopyAfterAttempt(schema=schema, started=started, changed=changed)
@@ -213,7 +213,7 @@ def make_own_copy(source: Source, run: RunFolder) -> None:
             continue
         aside = f".{part}.{os.getpid()}.tmp"
         os.mkdir(run.path / aside)
-        for path, entry in listing.walk(shared.path, part):
+        for path, entry in code_listing.walk(shared.path, part):
             _copy(path, entry, run.path / aside / path.partition("/")[2], listed)
         os.rename(run.path / aside, target)
     save_record(listed, run.listing)

@@ -187,7 +187,7 @@ def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class KeptHash:
     """The sha256 of a whole file, and the state of the file. The hash is used only while this state is unchanged."""
 
     where: str
@@ -216,7 +216,7 @@ class Records:
     folder: Path
     where: str
 
-    def find(self, file: FileIdentity) -> Record | None:
+    def find(self, file: FileIdentity) -> KeptHash | None:
         """Return the record of a file in exactly this state, or None."""
         try:
             if not is_private(self.folder):
@@ -229,7 +229,7 @@ class Records:
                 data = json.loads(os.read(descriptor, _LONGEST_RECORD))
             finally:
                 os.close(descriptor)
-            found = Record(**{**data, "file": FileIdentity(**data["file"])})
+            found = KeptHash(**{**data, "file": FileIdentity(**data["file"])})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         hashes = (found.sha256, found.header_sha256)
@@ -238,7 +238,7 @@ class Records:
 
     def keep(self, file: FileIdentity, *, sha256: str, header_sha256: str) -> None:
         """Keep a hash. A folder that cannot be used, or a full disk, only costs time later."""
-        record = Record(where=self.where, file=file, sha256=sha256, header_sha256=header_sha256)
+        record = KeptHash(where=self.where, file=file, sha256=sha256, header_sha256=header_sha256)
         path = self._path(file)
         aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcenv.identity import sif
-from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
+from hpcenv.image.store.sif_record import ImageRecord, Provenance, SifFacts
 
 
 def describe_sif(path: Path, reference: str, made: Provenance) -> ImageRecord:

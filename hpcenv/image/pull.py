@@ -15,14 +15,14 @@ from typing import Literal
 
 from hpcenv.container import runtime
 from hpcenv.errors import Command, ImageUnavailable
+from hpcenv.image import free_space
 from hpcenv.image.convert.conversion import Builder, Converted, OpenBlobs, convert
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.reference import LayeredImage, Platform, Reference
 from hpcenv.image.registry import source as sources
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
-from hpcenv.image.store import free_space
-from hpcenv.image.store.record import ImageRecord
+from hpcenv.image.store.sif_record import ImageRecord
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_place, place_exists
 from hpcenv.progress import Event, OnEvent

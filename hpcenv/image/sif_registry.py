@@ -25,9 +25,9 @@ from hpcenv.image.reference import DIGEST, Platform, SifReference, refuse_floati
 from hpcenv.image.registry import blobs, manifests, source
 from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.source import Access
-from hpcenv.image.store.record import Provenance, utc_now
+from hpcenv.image.sif_proof import read_tree_digest
+from hpcenv.image.store.sif_record import Provenance, utc_now
 from hpcenv.image.store.store import Store
-from hpcenv.image.verify import read_tree_digest
 from hpcenv.progress import Event, OnEvent
 
 __all__ = ["OTHER_COMPRESSION", "fetch_sif", "resolve_sif"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcenv.judge.checks.table import BY_ID
+from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.records.checks import CheckState
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Difference, Facts

@@ -30,7 +30,7 @@ from hpcenv.facts import loaded, second_look
 from hpcenv.identity import code, sif_check
 from hpcenv.identity.stage.staged import data_binds, staged_here
 from hpcenv.judge import gpu_start
-from hpcenv.judge.checks.table import active
+from hpcenv.judge.checks.check_table import active
 from hpcenv.launch import node_exit, processes, rank_errors, reserve, start_hook, starts
 from hpcenv.launch.compiled_caches import cache_variables
 from hpcenv.launch.current_attempt import AttemptWatch, is_current_attempt

@@ -9,10 +9,10 @@ import datetime as dt
 from collections.abc import Iterator
 
 from hpcenv.judge.compat import library_rules
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.kernels import covers, covers_built
 from hpcenv.judge.compat.libraries import Fit, judge_environment
-from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.torch_builds import check_python
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import Lockfile

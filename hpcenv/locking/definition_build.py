@@ -22,7 +22,7 @@ from hpcenv.image.reference import Platform, Reference, parse_reference
 from hpcenv.image.registry import source as sources
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
-from hpcenv.image.store.record import Material, Provenance, utc_now
+from hpcenv.image.store.sif_record import Material, Provenance, utc_now
 from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind

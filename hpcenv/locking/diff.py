@@ -14,13 +14,12 @@ from hpcenv.errors import Command, RecordInvalid, ToolFailed, UsageError
 from hpcenv.locking import difference as diff_model
 from hpcenv.locking.difference import Change
 from hpcenv.project import git
-from hpcenv.project.fields import Profile
 from hpcenv.project.lockfile import Lockfile, compares_gpus, severities_of
 from hpcenv.project.workspace import LONGEST_LOCKFILE, find_lockfile, open_workspace, parse_lockfile, read_lockfile
+from hpcenv.records.code_listing import Listing
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import Listing
-from hpcenv.records.manifest import Value
+from hpcenv.records.manifest import DeterminismProfile, Value
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.severities import Severities, strictest
 from hpcenv.records.verdict import Verdict
@@ -53,29 +52,17 @@ def diff(
     right: str | Path,
     *,
     project: str | Path = ".",
-    determinism: Profile | None = None,
+    determinism: DeterminismProfile | None = None,
     runs_dir: str | None = None,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
 ) -> DiffResult:
-    """Return what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
-
-    The lockfile of each side sets severities, by [policy] and profile. The stricter severity counts.
+    """Say what differs, as `hpcenv.diff` tells it (api/environment.py).
 
     Args:
-        left, right: each is the path of a lockfile, the name of a lockfile of the project, a lockfile as it was in a
-            commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
-        project: a folder of the project; relative paths begin there.
-        determinism: judge both sides by this profile. Use `bitwise` for runs that should agree in every bit.
-        runs_dir: folder of runs, if not the project's.
-        environ: environment variables for git; None for those of this process.
-
-    Raises:
-        UsageError: one of the two is neither a lockfile nor a run, or no such lockfile is in the commit.
-        ToolMissing: a commit is named, and git is not on PATH.
+        environ: environment variables for git.
     """
-    variables = os.environ if environ is None else environ
     start, names = Path(project), (str(left), str(right))
-    sides = [_read_side(start, name, determinism, runs=runs_dir, environ=variables) for name in names]
+    sides = [_read_side(start, name, determinism, runs=runs_dir, environ=environ) for name in names]
     both_runs = all(side.of_run is not None for side in sides)
     # A lockfile does not contain nodes, command and code: if one side is a lockfile, only environments are compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]
@@ -116,7 +103,7 @@ class _Side:
 
 
 def _read_side(
-    start: Path, name: str, profile: Profile | None, *, runs: str | None, environ: Mapping[str, str]
+    start: Path, name: str, profile: DeterminismProfile | None, *, runs: str | None, environ: Mapping[str, str]
 ) -> _Side:
     path = Path(os.path.abspath(start / name))
     lockfile = path if path.is_file() else _named_lockfile(start, name)

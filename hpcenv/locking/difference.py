@@ -14,8 +14,8 @@ from hpcenv.project import document, fields
 from hpcenv.project.code_listing import code_files, different
 from hpcenv.project.fields import REPAIRS, Repair
 from hpcenv.project.lockfile import DistTable, Lockfile, LockTable, bind_contents, source_fields
+from hpcenv.records.code_listing import Listing
 from hpcenv.records.facts import Facts
-from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest, Severity, Value
 from hpcenv.records.package_fields import package_field
 from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest

@@ -6,12 +6,15 @@ Runs on: LOGIN NODE; needs the lockfile, not the environment. The formats are in
 from __future__ import annotations
 
 import os
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from hpcenv.errors import WouldOverwrite
-from hpcenv.locking.exporter import Exporter, ExportRequest, LeftOut, exporters
+from hpcenv.locking import formats
+from hpcenv.locking.exporter import Exporter, ExportRequest, LeftOut
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import find_lockfile, read_lockfile
 from hpcenv.records import files
@@ -42,6 +45,12 @@ class ExportResult:
     notes: tuple[str, ...] = ()
     path: Path | None = None
     replaced: bool = False
+
+
+def exporters() -> dict[str, Exporter]:
+    """Return every export format by name, in alphabetical order."""
+    names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
+    return {name: import_module(f"{formats.__name__}.{name}").EXPORTER for name in names}
 
 
 def export(

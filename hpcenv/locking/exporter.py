@@ -1,17 +1,15 @@
-"""The parts of an export format, and the list of all formats.
+"""The parts of an export format.
 
 Runs on: LOGIN NODE. Each module in `formats/` is one format; its constant `EXPORTER` describes the format. A new format
-needs only a new module there.
+needs only a new module there: `exporters()` of locking/export.py finds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
-from hpcenv.locking import formats
 from hpcenv.project.lockfile import Lockfile
 
 
@@ -76,11 +74,3 @@ class Exporter:
     is_ours: Callable[[str], bool]
     needs_index: bool = False
     path_notes: Callable[[Path], tuple[str, ...]] = _no_path_notes
-
-
-def exporters() -> dict[str, Exporter]:
-    """Return every export format by name, in alphabetical order."""
-    import pkgutil  # `submit` renders one format, and does not look for the other formats
-
-    names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
-    return {name: import_module(f"{formats.__name__}.{name}").EXPORTER for name in names}

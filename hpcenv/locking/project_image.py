@@ -32,7 +32,7 @@ from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.image.registry.source import Access
 from hpcenv.image.sif_registry import OTHER_COMPRESSION, fetch_sif, resolve_sif
-from hpcenv.image.store.record import ImageRecord, Provenance, utc_now
+from hpcenv.image.store.sif_record import ImageRecord, Provenance, utc_now
 from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.image.store.store_folder import open_place, place_exists
 from hpcenv.locking.definition_build import (

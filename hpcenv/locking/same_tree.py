@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import HpcenvError
+from hpcenv.image.sif_proof import read_tree_digest
 from hpcenv.image.store.store_folder import open_place
-from hpcenv.image.verify import read_tree_digest
 from hpcenv.project.lockfile import ContainerTable, Lockfile, severities_of
 from hpcenv.project.store_config import StorePlace
 from hpcenv.records.files import write_text

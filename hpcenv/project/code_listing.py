@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from hpcenv.records.listing import LINK, Listing, content_of
+from hpcenv.records.code_listing import LINK, Listing, content_of
 
 # Lockfiles are compared as environments.
 LOCKFILE_SUFFIX = ".lock.toml"

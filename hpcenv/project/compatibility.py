@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hpcenv.errors import SpecError
 from hpcenv.judge.compat import table_file
-from hpcenv.judge.compat.table import PACKAGED, Compat
+from hpcenv.judge.compat.compat_table import PACKAGED, Compat
 from hpcenv.project import toml_files
 
 

@@ -13,12 +13,9 @@ import functools
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from hpcenv.judge.checks.table import CHECKS
+from hpcenv.judge.checks.check_table import CHECKS
 from hpcenv.records.manifest import DeterminismProfile, Severity
 from hpcenv.records.severities import fits
-
-Profile = DeterminismProfile
-
 
 FieldLevel = Literal["record", "full", "deep"]
 LEVELS: tuple[FieldLevel, ...] = ("record", "full", "deep")
@@ -90,7 +87,7 @@ class Field:
         """Return whether `name` is this field or one of its family."""
         return fits(self.name, name)
 
-    def severity(self, profile: Profile) -> Severity:
+    def severity(self, profile: DeterminismProfile) -> Severity:
         """Return the severity that the table gives, before any [policy]."""
         return self.bitwise or self.default if profile == "bitwise" else self.default
 

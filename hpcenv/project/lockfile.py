@@ -24,9 +24,10 @@ from hpcenv.judge.compat.architectures import of_build
 from hpcenv.project import document, fields
 from hpcenv.project import severities as severity_model
 from hpcenv.project.document import Document, table_at
-from hpcenv.project.fields import LEVELS, FieldLevel, Profile
+from hpcenv.project.fields import LEVELS, FieldLevel
 from hpcenv.records.manifest import (
     DataCompare,
+    DeterminismProfile,
     Expectation,
     OverlayUse,
     PackageExpectation,
@@ -336,7 +337,7 @@ class LockedBindTable(LockTable):
 class LockedDeterminismTable(LockTable):
     """[determinism]: how strictly runs must repeat; it decides how strict the comparison is."""
 
-    profile: Annotated[Profile, BeforeValidator(_renew_profile)] = "off"
+    profile: Annotated[DeterminismProfile, BeforeValidator(_renew_profile)] = "off"
 
 
 class CodeTable(LockTable):
@@ -670,7 +671,7 @@ def policy_problems(lockfile: Lockfile) -> tuple[str, ...]:
     return severity_model.problems(lockfile.policy, names)
 
 
-def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: Profile | None = None) -> Severities:
+def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: DeterminismProfile | None = None) -> Severities:
     """Return the severities that a lockfile's policy and profile give.
 
     Args:

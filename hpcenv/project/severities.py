@@ -20,14 +20,14 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from hpcenv.project import fields
-from hpcenv.project.fields import FIELDS, Field, Profile
-from hpcenv.records.manifest import FieldSeverity, Severity
+from hpcenv.project.fields import FIELDS, Field
+from hpcenv.records.manifest import DeterminismProfile, FieldSeverity, Severity
 from hpcenv.records.severities import ANY_NAME, Severities, fits
 
 Policy = Mapping[str, Severity]
 
 
-def resolve(policy: Policy, profile: Profile = "off", *, gpus: bool = True) -> tuple[FieldSeverity, ...]:
+def resolve(policy: Policy, profile: DeterminismProfile = "off", *, gpus: bool = True) -> tuple[FieldSeverity, ...]:
     """Return the severity of every field that can appear, as rules of which the first that fits a name counts.
 
     Args:
@@ -47,7 +47,7 @@ def resolve(policy: Policy, profile: Profile = "off", *, gpus: bool = True) -> t
     return (*rules, FieldSeverity(field=ANY_NAME, severity=fields.NOT_IN_TABLE))
 
 
-def severities(policy: Policy, profile: Profile = "off", *, gpus: bool = True) -> Severities:
+def severities(policy: Policy, profile: DeterminismProfile = "off", *, gpus: bool = True) -> Severities:
     """Return what `resolve` returns, ready to be asked by name."""
     return Severities(resolve(policy, profile, gpus=gpus))
 
@@ -100,7 +100,9 @@ def _known(locked: frozenset[str] | None) -> set[str]:
     return own | {member for field in FIELDS for member in field.members} | set(locked or ())
 
 
-def _rule(name: str, policy: Policy, profile: Profile, *, gpus: bool, row: Field | None = None) -> FieldSeverity:
+def _rule(
+    name: str, policy: Policy, profile: DeterminismProfile, *, gpus: bool, row: Field | None = None
+) -> FieldSeverity:
     row = row or fields.find(name)
     assert row is not None
     return FieldSeverity(
@@ -111,7 +113,7 @@ def _rule(name: str, policy: Policy, profile: Profile, *, gpus: bool, row: Field
     )
 
 
-def _severity(name: str, row: Field, policy: Policy, profile: Profile, *, gpus: bool) -> Severity:
+def _severity(name: str, row: Field, policy: Policy, profile: DeterminismProfile, *, gpus: bool) -> Severity:
     if row.gpus and not gpus:
         return fields.WITHOUT_GPUS
     if row.fixed:

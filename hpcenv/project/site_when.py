@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from hpcenv.project.document import Document
 from hpcenv.project.option_values import Text, Word
+from hpcenv.records.network import YesNo
 
 SiteGpuVendor = Literal["nvidia", "amd", "none"]
 
@@ -69,10 +70,7 @@ class RunFacts:
     rocm: str | None = None
 
 
-Holds = Literal["yes", "no", "unknown"]
-
-
-def judge(when: WhenTable | None, run: RunFacts) -> tuple[Holds, str]:
+def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
     """Return whether a condition holds for a run, and for `unknown` the keys that are not known."""
     if when is None:
         return "yes", ""

@@ -12,7 +12,6 @@ from pydantic import AfterValidator
 
 from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
-from hpcenv.project.fields import Profile
 from hpcenv.project.option_types import SubmitTable
 from hpcenv.project.option_values import (
     CountOrNone,
@@ -26,7 +25,7 @@ from hpcenv.project.option_values import (
     variables,
 )
 from hpcenv.project.option_values import secrets as secret_sources
-from hpcenv.records.manifest import DataCompare, Severity, WatchOptions
+from hpcenv.records.manifest import DataCompare, DeterminismProfile, Severity, WatchOptions
 
 HOST = "host"
 DEFAULT_LOCK = "default"
@@ -154,7 +153,7 @@ class DeterminismTable(Document):
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
 
-    profile: Profile = "off"
+    profile: DeterminismProfile = "off"
     seed: CountOrNone = 0
     hash_parameters_every: CountOrNone = 0
 

@@ -13,7 +13,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.version import Version
 
 from hpcenv.errors import SpecError
-from hpcenv.judge.compat.table import Compat, TorchRelease
+from hpcenv.judge.compat.compat_table import Compat, TorchRelease
 from hpcenv.judge.compat.torch_builds import check_python, installs_on
 
 CPU = "cpu"

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from hpcenv.errors import Command, SpecError, UsageError
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.gpu_names import gpu_by_name
-from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.toolkits import check_toolkit
 from hpcenv.recipes.combination import CPU, Combination
 from hpcenv.recipes.pinned_packages import PinnedPackage, can_be_pinned

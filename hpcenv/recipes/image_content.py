@@ -20,8 +20,8 @@ from packaging.version import InvalidVersion
 
 from hpcenv.image.recorded_files import REPORT
 from hpcenv.judge.compat import library_rules
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.libraries import LIBRARIES, judge_environment
-from hpcenv.judge.compat.table import Compat
 from hpcenv.locking.conflicts import MOST_REQUIREMENTS, find_conflicts
 from hpcenv.locking.pins.pin import marker_environment
 from hpcenv.project.severities import severities

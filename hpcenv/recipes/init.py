@@ -21,7 +21,7 @@ from hpcenv.identity import sif
 from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
-from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.torch_builds import suggest_torch
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import PinSource, marker_environment

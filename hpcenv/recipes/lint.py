@@ -15,7 +15,7 @@ from typing import Literal
 
 from hpcenv.errors import FileUnusable, HpcenvError, SpecError, UsageError
 from hpcenv.image.reference import LocalImage, Platform, parse_source
-from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import image_content, image_lint, image_reader, recipe_lint
 from hpcenv.recipes.image_lint import SEVERITIES, KnownTrouble, LintFinding, LintSeverity

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Which checks there are, what each one measures and who has to act is in `judge/checks/table.py`.
+Which checks there are, what each one measures and who has to act is in `judge/checks/check_table.py`.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ PreflightLevel = Literal["off", "quick", "full", "deep"]
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightOptions:
-    """Which checks of the nodes run before the training (judge/checks/table.py).
+    """Which checks of the nodes run before the training (judge/checks/check_table.py).
 
     Attributes:
         level: `quick`: on the host, before the verdict; `full`: also in the container, and the smoke test;
@@ -331,7 +331,7 @@ class Source:
         dirty: whether tracked files differ from that commit.
         diff_sha256: of the recorded difference; empty without one.
         files: how many were copied.
-        digest: over all copied files, see `records.listing`; empty in a manifest from before it existed.
+        digest: over all copied files, see `records.code_listing`; empty in a manifest from before it existed.
         roots: the folders that links of the copy may lead to.
         shared: the run folder that holds the copy for several runs; each makes its own when it begins.
         live: what the copy only links to, and no node compares: a few names.

@@ -13,7 +13,7 @@ from typing import Literal
 
 from hpcenv.records.manifest import Value
 from hpcenv.reproduction.causes import Cause
-from hpcenv.reproduction.record import RunRecord
+from hpcenv.reproduction.run_record import RunRecord
 from hpcenv.text import cut
 
 Best = Literal["equal", "within", "nothing"]

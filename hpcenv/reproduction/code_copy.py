@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, RecordInvalid, UsageError, WouldOverwrite
+from hpcenv.records.code_listing import LINK, Listing
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import LINK, Listing
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle.make import ABOUT, About

@@ -263,7 +263,8 @@ def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cau
 def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, ...], tuple[str, ...]]:
     """Return the differences between the runs except their results, and what could not be compared."""
     try:
-        found = diff(str(reference.folder), str(other.folder), project=start)
+        # Both are folders of runs: git is not asked, so it needs no variables.
+        found = diff(str(reference.folder), str(other.folder), project=start, environ={})
     except HpcenvError as error:
         return (), (f"the environments of the runs: {error.what}",)
     return found.changes, found.not_compared

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.reproduction.measured import OF_RANKS
-from hpcenv.reproduction.record import RunRecord
+from hpcenv.reproduction.run_record import RunRecord
 
 # Seconds for loading torch and joining the ranks, added to the steps themselves.
 _START_SECONDS = 30.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hpcenv.errors import RecordInvalid
+from hpcenv.records.code_listing import BYTECODE, Listing
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import BYTECODE, Listing
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction import metric_tables, tensorboard
 from hpcenv.reproduction.series import Series, by_step

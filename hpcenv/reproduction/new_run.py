@@ -30,8 +30,8 @@ from hpcenv.project.code_listing import changed_files
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.workspace import SPEC_NAME, Workspace, read_lockfile
+from hpcenv.records.code_listing import Listing, digest_of
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.attainable import expect, expect_after
@@ -42,8 +42,8 @@ from hpcenv.reproduction.compare import Steps, compare_runs
 from hpcenv.reproduction.cost import Cost, estimate, proofs_cost
 from hpcenv.reproduction.measured import OF_RANKS
 from hpcenv.reproduction.proofs import StatementProof
-from hpcenv.reproduction.record import RunRecord, read_record
 from hpcenv.reproduction.reproduction import Reproduction, Target, proved, verdict_of, why_rejected
+from hpcenv.reproduction.run_record import RunRecord, read_record
 from hpcenv.reproduction.rungs import STEPS, Rung, RungPlan, plan_rung
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of

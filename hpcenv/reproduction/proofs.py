@@ -17,9 +17,9 @@ from hpcenv.judge import decide
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.stale import edited_content
 from hpcenv.project.workspace import notes_on, read_lockfile
+from hpcenv.records.code_listing import LINK, Listing, digest_of
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, open_regular, read_json, sha256_of
-from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict

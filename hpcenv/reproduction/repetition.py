@@ -15,8 +15,8 @@ from hpcenv.project.acceptance import Asked
 from hpcenv.project.code_listing import changed_files
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
+from hpcenv.records.code_listing import Listing
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.code_copy import copy_code

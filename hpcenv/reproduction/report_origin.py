@@ -17,7 +17,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction import explain_op_text
 from hpcenv.reproduction.attempt_record import total
 from hpcenv.reproduction.bundle.archive import SUMS
-from hpcenv.reproduction.record import RunRecord
+from hpcenv.reproduction.run_record import RunRecord
 from hpcenv.reproduction.traced_pair import explain_pair, find_pair
 from hpcenv.runs.attempts import read_verdict
 

@@ -21,7 +21,7 @@ from hpcenv.reproduction.compare import RunComparison
 from hpcenv.reproduction.cost import Cost
 from hpcenv.reproduction.measured import Measured, read_measured
 from hpcenv.reproduction.proofs import StatementProof, prove_lockfile, prove_run
-from hpcenv.reproduction.record import RunRecord, record_of
+from hpcenv.reproduction.run_record import RunRecord, record_of
 from hpcenv.reproduction.rungs import Rung
 from hpcenv.runs.find import find_run
 from hpcenv.text import Shown

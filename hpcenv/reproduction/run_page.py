@@ -15,7 +15,7 @@ from hpcenv.reproduction.compare import RunComparison
 from hpcenv.reproduction.comparison import means_of
 from hpcenv.reproduction.measured import OF_RANKS, Measured
 from hpcenv.reproduction.plot import Curve, Span, duration
-from hpcenv.reproduction.record import RunRecord
+from hpcenv.reproduction.run_record import RunRecord
 from hpcenv.reproduction.series import Series
 from hpcenv.reproduction.use_over_time import UseOverTime
 from hpcenv.text import plural

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.judge import first_failure as failure
@@ -16,7 +16,7 @@ from hpcenv.launch.current_attempt import silent_nodes
 from hpcenv.records.files import load_record, read_json
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.verdict import Verdict
+from hpcenv.records.verdict import Result, Verdict
 from hpcenv.runs.entries import Submitted
 from hpcenv.text import visible_ascii
 
@@ -149,7 +149,7 @@ def describe_unfinished(finished: Mapping[str, Any]) -> str:
 _LONGEST_REASON = 160
 
 
-def describe_rejection(folder: RunFolder, result: Literal["mismatch", "unknown"]) -> str:
+def describe_rejection(folder: RunFolder, result: Result) -> str:
     """Return why the gate stopped a run, with what the verdict says first where it is no difference to the lockfile."""
     verdict, _ = read_verdict(folder)
     rows = () if verdict is None else verdict.findings

@@ -22,8 +22,8 @@ from hpcenv.records.files import LONGEST_RECORD, read_file, read_json
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.entries import Damaged, Entry, Submitted, Sweep, Unrecorded, is_element, open_folder
 from hpcenv.runs.find import find_any, list_runs, runs_folder
-from hpcenv.runs.listing import STATES
 from hpcenv.runs.outputs import read_outputs
+from hpcenv.runs.run_list import STATES
 from hpcenv.runs.state import RunState, read_states
 from hpcenv.runs.unrecorded import read_unrecorded
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.identity import code
+from hpcenv.records.code_listing import BYTECODE, CopyAfterAttempt, Listing
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import BYTECODE, CopyAfterAttempt, Listing
 from hpcenv.records.run_folder import RunFolder
 
 _SHOWN = 10

@@ -27,11 +27,11 @@ from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.entries import Run, Submitted, Sweep, problem_of_element
 from hpcenv.runs.find import find_submitted
 from hpcenv.runs.fingerprint import read_fingerprint
-from hpcenv.runs.listing import RunLine, lines_of
 from hpcenv.runs.metrics import last_metrics
 from hpcenv.runs.outputs import read_outputs
 from hpcenv.runs.rank_gpus import report_gpus
 from hpcenv.runs.report_text import EarlierFailure, RunReport
+from hpcenv.runs.run_list import RunLine, lines_of
 from hpcenv.runs.status import RunStatus, read_status, read_statuses
 from hpcenv.runs.use import report_use
 from hpcenv.text import Shown

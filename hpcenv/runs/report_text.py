@@ -104,7 +104,7 @@ def state_lines(status: RunStatus) -> Iterator[str]:
     words = in_words(status.detail) if status.waits_on_slurm else status.detail
     detail = f" ({visible(words)})" if words else ""
     exit_status = f", exit status {status.exit_status}" if status.exit_status is not None else ""
-    yield f"{status.run}: {status.state}{detail}{exit_status}"
+    yield wrap(f"{status.run}: {status.state}{detail}{exit_status}")
     yield f"  job       {status.job_id}" + (f", attempt {status.attempt}" if status.attempt else "")
     if status.queue is not None:
         waited = "" if status.queue.waited is None else f"for {duration.clock(status.queue.waited)}; "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.judge.checks.judge import add_reports
-from hpcenv.judge.smoke import table
+from hpcenv.judge.smoke import smoke_text
 from hpcenv.judge.smoke.judge import judge, needs_pairs
 from hpcenv.judge.smoke.plan import make_plan
 from hpcenv.machine.this_node import ThisNode
@@ -73,7 +73,7 @@ def prepare(
     changed, result = _judged(manifest, verdict, _without_port(verdict, now))
     save_record(result, run.smoke_result)
     save_record(changed, run.verdict)
-    return Concluded(before=verdict, verdict=changed, lines=(table.render(result),))
+    return Concluded(before=verdict, verdict=changed, lines=(smoke_text.render(result),))
 
 
 def _without_port(verdict: Verdict, now: float) -> SmokeResult:
@@ -121,7 +121,7 @@ def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float
     changed, result = _judged(manifest, verdict, result)
     save_record(result, run.smoke_result)
     save_record(changed, run.verdict)
-    return Concluded(before=verdict, verdict=changed, lines=(table.render(result),))
+    return Concluded(before=verdict, verdict=changed, lines=(smoke_text.render(result),))
 
 
 def _reports(
@@ -153,5 +153,5 @@ def _judged(manifest: Manifest, verdict: Verdict, result: SmokeResult) -> tuple[
     ]
     judged = add_reports(verdict, manifest, verdict.launched, {"smoke": reports})
     result = replace(result, result=judged.result)
-    note = f"smoke test: {table.headline(result)}"
+    note = f"smoke test: {smoke_text.headline(result)}"
     return replace(judged, notes=(*judged.notes, note)), result

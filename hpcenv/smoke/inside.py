@@ -19,7 +19,7 @@ from hpcenv.container.start_command import StartCommand, build_start_command, op
 from hpcenv.container.start_gate import leads_to
 from hpcenv.errors import HpcenvError
 from hpcenv.identity.stage.staged import data_binds, staged_here
-from hpcenv.judge.checks.table import Check, at_level
+from hpcenv.judge.checks.check_table import Check, at_level
 from hpcenv.launch.launch import container_binds, verified_sif
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.checks import CheckOutcome, CheckReport, NodeChecks

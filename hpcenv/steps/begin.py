@@ -19,9 +19,9 @@ from hpcenv.identity import code
 from hpcenv.launch import reserve
 from hpcenv.launch.previous_job import read_previous_job
 from hpcenv.machine.this_node import ThisNode
+from hpcenv.records.code_listing import CopyAfterAttempt
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, read_json, save_record, write_text
-from hpcenv.records.listing import CopyAfterAttempt
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission

@@ -20,7 +20,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.submission.request import Cluster, SubmitOptions
 from hpcenv.submission.snapshot import code_folder
 
-_Found = TypeVar("_Found")
+_Told = TypeVar("_Told")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
     return bool(gpus) and not all(any(pair) for pair in given) and not options.handover and not options.allocated
 
 
-def read_answer(answer: Future[_Found] | None) -> _Found | str | None:
+def read_answer(answer: Future[_Told] | None) -> _Told | str | None:
     """Return what a command answers, or why that is not known; None if nothing was called.
 
     Raises:

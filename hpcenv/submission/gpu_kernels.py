@@ -11,10 +11,10 @@ from typing import Any
 from hpcenv.cluster import node_types
 from hpcenv.errors import SpecError, SubmitRejected
 from hpcenv.judge.compat import library_rules, table_file
+from hpcenv.judge.compat.compat_table import PACKAGED, Compat, GpuModel
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.kernels import covers, covers_built
-from hpcenv.judge.compat.table import PACKAGED, Compat, GpuModel
 from hpcenv.locking import compatibility_notes
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project import toml_files

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcenv import filesystem, steps
 from hpcenv.errors import FileUnusable
-from hpcenv.records import listing
+from hpcenv.records import code_listing
 from hpcenv.records.files import read_file, sha256_at
 from hpcenv.records.run_folder import RunFolder
 
@@ -57,7 +57,7 @@ def node_modules() -> list[str]:
     found = [name for name in os.listdir(package) if name.endswith(".py") and name != "__main__.py"]
     for room in NODE_ROOMS:
         for folder, folders, names in os.walk(package / room):
-            folders[:] = [name for name in folders if name != listing.BYTECODE]
+            folders[:] = [name for name in folders if name != code_listing.BYTECODE]
             inside = os.path.relpath(folder, package)
             found += [f"{inside}/{name}" for name in names if name.endswith(".py")]
     return sorted(found)
@@ -208,9 +208,9 @@ def start_hook_files() -> dict[str, str]:
 
 
 def start_hook_digest() -> str:
-    """Return the digest over the files of the start hook, as `records.listing` makes it.
+    """Return the digest over the files of the start hook, as `records.code_listing` makes it.
 
     Raises:
         OSError: a file cannot be read.
     """
-    return listing.digest_of({name: listing.content_of(path) for name, path in start_hook_files().items()})
+    return code_listing.digest_of({name: code_listing.content_of(path) for name, path in start_hook_files().items()})

@@ -12,13 +12,13 @@ from typing import Literal
 
 from hpcenv.errors import UsageError
 from hpcenv.judge import gpu_start
-from hpcenv.judge.checks.table import at_level
+from hpcenv.judge.checks.check_table import at_level
 from hpcenv.project import native_options
 from hpcenv.project.duration import time_minutes
 from hpcenv.project.option_types import WrittenOptions
 from hpcenv.project.options import WRITTEN
 from hpcenv.project.template import built_in
-from hpcenv.records.listing import Listing
+from hpcenv.records.code_listing import Listing
 from hpcenv.records.manifest import Manifest, SmokeOptions, Source
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder

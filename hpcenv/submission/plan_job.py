@@ -33,13 +33,13 @@ from hpcenv.submission import (
     choose_site,
     credentials,
     determinism,
+    early_checks,
     entry_point,
     gpu_kernels,
     hub_cache,
     kept_secrets,
     module_file,
     node_share,
-    preflight,
     resume,
     run_data,
     run_place,
@@ -201,7 +201,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         place = _place(wanted, shape, gate, answers)
         started = _started(wanted, gate, place, answers)
     manifest, notes = _manifest(wanted, shape, gate, place, started)
-    preflight.require_start_line(manifest)
+    early_checks.require_start_line(manifest)
     command, python = recorded_command(context.command), sys.executable
     request = place.request
     share, of_site = place.share.words(), choose_site.options_in_words(shape.profile)
@@ -276,8 +276,8 @@ def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, byte
         return None, b""
     shell_script.refuse_starter(options.script, options.args, context.cwd, context.command)
     if options.module:
-        return preflight.read_module(options.script, context.cwd, context.command)
-    return preflight.read_script(options.script, context.cwd)
+        return early_checks.read_module(options.script, context.cwd, context.command)
+    return early_checks.read_script(options.script, context.cwd)
 
 
 def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...]:
@@ -315,7 +315,7 @@ def _shape(wanted: _Wanted) -> _Shape:
     if options.script is not None and wanted.script is not None:
         nodes, nproc, launcher = request.nodes, request.nproc_per_node, options.launcher or "torchrun"
         ranks = LaunchShape(launcher=launcher, nodes=nodes, nproc_per_node=nproc)
-        notes += preflight.compile_script(options.script, wanted.content, lockfile, ranks)
+        notes += early_checks.compile_script(options.script, wanted.content, lockfile, ranks)
     return _Shape(
         path=path,
         content=content,
@@ -385,7 +385,7 @@ def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Pl
     options, context = wanted.options, wanted.context
     run_folder = run_place.run_folder(wanted.workspace, options, context, wanted.cluster, wanted.script)
     checkpoint = resume.find_checkpoint(options, context, wanted.earlier)
-    share, notes = _preflight(wanted, shape, gate, run_folder, checkpoint, answers)
+    share, notes = _early_checks(wanted, shape, gate, run_folder, checkpoint, answers)
     environment, cluster = gate.environment, wanted.cluster
     copies, on_copies = run_data.find_copies(options, context.cwd, cluster, environment, gate.sif, run_folder)
     return _Place(
@@ -398,28 +398,28 @@ def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Pl
     )
 
 
-def _preflight(
+def _early_checks(
     wanted: _Wanted, shape: _Shape, gate: _Gate, run_folder: Path, checkpoint: Path | None, answers: Answers
 ) -> tuple[NodeShare, list[str]]:
     """Refuse what the cluster, or this machine, could not run; return the share of the nodes, and notes."""
     options, context, request, lockfile = wanted.options, wanted.context, shape.request, shape.lockfile
     notes = _check_secrets(wanted, shape)
     if wanted.cluster == "local":
-        preflight.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
+        early_checks.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
         return NodeShare(), notes
     # First the checks without sinfo, which may take seconds.
-    shared = preflight.require_shared(run_folder, options, context, gate.environment, checkpoint)
-    offers, unknown = ((), ()) if options.allocated else preflight.read_offers(answers.offers)
+    shared = early_checks.require_shared(run_folder, options, context, gate.environment, checkpoint)
+    offers, unknown = ((), ()) if options.allocated else early_checks.read_offers(answers.offers)
     notes += unknown
     notes += gpu_kernels.judge_libraries(lockfile, request, gate.table)
     notes += gpu_kernels.refuse_gpu_without_kernels(wanted.workspace, lockfile, request, gate.table, offers)
     notes += shared
     if options.allocated:
-        return NodeShare(), notes + preflight.check_space(run_folder)
+        return NodeShare(), notes + early_checks.check_space(run_folder)
     notes += capacity.judge(request, shape.origins, offers) if offers else []
-    notes += preflight.check_space(run_folder)
-    notes += preflight.require_known_srun_options(request, context)
-    notes += preflight.check_warning(request.time_minutes, stop_options(options, request).grace)
+    notes += early_checks.check_space(run_folder)
+    notes += early_checks.require_known_srun_options(request, context)
+    notes += early_checks.check_warning(request.time_minutes, stop_options(options, request).grace)
     share = _share(wanted, shape, offers, answers)
     return share, [*notes, share.note] if share.note else notes
 
@@ -433,7 +433,7 @@ def _check_secrets(wanted: _Wanted, shape: _Shape) -> list[str]:
     modules = () if shape.profile is None else shape.profile.modules
     named = kept_secrets.secrets_of(wanted.workspace, options, context.environ)
     local, as_here = wanted.cluster == "local", not modules and not options.setup
-    notes = preflight.require_secrets(named, context, local=local, as_here=as_here)
+    notes = early_checks.require_secrets(named, context, local=local, as_here=as_here)
     return notes if local or options.assume_shared else notes + kept_secrets.require_visible(named, context)
 
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from hpcenv import size
 from hpcenv.errors import UsageError
 from hpcenv.project.code_listing import LOCKFILE_SUFFIX
+from hpcenv.records.code_listing import BYTECODE, LINK, Untracked, is_importable
 from hpcenv.records.files import sha256_at
-from hpcenv.records.listing import BYTECODE, LINK, Untracked, is_importable
 from hpcenv.submission import credentials
 
 # Text up to this size is a configuration or a note, and is copied.

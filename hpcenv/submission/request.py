@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcenv.errors import Command, Hint, UsageError
-from hpcenv.judge.checks.table import BY_ID as CHECKS_BY_ID
-from hpcenv.judge.checks.table import at_level
+from hpcenv.judge.checks.check_table import BY_ID as CHECKS_BY_ID
+from hpcenv.judge.checks.check_table import at_level
 from hpcenv.project import option_values
 from hpcenv.project.fields import FieldLevel
 from hpcenv.project.gone_options import without_gone

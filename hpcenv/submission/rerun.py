@@ -22,8 +22,8 @@ from hpcenv.project.gone_options import without_gone
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME, Option, in_place
 from hpcenv.project.workspace import Workspace
+from hpcenv.records.code_listing import Listing
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import Listing
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder

@@ -26,9 +26,9 @@ from hpcenv.project.git import WorkTree
 from hpcenv.project.lockfile import CodeTable
 from hpcenv.project.spec import split_overlay
 from hpcenv.project.workspace import Workspace
+from hpcenv.records.code_listing import LINK, Listing, digest_of
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
-from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Source
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import project_files

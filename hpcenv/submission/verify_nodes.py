@@ -26,7 +26,7 @@ from hpcenv.runs.wait import wait
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.submit import SubmitResult, submit
-from hpcenv.submission.verify import verify, with_notes
+from hpcenv.submission.verify_here import verify, with_notes
 from hpcenv.text import Shown
 
 

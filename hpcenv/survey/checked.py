@@ -1,6 +1,6 @@
 """The results of the preflight checks for `hpcenv doctor`: each check on each node.
 
-Runs on: LOGIN NODE. judge/checks/table.py lists the checks, and who can remove the cause of a failure.
+Runs on: LOGIN NODE. judge/checks/check_table.py lists the checks, and who can remove the cause of a failure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown
 from hpcenv.hostlist import fold_hostlist
 from hpcenv.judge.checks import judge
-from hpcenv.judge.checks.table import BY_ID
+from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.records.checks import CheckOutcome, CheckReport, CheckState
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcenv.errors import UsageError
+from hpcenv.judge.compat.compat_table import Compat, GpuModel, TorchRelease
 from hpcenv.judge.compat.drivers import check_driver
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.kernels import covers
 from hpcenv.judge.compat.libraries import PAIRS, check_library, check_pair, library_of
-from hpcenv.judge.compat.table import Compat, GpuModel, TorchRelease
 from hpcenv.judge.compat.toolkits import check_driver_branch, check_toolkit
 from hpcenv.judge.compat.torch_builds import (
     AARCH64,

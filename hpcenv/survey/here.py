@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpcenv.errors import NodesUnknown
 from hpcenv.facts import host_checks, places
-from hpcenv.judge.checks.table import at_level
+from hpcenv.judge.checks.check_table import at_level
 from hpcenv.machine import gpus
 from hpcenv.machine.network.detect import detect
 from hpcenv.machine.network.reach import observe

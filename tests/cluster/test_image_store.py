@@ -21,7 +21,7 @@ import hashlib, sys
 from pathlib import Path
 from hpcenv.image.store.store_folder import open_place
 from hpcenv.image.store.store_folder import open_store
-from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
+from hpcenv.image.store.sif_record import ImageRecord, Provenance, SifFacts
 store = open_store(Path(sys.argv[1]), create=True, shared=len(sys.argv) > 3)
 record = ImageRecord(
     digest=sys.argv[2], references=("docker://registry.example/x:1",), platform="linux/amd64",

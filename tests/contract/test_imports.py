@@ -31,6 +31,24 @@ def test_the_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# Programs of their own, and what a training script imports. `cli/` and `api/` read the environment and hand it on.
+READ_THE_ENVIRONMENT = {"launch/prepare_export_run.py", "machine/amd_gpus.py", "steps/main.py", "training.py"}
+
+
+def test_the_environment_is_read_at_the_edge() -> None:
+    """Functions below get it as a value: so a test, the command line and Python give the same answer."""
+    reading = {
+        path.relative_to(ROOT / "hpcenv").as_posix()
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
+        if isinstance(node.value, ast.Name) and node.value.id == "os"
+    }
+    # What runs inside the image has no caller of ours.
+    below = {name for name in reading if not name.startswith(("api/", "cli/", "incontainer/", "recipes/templates/"))}
+    assert below == READ_THE_ENVIRONMENT
+
+
 def test_only_process_starts_programs() -> None:
     """One place for time limits, cleaned environments and errors that show the argv."""
     importers = {str(path.relative_to(ROOT / "hpcenv")) for path in SOURCES if _imports(path, "subprocess")}
@@ -61,7 +79,6 @@ _PUBLIC = "for type checkers: `import hpcenv` loads public names on use"
 NOT_AT_THE_TOP = {
     ("__init__.py", "hpcenv.api"): _PUBLIC,
     ("__init__.py", "hpcenv.errors"): _PUBLIC,
-    ("__init__.py", "hpcenv.locking.diff"): _PUBLIC,
     ("__init__.py", "hpcenv.reproduction.bundle.make"): _PUBLIC,
     ("__init__.py", "hpcenv.reproduction.compare"): _PUBLIC,
     ("__init__.py", "hpcenv.survey.compatibility"): _PUBLIC,

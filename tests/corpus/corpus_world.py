@@ -38,11 +38,11 @@ import image_fakes
 from lock_world import lock_project
 from packaging.tags import sys_tags
 
+from hpcenv.api.environment import diff
 from hpcenv.container.probe_source import probe_source
 from hpcenv.errors import HpcenvError, LockfileStale
 from hpcenv.facts.facts import gather
 from hpcenv.judge import decide
-from hpcenv.locking.diff import diff
 from hpcenv.machine import gpus
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.project.context import Context
@@ -54,7 +54,7 @@ from hpcenv.records.verdict import Finding, Verdict
 from hpcenv.submission import node_code
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
-from hpcenv.submission.verify import verify
+from hpcenv.submission.verify_here import verify
 
 TESTS = Path(__file__).resolve().parents[1]
 GCC = shutil.which("gcc") or shutil.which("cc")

@@ -37,7 +37,10 @@ if how == "lock":
     from hpcenv.locking.lock import lock
     lock(open_workspace(path), environ=environ, report=lambda line: None)
 elif how == "verify":
-    from hpcenv.submission.verify import verify
+    try:
+        from hpcenv.submission.verify_here import verify
+    except ModuleNotFoundError:  # its name in the old version
+        from hpcenv.submission.verify import verify
     verdict = verify(open_workspace(path), environ=environ, level="full")[0]
     found = [[f.field, f.result, f.severity, f.locked, f.found] for f in verdict.findings]
     print(json.dumps([verdict.result, sorted(f for f in found if f[0] != "lockfile.revision")]))

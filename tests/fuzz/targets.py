@@ -30,16 +30,16 @@ from hpcenv.image.convert import squashfs_reader
 from hpcenv.incontainer.probe import environment, packages, report
 from hpcenv.judge import decide, verdict_table
 from hpcenv.judge.compat import table_file
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.judge.compat.drivers import check_driver
 from hpcenv.judge.compat.image_rules import evaluate_require, parse_require
-from hpcenv.judge.compat.table import PACKAGED
 from hpcenv.locking import difference as diff_model
 from hpcenv.locking.conda_packages import InstalledConda, compare_conda
 from hpcenv.locking.pins import cross_check as pin_check
 from hpcenv.locking.pins import formats, install_report
 from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.locking.wheels import proof as wheels
-from hpcenv.locking.wheels import record
+from hpcenv.locking.wheels import wheel_record
 from hpcenv.project import document, lockfile, toml_files
 from hpcenv.project.spec import Project
 from hpcenv.project.workspace import read_lockfile
@@ -142,12 +142,12 @@ def read_a_wheel(data: bytes) -> None:
     """A wheel's RECORD, as an index would serve it."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-            record.wheel_record_digests(wheel, "x-1.0-py3-none-any.whl", whole=True)
+            wheel_record.wheel_record_digests(wheel, "x-1.0-py3-none-any.whl", whole=True)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, EOFError, RuntimeError) as error:
         raise ValueError(str(error)) from error
     except Exception as error:
         # Two errors of its own that only its caller sees.
-        if type(error).__module__ == record.__name__ or type(error).__module__ == "zlib":
+        if type(error).__module__ == wheel_record.__name__ or type(error).__module__ == "zlib":
             raise ValueError(str(error)) from error
         raise
 

@@ -9,7 +9,7 @@ import click
 from hpcenv.cli import _progress, _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import BundleInvalid
-from hpcenv.reproduction.bundle.verify import VerifiedBundle, verify_bundle
+from hpcenv.reproduction.bundle.bundle_check import VerifiedBundle, verify_bundle
 from hpcenv.text import wrap
 
 

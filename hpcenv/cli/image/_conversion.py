@@ -106,7 +106,7 @@ def layered_image(text: str) -> LayeredImage:
         raise error.changed(why="it is a path without a scheme", hint=HintCommand(*words)) from error
 
 
-def image_options(command: _render.Command) -> _render.Command:
+def image_options(command: _render.Decorated) -> _render.Decorated:
     """Add the options that describe an image and its registry; see `image_request`."""
     return platform(_plain_http_or_own(_ca_file(command)))
 
@@ -143,7 +143,7 @@ _limit = click.option(
 )
 
 
-def limit(command: _render.Command) -> _render.Command:
+def limit(command: _render.Decorated) -> _render.Decorated:
     """Give a command that reads layers --limit, and errors that name this very command as the next one."""
 
     @functools.wraps(command)
@@ -153,7 +153,7 @@ def limit(command: _render.Command) -> _render.Command:
         except HpcenvError as problem:
             raise problem.changed(hint=tuple(map(_own_command, problem.hint_parts))) from problem
 
-    return cast("_render.Command", _limit(with_own_command))
+    return cast("_render.Decorated", _limit(with_own_command))
 
 
 def _own_command(part: str | HintCommand) -> str | HintCommand:
@@ -173,7 +173,7 @@ def _own_command(part: str | HintCommand) -> str | HintCommand:
     return part
 
 
-def convert_options(command: _render.Command) -> _render.Command:
+def convert_options(command: _render.Decorated) -> _render.Decorated:
     """Add the options of a conversion; see `chosen`."""
     for option in reversed(
         [

@@ -18,9 +18,9 @@ from hpcenv.container import runtime
 from hpcenv.errors import UsageError
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, pull
 from hpcenv.image.reference import Reference, SifReference, parse_sif_reference
+from hpcenv.image.sif_proof import request_options
 from hpcenv.image.sif_registry import OTHER_COMPRESSION, fetch_sif, resolve_sif
 from hpcenv.image.store.store_folder import open_place
-from hpcenv.image.verify import request_options
 
 
 @click.command("pull", cls=GroupedCommand)

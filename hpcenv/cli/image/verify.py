@@ -16,7 +16,7 @@ from hpcenv.cli.image import _conversion
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.reference import LayeredImage, require_layers
 from hpcenv.image.registry.oci_layout import local_form
-from hpcenv.image.verify import Proof, origin, refusal, verify
+from hpcenv.image.sif_proof import Proof, origin, refusal, verify
 from hpcenv.project.severities import severities
 from hpcenv.project.store_config import StorePlace
 from hpcenv.project.workspace import SPEC_NAME

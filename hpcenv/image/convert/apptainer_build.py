@@ -38,7 +38,7 @@ from hpcenv.image.content.tree import TreeEntry
 from hpcenv.image.convert import definition as definition_file
 from hpcenv.image.convert import temporary_folder
 from hpcenv.image.convert.runtime_files import RuntimeFiles, followed_links
-from hpcenv.image.store.record import Material
+from hpcenv.image.store.sif_record import Material
 
 __all__ = [
     "CUDA_BYTES",

@@ -51,7 +51,7 @@ from hpcenv.image.registry import blobs, oci_layout
 from hpcenv.image.registry.blobs import BlobSource, BlobSpec
 from hpcenv.image.registry.manifests import Layer, ResolvedImage
 from hpcenv.image.store.lease import Lease
-from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts, utc_now
+from hpcenv.image.store.sif_record import ImageRecord, Provenance, SifFacts, utc_now
 from hpcenv.image.store.store import Store
 from hpcenv.progress import Event, OnEvent
 

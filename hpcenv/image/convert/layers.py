@@ -71,7 +71,7 @@ class _Directory:
         self.children: dict[bytes, _Directory | int] = {}
 
 
-_Node = _Directory | int
+_PathNode = _Directory | int
 
 
 def merge(indexes: Sequence[LayerIndex], *, limits: LayerLimits | None = None) -> MergedTree:
@@ -233,7 +233,7 @@ class _Tree:
         self._shared.add(node)
         self._add(path, node)
 
-    def _forget(self, node: _Node | None) -> None:
+    def _forget(self, node: _PathNode | None) -> None:
         """Clear the cache of parents if a directory or symbolic link is replaced."""
         if isinstance(node, _Directory) or (node is not None and self._letter(node) == SYMLINK):
             self._known.clear()
@@ -246,7 +246,7 @@ class _Tree:
         layer = bisect_right(self._bases, code) - 1
         return self._layers[layer].targets[code - self._bases[layer]]
 
-    def _look_up(self, path: bytes) -> _Node | None:
+    def _look_up(self, path: bytes) -> _PathNode | None:
         """Return the node at a path; a symbolic link at its end is not followed."""
         parent, _, name = path.rpartition(b"/")
         directory = self._walk(parent, create=False) if path else None
@@ -397,7 +397,7 @@ class MergedTree:
 
     def find(self, path: bytes) -> TreeEntry | None:
         """Return the entry at a path without following symbolic links; its `inode` differs from that of `entries`."""
-        node: _Node | None = self._root
+        node: _PathNode | None = self._root
         for part in path.split(b"/") if path else ():
             if not isinstance(node, _Directory):
                 return None

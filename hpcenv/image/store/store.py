@@ -6,7 +6,7 @@ Runs on: LOGIN NODE.
     STORE/blobs/sha256/HEX        layers as downloaded (image/registry/blobs.py)
     STORE/indexes/sha256/HEX      index of a layer, under its diff_id (image/convert/layers.py)
     STORE/images/sha256-HEX.sif   a SIF; HEX is the image's manifest digest, or the SIF's own
-    STORE/images/sha256-HEX.json  its record (image/store/record.py)
+    STORE/images/sha256-HEX.json  its record (image/store/sif_record.py)
     STORE/leases/NAME             a process that is working (image/store/lease.py)
     STORE/tmp/HOST.PID....        unfinished work of that process
 
@@ -35,9 +35,8 @@ from hpcenv import filesystem
 from hpcenv.errors import Command, FileUnusable, HpcenvError, RecordInvalid, UsageError, WouldOverwrite
 from hpcenv.identity import sif
 from hpcenv.image.reference import Platform
-from hpcenv.image.store import lease
-from hpcenv.image.store import record as image_record
-from hpcenv.image.store.record import ImageRecord
+from hpcenv.image.store import lease, sif_record
+from hpcenv.image.store.sif_record import ImageRecord
 from hpcenv.progress import OnEvent, ignore
 from hpcenv.records.files import sync, write_text
 
@@ -266,7 +265,7 @@ class Store:
         path = self.record_path(digest)
         try:
             with open(path, encoding="utf-8") as file:
-                record = image_record.loads(file.read(image_record.LONGEST), origin=str(path))
+                record = sif_record.loads(file.read(sif_record.LONGEST), origin=str(path))
         except (OSError, UnicodeDecodeError, RecordInvalid):
             return None
         return record if record.digest == digest else None
@@ -423,7 +422,7 @@ class Store:
             for reference in reversed(before.references):
                 if reference not in record.references:
                     record = dataclasses.replace(record, references=(*record.references, reference))
-        self._write(image_record.dumps(record), self.record_path(record.digest))
+        self._write(sif_record.dumps(record), self.record_path(record.digest))
 
     def remember(self, digest: str, *, reference: str | None = None, index_digest: str | None = None) -> None:
         """Record that an image was used now, and the reference under which it was requested.
@@ -434,11 +433,11 @@ class Store:
             known = self.record(digest) if self.writable else None
             if known is None:
                 return
-            after = image_record.with_reference(known, reference, index_digest) if reference else known
+            after = sif_record.with_reference(known, reference, index_digest) if reference else known
             if after == known:
                 os.utime(self.record_path(digest))
             else:
-                self._write(image_record.dumps(after), self.record_path(digest))
+                self._write(sif_record.dumps(after), self.record_path(digest))
 
     def _write(self, text: str, path: Path, *, durable: bool = True) -> None:
         # In `tmp`, the next process removes the file if this process is killed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hpcenv.judge.checks.table import BY_ID, active
+from hpcenv.judge.checks.check_table import BY_ID, active
 from hpcenv.records.checks import CheckOutcome, CheckReport, CheckState, NodeChecks, PreflightSummary
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Manifest

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.floors import Floor, driver_floor
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
-from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.toolkits import check_driver_branch
 from hpcenv.judge.compat.torch_builds import X86_64, suggest_torch, would_run
 from hpcenv.judge.compat.versions import Numbers, numbers, older

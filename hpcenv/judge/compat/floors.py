@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcenv.judge.compat.table import Compat
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.versions import numbers, padded
 
 

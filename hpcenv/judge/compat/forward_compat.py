@@ -6,10 +6,10 @@ driver branch and GPUs.
 
 from __future__ import annotations
 
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.drivers import check_driver
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.judgement import Judgement
-from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.torch_builds import X86_64
 from hpcenv.judge.compat.versions import numbers, older
 from hpcenv.records.facts import CudaCompat, Facts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hpcenv.judge.compat.table import Compat, GpuModel
+from hpcenv.judge.compat.compat_table import Compat, GpuModel
 
 
 def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:

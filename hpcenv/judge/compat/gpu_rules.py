@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterable
 
 from hpcenv.judge.compat import forward_compat, table_file
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.image_rules import evaluate_require, requirements
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.kernels import covers, covers_built
-from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.torch_builds import X86_64
 from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcenv.judge.compat.architectures import ARCHITECTURE, TEGRA, cubin_for, ptx_for
+from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.judgement import Judgement
-from hpcenv.judge.compat.table import Compat
 from hpcenv.judge.compat.torch_builds import X86_64, suggest_torch, would_run
 from hpcenv.judge.compat.versions import numbers, older
 

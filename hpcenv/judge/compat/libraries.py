@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpcenv.judge.compat.compat_table import Compat, Pair
 from hpcenv.judge.compat.judgement import Judgement
-from hpcenv.judge.compat.table import Compat, Pair
 from hpcenv.judge.compat.versions import fits, minor, numbers, public, sort_key
 
 # Each library has the field `compat.NAME`.

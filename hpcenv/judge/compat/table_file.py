@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from hpcenv.errors import SpecError
+from hpcenv.judge.compat.compat_table import SCHEMA, Capability, Compat, Forward, GpuModel, Pair, TorchRelease
 from hpcenv.judge.compat.gpu_names import names
-from hpcenv.judge.compat.table import SCHEMA, Capability, Compat, Forward, GpuModel, Pair, TorchRelease
 from hpcenv.judge.compat.versions import Numbers, is_requirement, numbers, padded, sort_key
 
 # Libraries whose version the metadata of a torch wheel requires.

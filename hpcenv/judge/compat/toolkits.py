@@ -5,10 +5,10 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 
 from __future__ import annotations
 
+from hpcenv.judge.compat.compat_table import Capability, Compat
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
-from hpcenv.judge.compat.table import Capability, Compat
 from hpcenv.judge.compat.versions import less, numbers, older
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcenv.judge.compat.architectures import cubin_for
+from hpcenv.judge.compat.compat_table import Compat, TorchRelease
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.judgement import Judgement
-from hpcenv.judge.compat.table import Compat, TorchRelease
 from hpcenv.judge.compat.toolkits import check_driver_branch
 from hpcenv.judge.compat.versions import Numbers, less, minor, numbers, older, sort_key
 

@@ -19,8 +19,8 @@ from hpcenv.locking.wheels.names import fits, package_key, parse_wheel_name
 from hpcenv.locking.wheels.pip_request import ask_for_wheels
 from hpcenv.locking.wheels.pip_session import Unreachable
 from hpcenv.locking.wheels.proof import DIRECT, Index, InstalledDist, KnownFile, WheelProof, no_proof
-from hpcenv.locking.wheels.record import NotAWheel
 from hpcenv.locking.wheels.wheel_file import read_local
+from hpcenv.locking.wheels.wheel_record import NotAWheel
 
 OpenWheel = Callable[[str], BinaryIO]
 

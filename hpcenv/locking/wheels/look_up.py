@@ -16,9 +16,9 @@ from hpcenv.locking.wheels.lists import ListedWheel, WheelLists
 from hpcenv.locking.wheels.names import fits, is_of_package, package_key, parse_wheel_name
 from hpcenv.locking.wheels.pip_session import PipSession, Unreachable
 from hpcenv.locking.wheels.proof import DIRECT, InstalledDist, SeenWheel, other_program
-from hpcenv.locking.wheels.record import NotAWheel
 from hpcenv.locking.wheels.remote_wheel import read_remote
 from hpcenv.locking.wheels.wheel_file import WheelReading, read_local
+from hpcenv.locking.wheels.wheel_record import NotAWheel
 
 OTHERS_READ = 12  # how many wheels are tried if none has the installed tags
 

@@ -14,7 +14,7 @@ import tempfile
 from typing import Any, BinaryIO, cast
 
 from hpcenv.locking.wheels.pip_session import PipSession, Unreachable, hash_chunks, limited, raw_chunks
-from hpcenv.locking.wheels.record import NotAWheel
+from hpcenv.locking.wheels.wheel_record import NotAWheel
 
 TAIL_BYTES = 64 << 10  # contains the zip directory and the RECORD of a wheel with up to about 400 files
 DOWNLOAD_BYTES = 64 << 20  # for a server that allows no partial reads, or an index that states no hash

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from hpcenv.locking.wheels.pip_session import hash_chunks
-from hpcenv.locking.wheels.record import Contradiction, NotAWheel, wheel_programs, wheel_record_digests
+from hpcenv.locking.wheels.wheel_record import Contradiction, NotAWheel, wheel_programs, wheel_record_digests
 
 LOCAL_WHOLE_BYTES = 64 << 20  # every file in a local wheel of up to this size is compared with RECORD
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 
-from hpcenv.reproduction.record import RunRecord
+from hpcenv.reproduction.run_record import RunRecord
 
 
 def citation(record: RunRecord, authors: tuple[str, ...]) -> str:

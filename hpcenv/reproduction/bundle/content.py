@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, RecordInvalid, UsageError
+from hpcenv.records.code_listing import LINK, Listing, Untracked, content_of, is_importable, walk
 from hpcenv.records.codec import encode_record
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_file
-from hpcenv.records.listing import LINK, Listing, Untracked, content_of, is_importable, walk
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder

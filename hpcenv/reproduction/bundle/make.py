@@ -20,7 +20,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle import citation
 from hpcenv.reproduction.bundle.archive import BundleMember, counted, write_archive
 from hpcenv.reproduction.bundle.content import Content, collect
-from hpcenv.reproduction.record import RunRecord, read_record
+from hpcenv.reproduction.run_record import RunRecord, read_record
 from hpcenv.runs.entries import Sweep
 from hpcenv.runs.find import find_submitted
 from hpcenv.submission import credentials

@@ -17,7 +17,7 @@ from hpcenv.errors import BundleInvalid, RecordInvalid
 from hpcenv.records.codec import encode_record
 from hpcenv.reproduction.bundle import citation
 from hpcenv.reproduction.bundle.archive import Archive
-from hpcenv.reproduction.record import RunRecord, read_record
+from hpcenv.reproduction.run_record import RunRecord, read_record
 
 # Keys with text, or with facts about hpcenv itself.
 _TEXT = frozenset(("notes", "recorded_with", "source", "unknown", "schema"))

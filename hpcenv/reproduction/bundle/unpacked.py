@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hpcenv.errors import BundleInvalid, Command, FileUnusable, WouldOverwrite
 from hpcenv.progress import OnEvent, ignore
+from hpcenv.records.code_listing import LINK, content_of, walk
 from hpcenv.records.files import read_file
-from hpcenv.records.listing import LINK, content_of, walk
 from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, OnStep, counted, parse_sums
 from hpcenv.text import listed
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpcenv.judge.checks.table import BY_ID
+from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.judge.first_failure import FailureKind, FirstFailure, first_failure
 from hpcenv.machine.network import port_errors
 from hpcenv.records.files import open_regular

@@ -22,7 +22,7 @@ import pytest
 from hpcenv.facts import fabric_checks, gpu_checks, net_checks, pci_checks, places
 from hpcenv.incontainer.cores import count_cores
 from hpcenv.judge.checks import judge
-from hpcenv.judge.checks.table import BY_ID, CHECKS
+from hpcenv.judge.checks.check_table import BY_ID, CHECKS
 from hpcenv.machine import gpus, host_glibc, job_cgroup, limits
 from hpcenv.machine.network import port_errors
 from hpcenv.machine.network.port_errors import PortGrowth

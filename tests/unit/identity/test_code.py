@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcenv.identity import code
+from hpcenv.records.code_listing import Listing, content_of, digest_of
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
-from hpcenv.records.listing import Listing, content_of, digest_of
 from hpcenv.records.manifest import Source
 from hpcenv.records.run_folder import RunFolder
 

@@ -14,15 +14,15 @@ from http_server import Served, sha
 from layer_cases import base, write_layout
 
 from hpcenv.errors import FileUnusable, ImageUnavailable
+from hpcenv.image import free_space
 from hpcenv.image.convert.layer_index import LayerLimits
 from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, pull, resolve
 from hpcenv.image.reference import parse_layered, parse_platform
 from hpcenv.image.registry.source import Access
-from hpcenv.image.store import free_space
-from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
+from hpcenv.image.sif_proof import verify
+from hpcenv.image.store.sif_record import ImageRecord, Provenance, SifFacts
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_store
-from hpcenv.image.verify import verify
 from hpcenv.locking.image_path import find_path
 from hpcenv.progress import Event
 from hpcenv.project.store_config import StorePlace

@@ -20,10 +20,10 @@ from hpcenv.image.pull import BuiltImage, ConvertOptions, ImageRequest, pull
 from hpcenv.image.reference import Platform, parse_layered, parse_sif_reference
 from hpcenv.image.registry.blobs import BlobSpec
 from hpcenv.image.registry.source import Access
+from hpcenv.image.sif_proof import read_tree_digest
 from hpcenv.image.sif_registry import fetch_sif, resolve_sif
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_store
-from hpcenv.image.verify import read_tree_digest
 from hpcenv.project.store_config import StorePlace
 
 APPTAINER = r"""#!{python} -IS

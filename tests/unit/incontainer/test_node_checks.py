@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcenv.judge.checks.table import CHECKS
+from hpcenv.judge.checks.check_table import CHECKS
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "hpcenv" / "incontainer" / "node_checks.py"

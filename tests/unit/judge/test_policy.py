@@ -7,8 +7,8 @@ import pytest
 
 from hpcenv.errors import SpecError
 from hpcenv.judge import decide
-from hpcenv.judge.checks.table import BY_ID
-from hpcenv.judge.compat.table import PACKAGED
+from hpcenv.judge.checks.check_table import BY_ID
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.locking import difference, same_tree
 from hpcenv.project import lockfile, severities, toml_files
 from hpcenv.project.fields import FIELDS, Field

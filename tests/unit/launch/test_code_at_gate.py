@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from hpcenv.records.code_listing import Listing, content_of, digest_of
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.listing import Listing, content_of, digest_of
 from hpcenv.records.manifest import Source
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.verdict import NodeSettings, Verdict

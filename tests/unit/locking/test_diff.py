@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import tomlkit
 
+from hpcenv.api.environment import diff
 from hpcenv.errors import Status, UsageError
-from hpcenv.locking.diff import diff
 from hpcenv.project import lockfile as lock_model
 from tests.conftest import accept, hpcenv
 

@@ -11,11 +11,10 @@ import pytest
 from hpcenv.locking import difference
 from hpcenv.locking.difference import Change
 from hpcenv.project import fields
-from hpcenv.project.fields import Profile
 from hpcenv.project.lockfile import DirectUrlTable, DistTable, Lockfile, WheelTable
 from hpcenv.project.severities import severities
 from hpcenv.project.workspace import read_lockfile
-from hpcenv.records.manifest import Severity, Value
+from hpcenv.records.manifest import DeterminismProfile, Severity, Value
 
 SEEDS = Path(__file__).resolve().parents[2] / "fuzz" / "seeds" / "lockfile"
 
@@ -25,7 +24,7 @@ def lock(name: str = "sif.lock.toml") -> Lockfile:
 
 
 def compare(
-    left: Mapping[str, Value], right: Mapping[str, Value], profile: Profile = "off", **policy: Severity
+    left: Mapping[str, Value], right: Mapping[str, Value], profile: DeterminismProfile = "off", **policy: Severity
 ) -> tuple[Change, ...]:
     return difference.compare(left, right, severities=[severities({}), severities(policy, profile)])
 

@@ -19,7 +19,7 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.severities import severities
 from hpcenv.project.workspace import open_workspace, read_lockfile
-from hpcenv.submission.verify import verify
+from hpcenv.submission.verify_here import verify
 
 from ...conftest import TORCH, make_python  # noqa: TID252
 

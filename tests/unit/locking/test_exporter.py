@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from packaging.pylock import Pylock
 from packaging.requirements import Requirement
 
-from hpcenv.locking.exporter import ExportRequest, exporters
+from hpcenv.locking.export import exporters
+from hpcenv.locking.exporter import ExportRequest
 from hpcenv.locking.formats.cyclonedx import cyclonedx
 from hpcenv.locking.formats.environment import environment
 from hpcenv.locking.formats.pylock import WheelUrl, pylock, wheels_to_find

@@ -26,7 +26,7 @@ from hpcenv.locking.lock import LockResult
 from hpcenv.locking.project_image import _move_aside, registry_access
 from hpcenv.progress import Event
 from hpcenv.project.workspace import open_workspace, read_lockfile
-from hpcenv.submission.verify import verify
+from hpcenv.submission.verify_here import verify
 
 OCI = "application/vnd.oci.image."
 

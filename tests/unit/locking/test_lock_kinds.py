@@ -22,12 +22,12 @@ from http_server import Served, SifServed
 from image_fakes import sha
 from lock_world import check_project, lock_project
 
+from hpcenv.api.environment import diff
 from hpcenv.errors import ImageMismatch, ImageUnavailable, SpecError, UsageError
 from hpcenv.image.registry.source import Access
+from hpcenv.image.sif_proof import read_tree_digest
 from hpcenv.image.store.store_folder import open_place
-from hpcenv.image.verify import read_tree_digest
 from hpcenv.locking.definition_build import DefinitionBuild, build_definition, parse_bind, read_definition
-from hpcenv.locking.diff import diff
 from hpcenv.locking.export_packages import why_no_wheel
 from hpcenv.locking.formats.cyclonedx import cyclonedx
 from hpcenv.locking.formats.requirements import requirements
@@ -40,7 +40,7 @@ from hpcenv.project.lockfile import ContainerTable
 from hpcenv.project.workspace import open_workspace, read_lockfile
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
-from hpcenv.submission.verify import verify
+from hpcenv.submission.verify_here import verify
 
 OCI = "application/vnd.oci.image."
 LAYER = image_fakes.tar_layer({"opt/a": b"one"})

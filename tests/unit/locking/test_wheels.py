@@ -25,7 +25,7 @@ from hpcenv import incontainer
 from hpcenv.locking.wheels.find import find_wheels
 from hpcenv.locking.wheels.names import normal_name
 from hpcenv.locking.wheels.proof import Index, InstalledDist, KnownFile, WheelProof
-from hpcenv.locking.wheels.record import wheel_record_digests
+from hpcenv.locking.wheels.wheel_record import wheel_record_digests
 
 PROBE = Path(incontainer.__file__).parent / "probe"
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpcenv.facts import gpu_checks
 from hpcenv.judge.checks import judge
-from hpcenv.judge.checks.table import BY_ID
+from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.machine import gpus
 from hpcenv.project.severities import severities
 

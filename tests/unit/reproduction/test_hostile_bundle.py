@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from hpcenv.records.code_listing import Listing, digest_of
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.listing import Listing, digest_of
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle.archive import Archive, BundleMember, write_archive
 from hpcenv.reproduction.proofs import file_sha256

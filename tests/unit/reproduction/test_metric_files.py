@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcenv.records.code_listing import Listing
 from hpcenv.records.files import save_record
-from hpcenv.records.listing import Listing
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction import tensorboard
 from hpcenv.reproduction.metric_files import read_metric_files

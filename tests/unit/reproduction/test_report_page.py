@@ -18,9 +18,9 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction import plot, report_html, report_markdown
 from hpcenv.reproduction.compare import compare_runs
 from hpcenv.reproduction.measured import read_measured
-from hpcenv.reproduction.record import read_record
 from hpcenv.reproduction.report_origin import origin_rows
 from hpcenv.reproduction.run_page import RunPage, make_page
+from hpcenv.reproduction.run_record import read_record
 from tests import measured_runs, traces
 
 RECORDED = Path(__file__).parents[2] / "recorded_runs"

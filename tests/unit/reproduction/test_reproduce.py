@@ -16,16 +16,16 @@ import pytest
 
 from hpcenv.errors import FileUnusable, UsageError, WouldOverwrite
 from hpcenv.project.workspace import read_lockfile
+from hpcenv.records.code_listing import Listing, digest_of
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.listing import Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.attainable import expect, expect_after
 from hpcenv.reproduction.code_copy import copy_code
 from hpcenv.reproduction.compare import Steps, compare_runs
 from hpcenv.reproduction.cost import estimate
-from hpcenv.reproduction.record import read_record
 from hpcenv.reproduction.reproduction import find_target, verdict_of
+from hpcenv.reproduction.run_record import read_record
 from hpcenv.reproduction.rungs import _without_cluster, plan_rung
 from hpcenv.submission.request import SubmitOptions
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hpcenv.project.code_listing import changed_files
+from hpcenv.records.code_listing import Listing, content_of, digest_of
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.listing import Listing, content_of, digest_of
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.repetition import TracedSteps, earlier_repetitions
 from hpcenv.runs.entries import open_run

@@ -12,7 +12,7 @@ import run_folders as folders
 
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.clean import CleanRequest, clean, plan_clean
-from hpcenv.runs.listing import list_lines
+from hpcenv.runs.run_list import list_lines
 from hpcenv.submission.submit import make_folder
 
 NEVER = "never queued, according to Slurm; `hpcenv clean a` removes it"

@@ -17,7 +17,7 @@ from hpcenv.project import site_files
 from hpcenv.project.context import Context
 from hpcenv.project.site_profile import profile
 from hpcenv.project.workspace import open_workspace, read_lockfile
-from hpcenv.submission import choose_site, preflight
+from hpcenv.submission import choose_site, early_checks
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
@@ -330,7 +330,7 @@ def test_test_only_prints_slurms_estimate_and_leaves_nothing(
 
 
 def test_room_is_looked_for_where_the_run_folder_will_be(tmp_path: Path) -> None:
-    assert preflight.check_space(tmp_path / "not" / "yet" / "run") == []
+    assert early_checks.check_space(tmp_path / "not" / "yet" / "run") == []
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_room_is_looked_for_where_the_run_folder_will_be(tmp_path: Path) -> None
     [(1, 6, True), (2, 60, True), (2.1, 60, False), (1, 0, False), (None, 60, False)],
 )
 def test_a_job_that_slurm_may_stop_as_it_begins_is_named(minutes, grace, is_said):
-    said = "".join(preflight.check_warning(minutes, grace))
+    said = "".join(early_checks.check_warning(minutes, grace))
     assert ("may get the stop signal as it begins" in said, f"{grace} s (--grace)" in said) == (is_said, is_said)
 
 
@@ -354,8 +354,8 @@ def test_a_job_that_slurm_may_stop_as_it_begins_is_named(minutes, grace, is_said
 def test_a_full_file_system_is_refused(tmp_path: Path, options: str, fails: bool, said: str) -> None:
     # In a mount namespace of its own: nothing of it is left, whatever happens.
     program = (
-        "import sys; from pathlib import Path; from hpcenv.submission import preflight; from hpcenv.errors import HpcenvError\n"
-        "try: print(*preflight.check_space(Path(sys.argv[1]) / 'runs' / 'a'))\n"
+        "import sys; from pathlib import Path; from hpcenv.submission import early_checks; from hpcenv.errors import HpcenvError\n"
+        "try: print(*early_checks.check_space(Path(sys.argv[1]) / 'runs' / 'a'))\n"
         "except HpcenvError as error: print(error.code, error)\n"
     )
     command = f'mount -t tmpfs -o {options} none "$1" && exec "$2" -c "$3" "$1"'

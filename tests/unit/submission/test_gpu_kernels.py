@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcenv.errors import SpecError, SubmitRejected
-from hpcenv.judge.compat.table import PACKAGED
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.project import toml_files
 from hpcenv.project.lockfile import BuiltTable, WheelTable
 from hpcenv.project.workspace import open_workspace, read_lockfile

@@ -12,9 +12,9 @@ from hpcenv.project.context import Context
 from hpcenv.project.site_profile import Profile, profile
 from hpcenv.project.site_when import RunFacts
 from hpcenv.records.manifest import Environment, Overlay
+from hpcenv.submission.early_checks import places_of_nodes
 from hpcenv.submission.locked_container import program_of, with_wrapper
 from hpcenv.submission.plan import Call
-from hpcenv.submission.preflight import places_of_nodes
 from hpcenv.submission.request import CopiedCode, SubmitOptions
 
 SIF = Environment(kind="sif", python="python3", sif="/a.sif", apptainer="/bin/apptainer")

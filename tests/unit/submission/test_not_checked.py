@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpcenv.api.environment import diff
 from hpcenv.errors import Status
-from hpcenv.locking.diff import diff
 
 READS = "import pathlib, sys\nprint('READ', ascii(pathlib.Path(sys.argv[1]).read_bytes()), flush=True)\n"
 

@@ -18,8 +18,8 @@ import tomlkit
 from hpcenv.errors import HpcenvError
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace
+from hpcenv.records.code_listing import Listing, digest_of
 from hpcenv.records.files import load_record
-from hpcenv.records.listing import Listing, digest_of
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcenv.judge.checks.table import CHECKS
+from hpcenv.judge.checks.check_table import CHECKS
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace
 from hpcenv.survey.here import check_this_machine

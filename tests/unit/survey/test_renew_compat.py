@@ -14,7 +14,7 @@ import pytest
 
 from hpcenv.errors import SpecError
 from hpcenv.judge.compat import table_file
-from hpcenv.judge.compat.table import PACKAGED
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.project import compatibility, toml_files
 
 ROOT = Path(__file__).resolve().parents[3]

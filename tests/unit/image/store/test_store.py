@@ -18,10 +18,9 @@ import pytest
 from hpcenv import filesystem
 from hpcenv.errors import FileUnusable, RecordInvalid, UsageError, WouldOverwrite
 from hpcenv.filesystem import Space
-from hpcenv.image.store import lease
-from hpcenv.image.store import record as image_record
+from hpcenv.image.store import lease, sif_record
 from hpcenv.image.store import store as stores
-from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
+from hpcenv.image.store.sif_record import ImageRecord, Provenance, SifFacts
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_store
 
@@ -182,7 +181,7 @@ def test_a_store_of_another_user_can_be_read_and_says_why_it_is_not_written() ->
     """As user 12345, in a process of its own: root may write everywhere."""
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from hpcenv import filesystem, process; from hpcenv.image.store import lease, store_folder; from hpcenv.identity import sif; import hpcenv.image.store.record\n"
+        "from hpcenv import filesystem, process; from hpcenv.image.store import lease, store_folder; from hpcenv.identity import sif; import hpcenv.image.store.sif_record\n"
         "os.chdir('/'); os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "found = store_folder.open_store(Path(sys.argv[1]), create=True)\n"
         "print(found.writable, len(found.list_images()))\n"
@@ -327,7 +326,7 @@ def test_references_are_remembered(store: Store) -> None:
 
 def test_a_record_survives_being_written_and_read() -> None:
     record = make_record()
-    assert image_record.loads(image_record.dumps(record), origin="x") == record
+    assert sif_record.loads(sif_record.dumps(record), origin="x") == record
 
 
 @pytest.mark.parametrize(
@@ -336,20 +335,20 @@ def test_a_record_survives_being_written_and_read() -> None:
      {"made": {"builder": "hand", "tools": {}}}, {"tree_sha256": "0"}, {"references": [1]}],
 )  # fmt: skip
 def test_a_record_that_is_not_one_is_refused(changes: dict[str, object]) -> None:
-    data = json.loads(image_record.dumps(make_record())) | changes
+    data = json.loads(sif_record.dumps(make_record())) | changes
     with pytest.raises(RecordInvalid):
-        image_record.loads(json.dumps(data), origin="x")
+        sif_record.loads(json.dumps(data), origin="x")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"schema": 1}', "[" * 100_000, "\ud800"])
 def test_no_text_is_a_crash(text: str) -> None:
     with pytest.raises(RecordInvalid):
-        image_record.loads(text, origin="x")
+        sif_record.loads(text, origin="x")
 
 
 def test_a_record_of_another_image_is_none(store: Store) -> None:
     publish(store)
-    text = image_record.dumps(dataclasses.replace(make_record(), digest=OTHER))
+    text = sif_record.dumps(dataclasses.replace(make_record(), digest=OTHER))
     store.record_path(DIGEST).write_text(text)
     assert store.record(DIGEST) is None
     store.record_path(DIGEST).write_bytes(b"\xff")

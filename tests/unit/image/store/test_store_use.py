@@ -17,7 +17,7 @@ from hpcenv import filesystem
 from hpcenv.errors import EnvironmentUnreadable, FileUnusable, ImageMismatch, ImageUnavailable, UsageError
 from hpcenv.identity import sif
 from hpcenv.image.store import lease
-from hpcenv.image.store.record import ImageRecord, Provenance, SifFacts
+from hpcenv.image.store.sif_record import ImageRecord, Provenance, SifFacts
 from hpcenv.image.store.store import Store
 from hpcenv.image.store.store_folder import open_store
 from hpcenv.locking.image_inspect import inspect, source_of

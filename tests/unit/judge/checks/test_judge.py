@@ -6,7 +6,7 @@ import pytest
 
 from hpcenv.judge import decide, verdict_table
 from hpcenv.judge.checks import judge
-from hpcenv.judge.checks.table import BY_ID, CHECKS, active
+from hpcenv.judge.checks.check_table import BY_ID, CHECKS, active
 from hpcenv.project.severities import resolve
 from hpcenv.records.checks import CheckOutcome, CheckReport, NodeChecks
 from hpcenv.records.codec import encode_record

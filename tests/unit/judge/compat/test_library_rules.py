@@ -7,7 +7,7 @@ import pytest
 
 from hpcenv.errors import SpecError
 from hpcenv.judge.compat import gpu_rules, library_rules
-from hpcenv.judge.compat.table import PACKAGED
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.project import severities, toml_files
 from hpcenv.records.manifest import GpuNeeds, PackageExpectation
 

@@ -7,9 +7,9 @@ import pytest
 
 from hpcenv.errors import SpecError
 from hpcenv.judge.compat import table_file
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.judge.compat.drivers import check_driver
 from hpcenv.judge.compat.floors import driver_floor
-from hpcenv.judge.compat.table import PACKAGED
 from hpcenv.project import compatibility, toml_files
 
 TABLE = compatibility.table()

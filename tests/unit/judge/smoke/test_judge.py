@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpcenv.judge.checks.table import BY_ID
+from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.judge.smoke.judge import judge, needs_pairs
 from hpcenv.judge.smoke.plan import rounds
 from hpcenv.records.checks import CheckOutcome

@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 from hpcenv.errors import BundleInvalid, FileUnusable, HpcenvError, UsageError, WouldOverwrite
+from hpcenv.records.code_listing import Listing, Untracked, content_of, digest_of
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.listing import Listing, Untracked, content_of, digest_of
 from hpcenv.records.manifest import Manifest, Setting, Source
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.bundle.archive import SUMS, Archive, BundleMember, write_archive
+from hpcenv.reproduction.bundle.bundle_check import verify_bundle
 from hpcenv.reproduction.bundle.make import make
 from hpcenv.reproduction.bundle.unpacked import unpack_once
-from hpcenv.reproduction.bundle.verify import verify_bundle
 from tests import measured_runs
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -11,7 +11,7 @@ from hpcenv.records.codec import decode_record, encode_record
 from hpcenv.records.facts import Facts, Network
 from hpcenv.records.files import save_record
 from hpcenv.records.manifest import Secret, Setting
-from hpcenv.reproduction.record import RunRecord, read_record
+from hpcenv.reproduction.run_record import RunRecord, read_record
 from tests import measured_runs, run_folders
 
 

@@ -5,7 +5,7 @@ Runs on: COMPUTE NODE and LOGIN NODE. Plain ASCII, 80 columns, no colour.
 
 from __future__ import annotations
 
-from hpcenv.judge.checks.table import CHECKS
+from hpcenv.judge.checks.check_table import CHECKS
 from hpcenv.records.smoke import SmokeResult
 from hpcenv.text import plural, visible_ascii, wrap
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcenv.errors import DataUnavailable
-from hpcenv.hub.listing import MOST_FILES, HubFile, parse_entries, select
+from hpcenv.hub.repository_files import MOST_FILES, HubFile, parse_entries, select
 from tests.hub_server import entry, git_sha1, sha256
 
 

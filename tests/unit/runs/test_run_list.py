@@ -10,7 +10,7 @@ import run_folders as folders
 
 from hpcenv.errors import UsageError
 from hpcenv.runs.find import find, find_run
-from hpcenv.runs.listing import list_lines
+from hpcenv.runs.run_list import list_lines
 
 
 def lines(where: Path, fake_slurm: Any, **words: Any) -> dict[str, tuple[str, str]]:

@@ -16,16 +16,17 @@ from hpcenv.progress import OnEvent, ignore
 from hpcenv.project import stale
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.workspace import parse_lockfile
+from hpcenv.records.code_listing import LINK, Listing, digest_of
 from hpcenv.records.codec import decode_record
-from hpcenv.records.listing import LINK, Listing, digest_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.verdict import Result
 from hpcenv.reproduction.bundle.archive import SUMS, Archive, counted
 from hpcenv.reproduction.bundle.make import ABOUT, IMAGE, RECORD, About
 from hpcenv.reproduction.bundle.same_record import differences, record_again, repeated
 from hpcenv.text import listed
 
-PartResult = Literal["match", "mismatch", "unknown", "absent"]
+PartResult = Literal[Result, "absent"]
 
 _LONGEST_LOCKFILE = 4 << 20
 _LONGEST_RECORD = 64 << 20
@@ -67,7 +68,7 @@ class VerifiedBundle:
     left_out: dict[str, str]
 
     @property
-    def result(self) -> PartResult:
+    def result(self) -> Result:
         """The worst result of all checks. A part that the bundle does not have does not count."""
         results = {check.result for check in self.checks}
         return "mismatch" if "mismatch" in results else "unknown" if "unknown" in results else "match"

@@ -17,7 +17,7 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.records.manifest import Severity
 from hpcenv.records.verdict import Finding, Result, Verdict
-from hpcenv.submission.verify import outcome, verify
+from hpcenv.submission.verify_here import outcome, verify
 
 from ...conftest import TORCH, make_python  # noqa: TID252
 

@@ -26,7 +26,7 @@ from hpcenv.errors import (
 )
 from hpcenv.facts import facts
 from hpcenv.judge import decide
-from hpcenv.judge.compat.table import PACKAGED
+from hpcenv.judge.compat.compat_table import PACKAGED
 from hpcenv.judge.decide import DIFFERS_BETWEEN_NODES
 from hpcenv.locking import same_tree
 from hpcenv.locking.environment import container_environment, host_environment
@@ -43,7 +43,7 @@ from hpcenv.project.workspace import Workspace, notes_on, read_lockfile
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Bind, Environment, Manifest
-from hpcenv.records.verdict import Finding, Verdict
+from hpcenv.records.verdict import Finding, Result, Verdict
 from hpcenv.submission import choose_site
 from hpcenv.submission.locked import (
     default_level,
@@ -247,7 +247,7 @@ def _manifest(
     )
 
 
-VerifyOutcome = Literal["match", "warned", "mismatch", "unknown", "nodes-disagree"]
+VerifyOutcome = Literal[Result, "warned", "nodes-disagree"]
 
 
 def outcome(verdict: Verdict, *, strict: bool) -> tuple[VerifyOutcome, int]:
