@@ -180,15 +180,15 @@ def diff(
     determinism: DeterminismProfile | None = None,
     runs_dir: str | None = None,
 ) -> DiffResult:
-    """Say what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
+    """Return what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
 
-    Each side has the severities of its lockfile: [policy] and profile. The stricter one counts.
+    The lockfile of each side sets severities, by [policy] and profile. The stricter severity counts.
 
     Args:
-        left, right: each a lockfile's path, the name of one of the project's lockfiles, one of these as it was in a
+        left, right: each is the path of a lockfile, the name of a lockfile of the project, a lockfile as it was in a
             commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
         project: a folder of the project; relative paths begin there.
-        determinism: judge both sides by this profile; `bitwise` for runs that should agree in every bit.
+        determinism: judge both sides by this profile. Use `bitwise` for runs that should agree in every bit.
         runs_dir: folder of runs, if not the project's.
 
     Raises:
