@@ -268,6 +268,7 @@ def _profile_in_words(site: SiteFile) -> str:
         ("variables", list(site.env)),
         ("sbatch gets", [*site.sbatch, *(one.name for one in site.option if one.program == "sbatch")]),
         ("srun gets", [*site.srun, *(one.name for one in site.option if one.program == "srun")]),
+        ("samples of jobs are written to", [] if site.watch.prometheus is None else [site.watch.prometheus]),
         ("nodes are reached as", [] if site.rendezvous is None else [site.rendezvous.host]),
     )
     said = [f"{what} {', '.join(names)}" for what, names in parts if names]

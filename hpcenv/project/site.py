@@ -316,6 +316,16 @@ class SlurmTable(Document):
     partition: tuple[PartitionTable, ...] = ()
 
 
+class SiteWatchTable(Document):
+    """[watch]: what the site wants to know of its users' jobs.
+
+    Attributes:
+        prometheus: a folder of node_exporter's textfile collector, in which jobs may write.
+    """
+
+    prometheus: AbsolutePath | None = None
+
+
 class SiteFile(Document):
     """The content of a site profile's file.
 
@@ -346,6 +356,7 @@ class SiteFile(Document):
     env: Annotated[dict[str, Variables], AfterValidator(_variables)] = {}
     base_image: tuple[BaseImageTable, ...] = ()
     slurm: SlurmTable = SlurmTable()
+    watch: SiteWatchTable = SiteWatchTable()
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -182,10 +182,14 @@ class WatchTable(Document):
 
     sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
 
-    def options(self) -> WatchOptions | None:
-        """Return what the nodes do; None where nothing is watched."""
+    def options(self, prometheus: str) -> WatchOptions | None:
+        """Return what the nodes do; None where nothing is watched.
+
+        Args:
+            prometheus: folder of the site for the newest sample; empty without one.
+        """
         sample = int(self.sample)
-        return WatchOptions(sample=sample) if sample else None
+        return WatchOptions(sample=sample, prometheus=prometheus) if sample else None
 
 
 class PathsTable(Document):

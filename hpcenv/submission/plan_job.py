@@ -508,7 +508,7 @@ def _manifest(
     ranks, replaced = add_own(given, own, ": the ranks may not find the data of [[data]]")
     manifest = _described(wanted, shape, gate, place, started, ranks)
     compared = resume.compare(place.checkpoint, shape.lockfile, shape.request, manifest)
-    manifest, strict = _with_determinism(manifest, wanted, shape.lockfile)
+    manifest, strict = _with_determinism(manifest, wanted, shape.lockfile, shape.profile)
     hides = (f"{one}: the ranks import it" for one in manifest.hides)
     notes = (
         *hides,
@@ -596,7 +596,9 @@ def _hidden(wanted: _Wanted, lockfile: Lockfile, environment: Environment) -> tu
     return hidden_names(folder, lockfile, packages)
 
 
-def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile) -> tuple[Manifest, tuple[str, ...]]:
+def _with_determinism(
+    manifest: Manifest, wanted: _Wanted, locked: Lockfile, profile: Profile | None
+) -> tuple[Manifest, tuple[str, ...]]:
     """Return the manifest with the severities of the gate, and with what the ranks apply and record; and notes."""
     options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
     if not manifest.launches:
@@ -612,7 +614,7 @@ def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile) -> 
         severities=gate_severities(locked, gpus=gpus, profile=strict.profile),
         determinism=strict,
         recording=determinism.recording_options(options, project),
-        watch=project.watch.options(),
+        watch=project.watch.options(("" if profile is None else profile.file.watch.prometheus) or ""),
         start_hook_sha256=start_hook_digest(),
     )
     return manifest, replaced

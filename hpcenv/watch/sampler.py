@@ -18,6 +18,7 @@ from typing import Any
 
 from hpcenv.machine.gpu_use import GpuWatch
 from hpcenv.records.samples import GpuUse, Sample, samples_line
+from hpcenv.watch import prometheus
 from hpcenv.watch.node_use import NodePlaces, NodeWatch
 from hpcenv.watch.pulses import processes, read_pulses
 from hpcenv.watch.rank_use import RankLook
@@ -43,6 +44,10 @@ class Sampler:
         self._host = NodeWatch(NodePlaces(tmp=Path(tempfile.gettempdir())))
         self._gpus = GpuWatch(self._processes) if node.manifest.gpus_per_node else None
         self._minute: list[Sample] = []
+        self._folder = Path(node.options.prometheus) if node.options.prometheus else None
+        self._labels = {
+            "job_id": node.this_node.job_id, "node": node.this_node.node, "run": node.run.path.name,
+        }  # fmt: skip
         self._written = 0
         self._problem = ""
 
@@ -55,6 +60,8 @@ class Sampler:
         """Write what was collected; the ranks have ended, so no sample is taken."""
         if self._minute:
             self._write(together(self._minute))
+        if self._folder is not None:
+            prometheus.withdraw(self._folder, self._labels)
 
     def _processes(self) -> dict[int, int]:
         return dict(processes(self._pulses))
@@ -69,6 +76,7 @@ class Sampler:
             ranks=self._ranks.look(self._pulses, self._processes(), now),
         )
         self._last = now
+        self._publish(sample)
         if now - self._begin < _HOURS_IN_FULL * 3600:
             self._write(sample)
             return
@@ -76,6 +84,15 @@ class Sampler:
         if sum(one.seconds for one in self._minute) >= _SECONDS_OF_A_RECORD:
             self._write(together(self._minute))
             self._minute = []
+
+    def _publish(self, sample: Sample) -> None:
+        """Write the newest sample where the site's Prometheus finds it; the first problem is said, and ends it."""
+        try:
+            if self._folder is not None:
+                prometheus.publish(sample, self._folder, self._labels)
+        except OSError as error:
+            self._folder = None
+            sys.stderr.write(f"hpcenv: node {self._node.this_node.node}: nothing for Prometheus: {error}\n")
 
     def _look_at_gpus(self) -> tuple[GpuUse, ...]:
         if self._gpus is None:

@@ -55,7 +55,9 @@ def test_a_line_that_is_cut_is_left_out_and_a_damaged_one_is_told(tmp_path: Path
 def made(make_manifest: Callable[..., Manifest], tmp_path: Path) -> Sampler:
     manifest = make_manifest(run_folder=str(tmp_path))
     this_node = ThisNode(node="n1", nodes=("n1",), attempt=2, job_id="77")
-    node = WatchedNode(manifest=manifest, this_node=this_node, launch=1, options=WatchOptions(sample=10))
+    (tmp_path / "prom").mkdir()
+    options = WatchOptions(sample=10, prometheus=str(tmp_path / "prom"))
+    node = WatchedNode(manifest=manifest, this_node=this_node, launch=1, options=options)
     return Sampler(node, begin=1000.0)
 
 
@@ -71,7 +73,11 @@ def test_a_sample_is_taken_when_it_is_time_and_after_hours_a_minute_is_one_recor
     made.attend(later)
     for second in range(later, later + 125, 10):
         made.attend(second)
+    (published,) = (tmp_path / "prom").iterdir()
+    assert published.name == "hpcenv-77-n1.prom"
+    assert f'run="{tmp_path.name}"' in published.read_text()
     made.finish(later + 125)
+    assert not published.exists()
     found = samples.read_samples(path, node="n1", attempt=2).samples[3:]
     assert [one.seconds for one in found[1:]] == [60, 60]
     assert all(one.least and one.most for one in found[1:])
