@@ -35,11 +35,17 @@ ON_NODE = Path(__file__).parent / "trees_on_node.py"
 HOST = IMAGE.removeprefix("docker://").split("/", 1)[0]
 # What the images of jupyter and of others set, and their files use.
 BASE_ENV = {"CONDA_DIR": "/opt/conda", "NB_USER": "jovyan", "NB_UID": "1000", "NB_GID": "100"}
+# Small, for the thirty conversions: what the lines of Dockerfiles use of Debian, without Python, Perl and documents.
 BASE = f"""
-FROM @BASE@
+FROM @BASE@ AS all
 COPY shell functions /usr/lib/stand-in/
+RUN rm -rf /usr/lib/python3* /usr/local/lib /usr/include /usr/share /usr/lib/gcc /usr/lib/apt /var/lib /var/cache \\
+ && find /usr/lib/x86_64-linux-gnu /usr/bin /usr/sbin -xdev -size +1500k ! -name 'libc*' -delete ; \\
+ find /usr/lib/x86_64-linux-gnu -mindepth 1 -maxdepth 1 -type d -exec rm -rf {{}} + ; mkdir -p /usr/share /var/lib
 RUN mv /bin/bash /usr/lib/stand-in/ && cp /usr/lib/stand-in/shell /bin/bash && ln -sf bash /bin/sh \\
  && useradd --uid 1000 --gid 100 --create-home jovyan && touch /var/log/stand-in && chmod 666 /var/log/stand-in
+FROM scratch
+COPY --from=all / /
 ENV {" ".join(f"{name}={value}" for name, value in BASE_ENV.items())}
 """
 
@@ -159,7 +165,11 @@ REFUSED: dict[str, str] = {}
 )
 def test_the_sif_has_the_tree_and_the_variables_of_the_image(lab: Lab, name: str) -> None:
     number = str(drawn().index(name))
-    bases = [word for image in needed((lab.here / number / "context" / "Dockerfile").read_text()).images for word in ("--tag", image)]
+    bases = [
+        word
+        for image in needed((lab.here / number / "context" / "Dockerfile").read_text()).images
+        for word in ("--tag", image)
+    ]
     lab.buildah("build", "--pull-never", *bases, "base", cwd=number)
     before = lab.images()
     words = ("image", "build", "Dockerfile", "--engine", "buildah", "--store", f"{lab.folder}/store")
@@ -180,8 +190,10 @@ def test_the_sif_has_the_tree_and_the_variables_of_the_image(lab: Lab, name: str
         if not (pair[0] is None and (path.encode() in ADDED or path.startswith(".singularity.d/")))
     }
     assert unlike == {}
-    assert compared["paths"] > 1000
+    assert compared["paths"] > 500
     said = lab.cluster.must("apptainer", "-q", "exec", "--cleanenv", path, "env", "-0")
     inside = dict(entry.split("=", 1) for entry in said.split("\0") if entry)
     expected = dict(entry.split("=", 1) for entry in compared["config"]["Env"])
+    # Apptainer adds the folder in which --nv puts the driver.
+    inside["LD_LIBRARY_PATH"] = inside.get("LD_LIBRARY_PATH", "").removesuffix(":/.singularity.d/libs")
     assert {key: inside.get(key) for key in expected} == expected

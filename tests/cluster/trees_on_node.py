@@ -40,7 +40,9 @@ def main(image: str, sif: str, offset: str) -> None:
     container = said("buildah", "from", "--pull-never", image)
     config = json.loads(said("buildah", "inspect", "--type", "image", image))["OCIv1"].get("config", {})
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["unsquashfs", "-n", "-q", "-o", offset, "-d", f"{folder}/sif", sif], check=True, stdout=sys.stderr)
+        subprocess.run(
+            ["unsquashfs", "-n", "-q", "-o", offset, "-d", f"{folder}/sif", sif], check=True, stdout=sys.stderr
+        )
         trees = {"image": tree(said("buildah", "mount", container)), "sif": tree(f"{folder}/sif")}
     said("buildah", "rm", container)
     names = sorted(trees["image"].keys() | trees["sif"].keys())
