@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import random
-import re
 import shutil
 import tarfile
 import uuid
