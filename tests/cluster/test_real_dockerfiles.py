@@ -68,7 +68,9 @@ def needed(text: str) -> Needed:
     parsed = dockerfile.parse(text)
     stages = {stage.name.lower() for stage in parsed.stages} | {str(n) for n in range(len(parsed.stages))}
     images = {stage.base for stage in parsed.stages if stage.parent is None and stage.base != "scratch"}
-    values, context, made = dict(BASE_ENV), set(), set()
+    values = dict(BASE_ENV)
+    context: set[str] = set()
+    made: set[str] = set()
     for instruction in (*parsed.global_arguments, *(one for stage in parsed.stages for one in stage.instructions)):
         if instruction.name in ("ARG", "ENV"):
             for name, value in dockerfile.assignments(instruction):
