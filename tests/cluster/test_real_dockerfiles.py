@@ -158,12 +158,7 @@ SHORT = (
     "axolotl-ai-cloud/axolotl/.runpod/Dockerfile",
 )
 # The line for which a build is refused: buildah itself fetches what ADD names, and there is no network.
-REFUSED = {
-    "huggingface/text-generation-inference/Dockerfile_llamacpp": "ADD https://github.com/ggml-org/llama.cpp/",
-    "aws-samples/awsome-distributed-training/3.test_cases/pytorch/optimum-neuron/llama3/kubernetes/fine-tuning/Dockerfile": (
-        "ADD https://github.com/huggingface/optimum-neuron/"
-    ),
-}
+REFUSED = {"huggingface/text-generation-inference/Dockerfile_llamacpp": "ADD https://github.com/ggml-org/llama.cpp/"}
 
 
 @pytest.mark.parametrize(
