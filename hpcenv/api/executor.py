@@ -102,7 +102,8 @@ class Executor(ScriptExecutor):
 
     def plan(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
         """Decide everything about a job; writes and submits nothing. `plan(...).script` is the batch script."""
-        return self._submission([utils.DelayedSubmission(function, *args, **kwargs)]).plan()
+        with refused_as_in_submitit():
+            return self._submission([utils.DelayedSubmission(function, *args, **kwargs)]).plan()
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]

@@ -43,7 +43,8 @@ def plan_job(
     """
     given = from_keywords(str(script), args, options)
     workspace, context = open_here(project, command_of(given))
-    return planning.plan_job(workspace, given, context)
+    with refused_as_in_submitit():
+        return planning.plan_job(workspace, given, context)
 
 
 def submit(

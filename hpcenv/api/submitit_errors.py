@@ -7,11 +7,13 @@ raises ValueError, `AutoExecutor` NameError, and a constructor TypeError.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from submitit.core import utils
 
 from hpcenv.errors import JobFailed, SubmitRejected, UsageError
+from hpcenv.project.options import in_place
 
 
 class NoResult(JobFailed, utils.UncompletedJobError):
@@ -35,4 +37,12 @@ def refused_as_in_submitit() -> Iterator[None]:
         # An uncertain submission keeps its class: the job may be queued.
         if type(error) is not SubmitRejected:
             raise
-        raise NotSubmitted(error.what, why=error.why, hint=error.hint) from error
+        raise NotSubmitted(error.what, why=error.why, hint=_in_python(error)) from error
+
+
+def _in_python(error: SubmitRejected) -> str | None:
+    """Add the keywords of the options that the error names as they are typed."""
+    said = f"{error.why} {error.hint}"
+    named = [option for option in in_place("python") if re.search(rf"{re.escape(option.flag)}(?![\w-])", said)]
+    keywords = ", ".join(f"`{option.flag}` is `{option.name}=`" for option in named)
+    return "; ".join(str(part) for part in (error.hint, keywords and f"in Python {keywords}") if part) or None

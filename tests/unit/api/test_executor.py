@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from submitit.core.utils import DelayedSubmission
+from submitit.core.utils import DelayedSubmission, FailedJobError
 
 import hpcenv as api
 from hpcenv.errors import HpcenvError, JobFailed, UsageError
@@ -419,3 +419,15 @@ def test_somebody_elses_file_is_never_loaded(tmp_path: Path) -> None:
         function.read_result(path)
     assert "not a file of yours" in str(caught.value.why)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("more", [{"exclude": "n9999"}, {"additional_parameters": {"exclude": "n9999"}}])
+def test_what_the_cluster_does_not_have_is_refused_with_the_keyword(
+    project: Path, slurm: Any, more: dict[str, Any]
+) -> None:
+    executor = api.Executor(project / "jobs", project=project)
+    executor.update_parameters(time=5, **more)
+    with pytest.raises(FailedJobError, match="there is no node `n9999`") as caught:
+        executor.submit(divmod, 7, 2)
+    assert str(caught.value.hint).endswith("; in Python `--exclude` is `exclude=`")
+    assert slurm.calls("sbatch") == []

@@ -4,7 +4,7 @@ import pytest
 
 from hpcenv.judge import gpu_start
 from hpcenv.judge.gpu_start import AskedNode
-from hpcenv.records.manifest import Environment, Setting
+from hpcenv.records.manifest import Environment, Expectation, FieldSeverity, PreflightOptions, Setting
 
 GPUS = [{"index": n, "model": "NVIDIA H100", "uuid": f"GPU-{n}", "bus": f"0000:0{n}:00.0"} for n in range(8)]
 FILES = [*(f"nvidia{n}" for n in range(8)), "nvidia-uvm", "nvidiactl"]
@@ -120,3 +120,24 @@ def test_no_answer_is_unknown_with_the_node_and_the_place(judge):
     assert answer.why.endswith("no answer within 120 s, at GPU 3")
     assert answer.difference.unknown
     assert "torch cannot be imported" in judge({"problem": "torch cannot be imported: x"}).why
+
+
+INFO = (FieldSeverity(field="cuda.start", severity="info"), FieldSeverity(field="**", severity="must"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"gpus_per_node": 0, "severities": INFO}, ""),
+        ({"preflight": PreflightOptions(skipped=("cuda.start",))}, "--skip-check cuda.start"),
+        ({"preflight": PreflightOptions(allow_cpu_torch=True)}, "--allow-cpu-torch"),
+        ({"severities": INFO}, '[policy]: "cuda.start" is `info`'),
+        (
+            {"expectations": (Expectation(field="torch.version", value="absent", severity="must"),)},
+            "the locked environment has no torch",
+        ),
+    ],
+)
+def test_why_gpus_are_not_tried(make_manifest, changes, words):
+    assert gpu_start.why_not_tried(make_manifest(**{"gpus_per_node": 8, **changes})) == words

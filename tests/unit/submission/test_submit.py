@@ -233,7 +233,7 @@ def test_gpus_that_the_locked_torch_cannot_use_are_refused(plan: Make, project: 
     assert "--gpus 0 --nproc R" in str(error.hint)
     assert "--allow-cpu-torch" in str(error.hint)
     checked = refused(lambda: plan(script=None, cluster=cluster), "submit-rejected")
-    assert str(checked.hint).startswith("leave out --gpus")
+    assert str(checked.hint).startswith("leave out --gpus (in an allocation with GPUs: --gpus 0), or lock")
 
 
 def test_gpus_that_are_allowed_to_be_idle_are_recorded_and_not_compared(plan: Make) -> None:
