@@ -42,6 +42,7 @@ class Options:
         errors: folder for the error of a rank that another program than torchrun may start; empty for none.
         cpus: of each local rank, the CPUs that it is bound to, as Linux writes lists of CPUs.
         gpus: the run has GPUs: the device of the first backward pass is recorded.
+        watch: folder in which the rank and the watcher of its node meet; empty for none.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -57,6 +58,7 @@ class Options:
         self.errors = data.get("errors") or ""
         self.cpus = list(data.get("cpus") or ())
         self.gpus = bool(data.get("gpus"))
+        self.watch = data.get("watch") or ""
         if self.profile not in switches.PROFILES:
             raise ValueError("unknown determinism profile %r" % self.profile)
 
@@ -100,6 +102,8 @@ def begin(environ: Any) -> None:
     bound = _bind(options.cpus, Place(environ))
     if options.errors:
         _keep_error(options.errors, Place(environ))
+    if options.watch:
+        _offer_stacks(options.watch, Place(environ))
     watches = options.record or options.stop_after or options.trace or options.gpus
     if not options.seeds and not watches:
         return
@@ -159,6 +163,17 @@ def _keep_error(folder: str, place: "Place") -> None:
         before(kind, error, traceback)
 
     sys.excepthook = keep
+
+
+def _offer_stacks(folder: str, place: "Place") -> None:
+    """Let the node's watcher ask this rank for its stacks. Without that the training goes on."""
+    from .stacks import begin as begin_stacks  # every process of a rank loads this module
+
+    try:
+        begin_stacks(folder, place.rank)
+    except Exception as error:
+        text = "hpcenv: rank %d: its stacks cannot be read: %s: %s\n"
+        sys.stderr.write(text % (place.rank, type(error).__name__, error))
 
 
 def _apply_in_child(torch: Any, profile: str) -> None:
