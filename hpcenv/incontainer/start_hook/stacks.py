@@ -33,7 +33,9 @@ def begin(folder: str, rank: int) -> None:
     # Appended to: the watcher cuts it to nothing before it asks.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
-    thread = threading.Thread(target=_answer, args=(folder, rank, number, descriptor), name="hpcenv-stacks", daemon=True)
+    thread = threading.Thread(
+        target=_answer, args=(folder, rank, number, descriptor), name="hpcenv-stacks", daemon=True
+    )
     thread.start()
 
 
@@ -91,4 +93,3 @@ def summary(dump: Dict[str, Any], members: Dict[str, List[int]]) -> Dict[str, An
         if timeout:
             group["timeout"] = min(float(timeout) / 1000, group.get("timeout", float("inf")))
     return {"groups": groups}
-
