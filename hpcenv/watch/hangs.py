@@ -57,7 +57,7 @@ class HangWatch:
     ) -> None:
         self._node = node
         self._pulses = pulses
-        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._say = say or _say
         self._folder = requests_of(node.run, node.this_node.attempt)
         given = node.options.stall_after
         self._gap = min(_SECONDS_BETWEEN_LOOKS, given / 5 if given else _SECONDS_BETWEEN_LOOKS)
@@ -79,7 +79,7 @@ class HangWatch:
             ranks = self._pulses()
             for rank in ranks:
                 self._look_at(rank, now)
-            self._look_for_requests(ranks)
+            self._look_for_requests()
 
     def finish(self, now: float) -> None:
         """Nothing is left to write."""
@@ -145,7 +145,7 @@ class HangWatch:
         files = [name.removesuffix(".json") for name in os.listdir(self._folder) if name.endswith(".json")]
         return sorted(name for name in files if not name.endswith(".found"))
 
-    def _look_for_requests(self, ranks: Sequence[RankUse]) -> None:
+    def _look_for_requests(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
         for name in self._names():
@@ -204,3 +204,9 @@ def in_words(found: HangFound) -> list[str]:
     word = {"hang": "the ranks hang", "working": "note", "unknown": "the ranks may hang"}[found.kind]
     first, *more = found.lines or ("no rank answered",)
     return [f"hpcenv: {word}: {first}", *(f"hpcenv:   {line}" for line in more)]
+
+
+def _say(line: str) -> None:
+    """Write to standard error of the watching process: it is the job's log."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Ask a rank of this node for its stacks, without disturbing it; and what the kernel says of it.
 
-Runs on: COMPUTE NODE. Standard library only. The other side is incontainer/start_hook/stacks.py. Only a process that has
-marked itself gets the signal, and only if its thread would catch it: the signal would end any other.
+Runs on: COMPUTE NODE. Standard library only. The other side is incontainer/start_hook/stacks.py. Only a process that
+has marked itself gets the signal, and only if its thread would catch it: the signal would end any other.
 """
 
 from __future__ import annotations
