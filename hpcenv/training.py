@@ -180,6 +180,7 @@ def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | Non
         return
     final.parent.mkdir(parents=True, exist_ok=True)
     aside = final.with_name(f".{final.name}.{os.getpid()}.part")
+    _tell_pulse(begins=True)
     try:
         yield aside
         if aside.is_dir():
@@ -197,6 +198,8 @@ def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | Non
         elif aside.exists():
             aside.unlink()
         raise
+    finally:
+        _tell_pulse(begins=False)
     session = _session()
     if session is not None:
         session.hash_parameters("checkpoint")
@@ -345,6 +348,13 @@ def _start_hook() -> Any:
     """Return the hook's session of this rank; None without one. Its modules have another name, see start_hook."""
     module = sys.modules.get("_hpcenv_start_hook.session")
     return None if module is None else module.current()
+
+
+def _tell_pulse(*, begins: bool) -> None:
+    """Tell who watches this rank that it saves: it makes no step then, and does not hang."""
+    module = sys.modules.get("_hpcenv_start_hook.pulse")
+    if module is not None:
+        module.saves(begins)
 
 
 def _session() -> Any:

@@ -17,6 +17,7 @@ from hpcenv.machine import job_cgroup
 from hpcenv.machine.gpu_health import GpuHealth
 from hpcenv.machine.gpus import GpuFacts
 from hpcenv.records.checks import CheckOutcome
+from hpcenv.text import plural
 
 # nvml.h, nvmlDeviceGpuRecoveryAction (CUDA 13.1): what the driver asks for.
 _ACTIONS = {
@@ -130,7 +131,7 @@ def _over_all(name: str, gpus: Sequence[GpuHealth], query: str, bad: _Bad) -> Ch
         return CheckOutcome(id=name, state="unknown", found=next(iter(unread.values())), note=_which(unread, gpus))
     if not any(query in gpu.numbers for gpu in gpus):
         return CheckOutcome(id=name, state="not-run", found="these GPUs, or their driver, do not report it")
-    return CheckOutcome(id=name, state="fine", found=f"{sum(query in gpu.numbers for gpu in gpus)} GPUs")
+    return CheckOutcome(id=name, state="fine", found=plural(sum(query in gpu.numbers for gpu in gpus), "GPU"))
 
 
 def _which(some: Iterable[GpuHealth], gpus: Sequence[GpuHealth]) -> str:

@@ -28,6 +28,7 @@ from hpcenv.errors import EnvironmentUnreadable
 from hpcenv.judge.checks.table import BY_ID
 from hpcenv.records.checks import CheckOutcome, CheckState
 from hpcenv.records.manifest import Manifest
+from hpcenv.text import plural
 
 # argv: `write=FOLDER` or `look=FOLDER` for each folder, `lustre=ROOT` or `gpfs=ROOT` for a kind of file system, with
 # the folder that has proc and sys. Each has its own thread: a folder that hangs keeps no other one. Prints a line of
@@ -287,13 +288,13 @@ def check_places(look: FolderLook, names: Mapping[str, str]) -> Iterator[CheckOu
     answers = look.answers()
     hangs = [f"{names.get(place, 'folder')} {place}" for place, one in answers.items() if one.hangs]
     limit = f"an answer within {BY_ID['fs.answers'].seconds:g} s"
-    yield _listed("fs.answers", hangs, limit, "no answer from ", fine=f"{len(answers)} folders")
+    yield _listed("fs.answers", hangs, limit, "no answer from ", fine=plural(len(answers), "folder"))
     broken = [
         f"{names.get(place, 'folder')} {place}: {one.problem}"
         for place, one in answers.items()
         if one.problem and place in look.written  # the gate compares the others
     ]
-    yield _listed("fs.usable", broken, "", "", fine=f"{len(look.written)} folders")
+    yield _listed("fs.usable", broken, "", "", fine=plural(len(look.written), "folder"))
     yield from _room(look.written, answers, names)
     yield from _lustre(look)
     yield _gpfs(look)

@@ -39,6 +39,15 @@ def variables(pid: int) -> Dict[bytes, bytes]:
         return {}
 
 
+def start_ticks(pid: int) -> int:
+    """Return when a process was started, in clock ticks since boot: proc_pid_stat(5), field 22. -1 if it is gone."""
+    try:
+        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return -1
+
+
 def state(pid: int) -> Tuple[str, Optional[int]]:
     """Return the state of a process and its wait status: proc_pid_stat(5), fields 3 and 52. "" if it is gone."""
     try:

@@ -24,11 +24,12 @@ _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 def brief(verdict: Verdict, *, lockfile: str) -> str:
     """Return the verdict in one line and its notes, where all is well; else the table without the settings."""
     checks = verdict.preflight
+    unread = {finding.field for finding in verdict.findings if _is_unread(finding)}
     differs = (
-        verdict.findings
+        any(finding.field not in unread for finding in verdict.findings)
         or verdict.result != "match"
         or (verdict.launched and len(verdict.launched) < len(verdict.nodes))
-        or (checks is not None and (checks.failed or checks.unknown or checks.skipped))
+        or (checks is not None and (checks.failed or set(checks.unknown) - unread or checks.skipped))
         or (verdict.network is not None and (verdict.network.warnings or verdict.network.step_options))
     )
     if differs:
@@ -37,11 +38,12 @@ def brief(verdict: Verdict, *, lockfile: str) -> str:
     span = f"{fields[0]} to " if len(fields) > 1 else ""
     parts = [plural(len(verdict.nodes), "node"), f"{span}{plural(fields[-1], 'field')}"]
     parts += [] if checks is None else [plural(len(checks.fine), "check")]
+    parts += [f"not read here: {', '.join(sorted(unread))}"] if unread else []
     variables = {one.name for settings in verdict.settings.values() for one in settings}
     attempt = f", attempt {verdict.attempt}" if verdict.attempt else ""
     chosen = plural(len(variables), "setting")
     lines = [f"hpcenv verdict{attempt}: match: {', '.join(parts)}; {chosen}"]
-    return "\n".join([*lines, *(wrap(shorten(note)) for note in verdict.notes)])
+    return "\n".join([*map(wrap, lines), *(wrap(shorten(note)) for note in verdict.notes)])
 
 
 def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
@@ -192,9 +194,14 @@ def _stacked(finding: Finding) -> str:
 def _note(finding: Finding) -> list[str]:
     """Return the note, and of a check who can remove the cause and how."""
     lines = [wrap(f"  {visible_ascii(finding.note)}", indent=4)] if finding.note else []
-    if finding.owner:
+    if finding.owner and not _is_unread(finding):
         lines.append(wrap(f"  [{finding.owner}] do: {visible_ascii(finding.remedy)}", indent=4))
     return lines
+
+
+def _is_unread(finding: Finding) -> bool:
+    """Whether this is a check that many machines cannot do (INFO_IF_UNKNOWN): /dev/kmsg is often closed to users."""
+    return bool(finding.owner) and finding.result == "unknown" and finding.severity == "info"
 
 
 def _checks(summary: PreflightSummary) -> str:

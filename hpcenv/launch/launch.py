@@ -49,7 +49,7 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.watch.process import watched
-from hpcenv.watch.watched_node import FOLDER, folders_prefix
+from hpcenv.watch.watched_node import FOLDER, folder_of_ranks, folders_prefix
 
 # First bytes on the standard input of incontainer/agent.py. They tell the agent that its standard input is a
 # pipe from this process. The agent ends the ranks when the pipe closes (PARENT_PIPE there).
@@ -431,12 +431,14 @@ def _begin(
         output: for what the agent and its ranks print; None for this process's own.
     """
     manifest, sif = node.manifest, None
-    variables = _variables(node, settings)
     if manifest.environment.kind == "sif":
         checked = _checked_sif(node)
         _require_checked_overlay(node)
         sif = (stack.enter_context(_opened_sif(node, checked)), checked)
     gate, outside, tmp = _make_gate(node, sif, stack, judge)
+    # Ranks in another folder are those of the smoke test.
+    watched_in = folder_of_ranks(outside, in_container=sif is not None) if manifest.watch and not node.ranks else ""
+    variables = _variables(node, settings, watched_in)
     argv = agent_argv(
         manifest,
         node.this_node.node,
@@ -463,7 +465,7 @@ def _begin(
     return Begun(child=child, gate=gate, before=before)
 
 
-def _variables(node: _Node, settings: NodeSettings) -> dict[str, str]:
+def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str, str]:
     """Return the variables of the ranks: settings from the gate, paths for `hpcenv.training`, secrets."""
     manifest = node.manifest
     given = {setting.name: setting.value for setting in settings.settings}
@@ -473,7 +475,7 @@ def _variables(node: _Node, settings: NodeSettings) -> dict[str, str]:
         **given,
         # Slurm numbers the nodes of a step by the topology (26.05), and spare ones, too; MASTER_ADDR is on node 0.
         **({"SLURM_NODEID": str(settings.node_rank)} if "SLURM_NODEID" in node.environ else {}),
-        **_own_variables(node),
+        **_own_variables(node, watched_in),
         **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
     }
 
@@ -538,12 +540,12 @@ def _outliving(start: StartCommand, outside: Path) -> StartCommand:
     return replace(start, env={**start.env, "PATH": f"{first}:{start.env.get('PATH', '')}"})
 
 
-def _own_variables(node: _Node) -> dict[str, str]:
+def _own_variables(node: _Node, watched_in: str) -> dict[str, str]:
     """Return the variables by which `hpcenv.training` finds the run."""
     return {
         **run_variables(node.manifest, attempt=node.this_node.attempt),
         "HPCENV_NODE": node.this_node.node,
-        **start_hook.variables(node.manifest, node=node.this_node.node, cpus=_cpus_of_ranks(node)),
+        **start_hook.variables(node.manifest, node=node.this_node.node, cpus=_cpus_of_ranks(node), watch=watched_in),
         **starts.task_variables(node.manifest, node.environ),
     }
 

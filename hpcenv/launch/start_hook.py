@@ -23,18 +23,19 @@ def is_needed(manifest: Manifest) -> bool:
     """Return whether the ranks of a run have something to apply, to record or to count."""
     recording = manifest.recording
     records = recording.metrics or recording.stop_after_steps > 0 or recording.trace_last > 0
-    watches = records or manifest.gpus_per_node > 0
+    watches = records or manifest.gpus_per_node > 0 or manifest.watch is not None
     strict = manifest.determinism
     return watches or strict.profile != "off" or strict.seeds or manifest.launch.launcher == "none"
 
 
-def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = ()) -> dict[str, str]:
+def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = (), watch: str = "") -> dict[str, str]:
     """Return the variable with the options of the start hook; nothing if the ranks run without it. Pure.
 
     Args:
         manifest: of the run.
         node: name of the node.
         cpus: of each local rank, the CPUs that it is bound to; empty for a rank that is not bound.
+        watch: folder for the pulses of the ranks, as they see it; empty where they are not watched.
     """
     if not manifest.start_hook_sha256 or not (is_needed(manifest) or any(cpus)):
         return {}
@@ -53,6 +54,8 @@ def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = ()) -> dic
         options["gpus"] = True
     if any(cpus):
         options["cpus"] = list(cpus)
+    if watch:
+        options["watch"] = watch
     if manifest.launch.launcher == "none":
         options["errors"] = str(RunFolder(Path(manifest.run_folder)).ranks / node / ERRORS)
     return {_VARIABLE: json.dumps(options, sort_keys=True)}

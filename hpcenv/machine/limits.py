@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcenv.incontainer.cores import count_cores
 from hpcenv.records.checks import CheckOutcome
 from hpcenv.records.manifest import Manifest
+from hpcenv.text import plural
 
 _LEAST_FILES = 1024
 _FILES_PER_RANK = 4
@@ -108,7 +109,7 @@ def check_affinity(manifest: Manifest) -> CheckOutcome:
     return CheckOutcome(
         id="sys.affinity",
         state="fine" if cores >= ranks else "failed",
-        found=f"{cores} for {ranks} ranks" if cores < ranks else str(cores),
+        found=f"{cores} for {plural(ranks, 'rank')}" if cores < ranks else str(cores),
         limit=f">= {ranks}",
     )
 

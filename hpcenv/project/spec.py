@@ -14,9 +14,19 @@ from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
 from hpcenv.project.fields import Profile
 from hpcenv.project.option_types import SubmitTable
-from hpcenv.project.option_values import CountOrNone, SbatchTable, SrunTable, Text, Word, memory, text, variables
+from hpcenv.project.option_values import (
+    CountOrNone,
+    SbatchTable,
+    SrunTable,
+    Text,
+    Word,
+    memory,
+    seconds,
+    text,
+    variables,
+)
 from hpcenv.project.option_values import secrets as secret_sources
-from hpcenv.records.manifest import DataCompare, Severity
+from hpcenv.records.manifest import DataCompare, Severity, WatchOptions
 
 HOST = "host"
 DEFAULT_LOCK = "default"
@@ -160,6 +170,32 @@ class ReproduceTable(Document):
     one_node: tuple[Text, ...] = ()
 
 
+def _off_or_seconds(value: str | int) -> int:
+    return 0 if value == "off" else max(1, seconds(value))
+
+
+def _auto_or_seconds(value: str | int) -> int:
+    return 0 if value == "auto" else max(1, seconds(value))
+
+
+class WatchTable(Document):
+    """[watch]: what each node looks at while its ranks run.
+
+    Attributes:
+        sample: how often GPUs, node and ranks are looked at; `off` for never.
+        stall_after: a rank without an optimizer step for so long is looked at; `auto` for 10 times its median step,
+            and at least 5 minutes.
+    """
+
+    sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
+    stall_after: Annotated[str | int, AfterValidator(_auto_or_seconds)] = 0
+
+    def options(self) -> WatchOptions | None:
+        """Return what the nodes do; None where nothing is watched."""
+        sample = int(self.sample)
+        return WatchOptions(sample=sample, stall_after=int(self.stall_after)) if sample else None
+
+
 class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
@@ -253,6 +289,7 @@ class Project(Document):
     determinism: DeterminismTable = DeterminismTable()
     reproduce: ReproduceTable = ReproduceTable()
     paths: PathsTable = PathsTable()
+    watch: WatchTable = WatchTable()
     policy: Annotated[dict[str, Severity], AfterValidator(_fields)] = {}
     environment: Annotated[dict[str, EnvironmentTable], AfterValidator(_environment_names)] = {}
 
@@ -351,6 +388,11 @@ image = "{image}"
 # How somebody else repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
 [reproduce]
 # one-node = ["--accumulate", "{{factor}}"]
+
+# While the ranks run, each node looks at GPUs, memory, steps and waiting: `hpcenv top`, `hpcenv report`.
+[watch]
+# sample = "10s"         # or "off"
+# stall-after = "auto"   # without an optimizer step for so long, the stacks of all ranks are looked at
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
 # `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.

@@ -612,6 +612,7 @@ def _with_determinism(manifest: Manifest, wanted: _Wanted, locked: Lockfile) -> 
         severities=gate_severities(locked, gpus=gpus, profile=strict.profile),
         determinism=strict,
         recording=determinism.recording_options(options, project),
+        watch=project.watch.options(),
         start_hook_sha256=start_hook_digest(),
     )
     return manifest, replaced

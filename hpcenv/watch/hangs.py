@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,8 @@ from hpcenv.records.hangs import (
     request_path,
     requests_of,
 )
-from hpcenv.records.samples import RankUse
 from hpcenv.watch import stacks
+from hpcenv.watch.pulses import RankPulse, read_pulses
 from hpcenv.watch.watched_node import WatchedNode
 
 _LEAST_STALL = 300.0
@@ -48,15 +48,11 @@ class HangWatch:
 
     Args:
         node: this node.
-        pulses: returns what the ranks of this node say of their steps.
         say: called with each line for the job's log.
     """
 
-    def __init__(
-        self, node: WatchedNode, pulses: Callable[[], Sequence[RankUse]], say: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, node: WatchedNode, say: Callable[[str], None] | None = None) -> None:
         self._node = node
-        self._pulses = pulses
         self._say = say or _say
         self._folder = requests_of(node.run, node.this_node.attempt)
         given = node.options.stall_after
@@ -64,6 +60,7 @@ class HangWatch:
         self._between = min(_SECONDS_BETWEEN_LISTINGS, max(1.0, self._gap))
         self._listed = float("-inf")
         self._began: dict[int, float] = {}
+        self._before: dict[int, RankPulse] = {}
         self._times: dict[int, list[float]] = {}
         self._timeouts: dict[int, float] = {}
         self._asked_after: dict[tuple[int, float], float] = {}
@@ -76,8 +73,7 @@ class HangWatch:
             return
         self._listed = now
         with suppress(OSError, HpcenvError):
-            ranks = self._pulses()
-            for rank in ranks:
+            for rank in read_pulses(self._node.rank_folders()):
                 self._look_at(rank, now)
             self._look_for_requests()
 
@@ -86,11 +82,12 @@ class HangWatch:
 
     # -- a rank that makes no step -----------------------------------------------------------
 
-    def _look_at(self, rank: RankUse, now: float) -> None:
+    def _look_at(self, rank: RankPulse, now: float) -> None:
         began = self._began.setdefault(rank.pid, now)
-        if rank.step_seconds:
+        before, self._before[rank.pid] = self._before.get(rank.pid, rank), rank
+        if before.steps and rank.steps > before.steps:
             times = self._times.setdefault(rank.pid, [])
-            times.append(rank.step_seconds)
+            times.append((rank.seconds - before.seconds) / (rank.steps - before.steps))
             del times[:-_MOST_TIMES]
         since = rank.last_step or began
         still = now - since
@@ -103,15 +100,14 @@ class HangWatch:
         # The nodes ask one after the other, so that the others see the first request.
         limit += min(self._node.this_node.rank * self._between * 2, limit / 10)
         # A second time after twice as long.
-        before = self._asked_after.get((rank.pid, since), 0.0)
-        if still >= max(limit, 2 * before):
+        if still >= max(limit, 2 * self._asked_after.get((rank.pid, since), 0.0)):
             self._asked_after[rank.pid, since] = still
             self._request(rank, still, since, now)
 
-    def _limit(self, rank: RankUse) -> float:
+    def _limit(self, rank: RankPulse) -> float:
         """Return after how many seconds without a step a rank is looked at."""
         given = self._node.options.stall_after
-        if rank.last_step is None:
+        if not rank.last_step:
             limit = max(_BEFORE_FIRST_STEP, given)
         elif given:
             limit = given
@@ -126,13 +122,13 @@ class HangWatch:
             known = [group.timeout for group in look.groups or () if group.timeout]
             self._timeouts[look.process.pid] = min(known, default=float("inf"))
 
-    def _request(self, rank: RankUse, still: float, since: float, now: float) -> None:
+    def _request(self, rank: RankPulse, still: float, since: float, now: float) -> None:
         for name in self._names():
             with suppress(HpcenvError):
                 known = load_record(StackRequest, request_path(self._folder, name))
                 if known.stalled is not None and known.asked > max(since, now - still / 2):
                     return  # this stall is being looked at
-        name = f"stall-{rank.step or 0}-{self._node.this_node.node}-{now:.0f}"
+        name = f"stall-{rank.steps}-{self._node.this_node.node}-{now:.0f}"
         (self._folder / name).mkdir(parents=True, exist_ok=True)
         request = StackRequest(id=name, asked=now, stalled=still, looks=2, gap=self._gap)
         save_record(request, request_path(self._folder, name))
@@ -169,7 +165,7 @@ class HangWatch:
                 self._judge(request)
 
     def _answer(self, request: StackRequest, number: int) -> None:
-        saving = {rank.pid for rank in self._pulses() if rank.saving}
+        saving = {rank.pid for rank in read_pulses(self._node.rank_folders()) if rank.saving}
         looks = [
             replace(look, saving=look.process.pid in saving, workers=stacks.workers_of(look.process.pid))
             for look in stacks.look(self._node.rank_folders())

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Protocol
 
+from hpcenv.watch.hangs import HangWatch
+from hpcenv.watch.sampler import Sampler
 from hpcenv.watch.watched_node import WatchedNode
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -21,7 +23,7 @@ class Watcher(Protocol):
     def attend(self, now: float) -> None:
         """Look, if it is time to; `now` is in seconds since the epoch. It raises nothing and takes below a second."""
 
-    def finish(self, now: float) -> None:
+    def finish(self, _now: float) -> None:
         """The ranks have ended: write what is left, within a second."""
 
 
@@ -37,4 +39,4 @@ def watch_node(node: WatchedNode) -> None:
 
 def _watchers(node: WatchedNode) -> list[Watcher]:
     """Return what is watched on this node."""
-    return []
+    return [HangWatch(node), *([Sampler(node, begin=time.time())] if node.options.sample else [])]

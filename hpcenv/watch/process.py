@@ -2,7 +2,7 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-A process of its own: a driver that hangs must hang neither the ranks nor what ends them. It ends when its standard
+A separate process: a driver that hangs must hang neither the ranks nor what ends them. It ends when its standard
 input is closed, so also when this process is killed.
 """
 

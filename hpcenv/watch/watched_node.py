@@ -4,7 +4,7 @@ Runs on: COMPUTE NODE. Standard library only.
 
 The ranks and this process meet in a folder of the node (TMPDIR), not on the shared file system: a rank writes after
 each step. It is below the folder of the start gate, which is in every container (container/start_gate.py). With
-`--launcher srun` each task has a container, and so a folder, of its own.
+`--launcher srun` each task has its own container, and so its own folder.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class WatchedNode:
 
 
 def folders_prefix(this_node: ThisNode) -> str:
-    """Return how the names of the gate folders of this attempt begin."""
-    return f"hpcenv-gate-{this_node.job_id}.{this_node.attempt}-"
+    """Return how the names of the gate folders of this node's attempt begin: several local nodes are one machine."""
+    return f"hpcenv-gate-{this_node.job_id}.{this_node.attempt}.{this_node.node}-"
 
 
 def folder_of_ranks(gate: Path, *, in_container: bool) -> str:

@@ -1,7 +1,8 @@
 /* A stand-in for NVIDIA's libnvidia-ml.so.1 that answers from a text file.
  *
  * The real nvidia-ml-py loads it on the testbed's nodes, so what hpcenv reads there goes through the real
- * calls. nvmlInit reads the file anew: a change of the file changes the answers of the next process.
+ * calls. nvmlInit and nvmlDeviceGetUtilizationRates read the file anew: a change of the file changes the answers of the
+ * next process, and what a process that watches the GPUs sees next.
  *
  * File: $STUB_NVML, else /etc/stub-nvml.conf. Lines `key = value`; `#` begins a comment. `[gpu]` begins the
  * next GPU; what comes before the first one is the driver's. GPU i is the i-th `[gpu]`.
@@ -242,6 +243,7 @@ NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, "pcie-generation-max")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, "pcie-width")
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, "pcie-width-max")
 NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, "pcie-replays")
+NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, "energy")
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, "retired-pending")
 NUMBER(nvmlDeviceGetNumaNodeId, unsigned, "numa-node")
 NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, "is-mig-device")
@@ -278,6 +280,7 @@ struct utilization { unsigned gpu, memory; };
 int nvmlDeviceGetUtilizationRates(Device gpu, struct utilization *out)
 {
     unsigned long long found[2] = {0, 0};
+    read_file();
     int status = numbers_of(gpu, "utilization", found, 2);
     out->gpu = (unsigned)found[0], out->memory = (unsigned)found[1];
     return status;
@@ -337,6 +340,32 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *count, struct 
     if (!out || !room)
         return INSUFFICIENT_SIZE;
     *out = (struct process){(unsigned)found[0], found[1] << 20, ~0u, ~0u};
+    return OK;
+}
+
+/* GPM: `gpm-N = VALUE` is metric N; without `gpm = 1` the GPU does not support it. */
+struct gpm_support { unsigned version, supported; };
+int nvmlGpmQueryDeviceSupport(Device gpu, struct gpm_support *out)
+{
+    unsigned long long found = 0;
+    out->supported = numbers_of(gpu, "gpm", &found, 1) == OK && found;
+    return OK;
+}
+struct gpm_sample { Device gpu; };
+int nvmlGpmSampleAlloc(struct gpm_sample **out) { return (*out = calloc(1, sizeof **out)) ? OK : INSUFFICIENT_SIZE; }
+int nvmlGpmSampleFree(struct gpm_sample *sample) { free(sample); return OK; }
+int nvmlGpmSampleGet(Device gpu, struct gpm_sample *sample) { sample->gpu = gpu; return OK; }
+struct gpm_metric { unsigned id; int status; double value; const char *names[3]; };
+struct gpm_metrics { unsigned version, count; struct gpm_sample *before, *after; struct gpm_metric metrics[]; };
+int nvmlGpmMetricsGet(struct gpm_metrics *asked)
+{
+    for (unsigned i = 0; i < asked->count; i++) {
+        unsigned long long found = 0;
+        char key[16];
+        snprintf(key, sizeof key, "gpm-%u", asked->metrics[i].id);
+        asked->metrics[i].status = numbers_of(asked->after->gpu, key, &found, 1);
+        asked->metrics[i].value = (double)found;
+    }
     return OK;
 }
 

@@ -44,7 +44,10 @@ def download(requirements: Path) -> Path:
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(aside), "--no-deps"]
         argv += ["--require-hashes", "--only-binary", ":all:", "--requirement", str(requirements)]
         subprocess.run(argv, check=True, timeout=1200)
-        aside.rename(shelf)
+        try:
+            aside.rename(shelf)
+        except OSError:  # another process of the tests has downloaded the same
+            shutil.rmtree(aside)
     return shelf
 
 

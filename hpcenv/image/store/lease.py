@@ -57,6 +57,7 @@ __all__ = [
     "live_holders",
     "owner_of",
     "private_name",
+    "remove_ended",
     "this_process",
     "unfinished",
 ]
@@ -286,6 +287,16 @@ def live_holders(
             )
             reported = True
         time.sleep(min(_POLL_LAST, stale_after / 10))
+
+
+def remove_ended(folder: Path) -> None:
+    """Remove the leases of processes of this machine that have ended: a process that is killed leaves its own."""
+    for path in _leases(folder, ""):
+        seen = _look(path)
+        if seen is not None and seen.dead():
+            text = _text(this_process(), secrets.token_hex(16), "removes the lease of a process that has ended")
+            with contextlib.suppress(OSError):
+                _break(path, seen, text, {}, STALE_AFTER)
 
 
 def _leases(folder: Path, but: str) -> list[Path]:

@@ -241,9 +241,10 @@ class Store:
         return tuple(path for path in entries if _is_abandoned(path, now, UNLEASED if idle else ABANDONED))
 
     def clean_leftovers(self) -> None:
-        """Remove those `leftovers` that the caller may remove."""
+        """Remove those `leftovers` that the caller may remove, and leases of ended processes of this machine."""
         for path in self.leftovers():
             remove(path)
+        lease.remove_ended(self.leases)
 
     # -- images --
 

@@ -42,7 +42,7 @@ class Options:
         errors: folder for the error of a rank that another program than torchrun may start; empty for none.
         cpus: of each local rank, the CPUs that it is bound to, as Linux writes lists of CPUs.
         gpus: the run has GPUs: the device of the first backward pass is recorded.
-        watch: folder in which the rank and the watcher of its node meet; empty for none.
+        watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty where nobody watches.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -103,7 +103,10 @@ def begin(environ: Any) -> None:
     if options.errors:
         _keep_error(options.errors, Place(environ))
     if options.watch:
-        _offer_stacks(options.watch, Place(environ))
+        from . import pulse, stacks  # every process of a rank loads this module
+
+        pulse.begin(options.watch, Place(environ).rank, when_imported)
+        stacks.begin(options.watch, Place(environ).rank)
     watches = options.record or options.stop_after or options.trace or options.gpus
     if not options.seeds and not watches:
         return
@@ -163,17 +166,6 @@ def _keep_error(folder: str, place: "Place") -> None:
         before(kind, error, traceback)
 
     sys.excepthook = keep
-
-
-def _offer_stacks(folder: str, place: "Place") -> None:
-    """Let the node's watcher ask this rank for its stacks. Without that the training goes on."""
-    from .stacks import begin as begin_stacks  # every process of a rank loads this module
-
-    try:
-        begin_stacks(folder, place.rank)
-    except Exception as error:
-        text = "hpcenv: rank %d: its stacks cannot be read: %s: %s\n"
-        sys.stderr.write(text % (place.rank, type(error).__name__, error))
 
 
 def _apply_in_child(torch: Any, profile: str) -> None:
@@ -617,6 +609,10 @@ def when_imported(name: str, act: Callable[[Any], None]) -> None:
     if module is not None:
         act(module)
         return
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder) and finder.name == name:
+            finder.acts.append(act)
+            return
     sys.meta_path.insert(0, _Finder(name, act))
 
 
@@ -624,11 +620,11 @@ class _Finder:
     """Answers once, for one module: it lets the others find it, and acts when the module has run."""
 
     def __init__(self, name: str, act: Callable[[Any], None]) -> None:
-        self._name = name
-        self._act = act
+        self.name = name
+        self.acts = [act]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self._name:
+        if name != self.name:
             return None
         # Taken out only when the module is there: a failed import may be tried again.
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -643,7 +639,8 @@ class _Finder:
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _act(self._act, module)
+                for act in self.acts:
+                    _act(act, module)
 
         try:
             loader.exec_module = exec_module

@@ -24,22 +24,22 @@ _MOST_ENTRIES = 512
 
 
 def begin(folder: str, rank: int) -> None:
-    """Start the thread; the files of this rank are in `folder`."""
+    """Start the thread; the files of this rank are in `folder`. Where that fails, the training goes on without."""
     number = signal.SIGRTMIN + _OFFSET
-    if signal.getsignal(number) != signal.SIG_DFL:
-        sys.stderr.write("hpcenv: rank %d: signal %d is in use: its stacks cannot be read\n" % (rank, number))
-        return
     path = os.path.join(folder, "rank-%d.stacks" % rank)
-    # Appended to: the watcher cuts it to nothing before it asks.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
-    thread = threading.Thread(
-        target=_answer, args=(folder, rank, number, descriptor), name="hpcenv-stacks", daemon=True
-    )
-    thread.start()
+    try:
+        if signal.getsignal(number) != signal.SIG_DFL:
+            raise OSError("signal %d is in use" % number)
+        # Appended to: the watcher cuts it to nothing before it asks.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
+        words = (folder, rank, number)
+        threading.Thread(target=_answer, args=words, name="hpcenv-stacks", daemon=True).start()
+    except (OSError, RuntimeError, AttributeError) as error:
+        sys.stderr.write("hpcenv: rank %d: its stacks cannot be read: %s\n" % (rank, error))
 
 
-def _answer(folder: str, rank: int, number: int, descriptor: int) -> None:
+def _answer(folder: str, rank: int, number: int) -> None:
     """Mark this process, and answer until it ends."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {number, *_OF_THREAD})
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:

@@ -25,6 +25,7 @@ from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.network import ExplainedBind, Fabric, NetworkDecision, NetworkRow
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import is_left_alone, is_tuning, recorded_value
+from hpcenv.text import plural
 
 DETECTED = "detected"
 
@@ -159,7 +160,7 @@ def _threads(manifest: Manifest, facts: Facts) -> tuple[int, str]:
         ranks, where = manifest.nproc_per_node * manifest.nodes, "on this machine"
     else:
         ranks, where = manifest.nproc_per_node, "on a node"
-    return max(1, cpus // ranks), f"{cpus} CPUs for {ranks} ranks {where}"
+    return max(1, cpus // ranks), f"{plural(cpus, 'CPU')} for {plural(ranks, 'rank')} {where}"
 
 
 # -- files of the host ------------------------------------------------------------------------

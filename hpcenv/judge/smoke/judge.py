@@ -23,6 +23,7 @@ from hpcenv.records.smoke import (
     SmokeReport,
     SmokeResult,
 )
+from hpcenv.text import plural
 
 # Gloo copies with one thread: a faster adapter is not used in full, and that is no fault.
 _GLOO_GBIT = 10.0
@@ -444,14 +445,15 @@ def _gigabytes(rate: float) -> str:
 def _fine(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[CheckOutcome]:
     """Yield what was measured, and what was not and why."""
     ranks = [rank for report in reports.values() for rank in report.ranks]
-    yield _good("smoke.init", f"{len(ranks)} ranks, {_seconds(reports).get('init', 0):.2f} s")
+    yield _good("smoke.init", f"{plural(len(ranks), 'rank')}, {_seconds(reports).get('init', 0):.2f} s")
     missing = {name: why for rank in ranks for name, why in rank.not_run.items()}
     ran = [name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") if name not in missing]
     not_run = "".join(f"; not run: {why}" for why in missing.values())
     yield _good("smoke.correct", f"every value of {', '.join(ran)} is right{not_run}")
     yield _good("smoke.second-group", "a second process group works beside the first")
-    transport = _transport_in_words(plan, ranks)
-    yield _good("smoke.transport", transport) if transport else _absent("smoke.transport", "one node")
+    alone = "one rank" if len(ranks) == 1 else ""
+    transport = "" if alone else _transport_in_words(plan, ranks)
+    yield _good("smoke.transport", transport) if transport else _absent("smoke.transport", alone or "one node")
     direct = plan.backend == "nccl" and plan.gpudirect and len(plan.nodes) > 1
     text = "the channels between nodes have it" if direct else "no GPUs and adapters that offer it, or one node"
     yield _good("smoke.gpudirect", text) if direct else _absent("smoke.gpudirect", text)
@@ -460,8 +462,8 @@ def _fine(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[Check
     yield _good("smoke.diagnostics", "; ".join(told)) if told else _absent("smoke.diagnostics", none)
     found, link = _bus_gb_s(reports), _link_gb_s(plan)
     text = f"all_reduce at {_gigabytes(found)} bus bandwidth"
-    if _bandwidth_is(plan, reports) == "unknown":
-        why = f"{text}; no limit for {'one node' if len(plan.nodes) == 1 else 'adapters of unknown speed'}"
+    if alone or _bandwidth_is(plan, reports) == "unknown":
+        why = alone or f"{text}; no limit for {'one node' if len(plan.nodes) == 1 else 'adapters of unknown speed'}"
         yield _absent("smoke.link", why)
         yield _absent("smoke.bandwidth", why)
         return

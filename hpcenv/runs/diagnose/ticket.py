@@ -18,7 +18,7 @@ from hpcenv.records.variables import recorded_command, recorded_value
 from hpcenv.runs.diagnose.diagnose import Evidence, FailureDiagnosis
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.status import RunStatus
-from hpcenv.text import listed, visible
+from hpcenv.text import listed, plural, visible
 from hpcenv.version import VERSION
 
 # Facts that a support desk asks for. None of them is a path.
@@ -173,7 +173,8 @@ def _repeat(run: Submitted) -> Iterator[str]:
     yield shlex.join(recorded_command(run.submission.command))
     if isinstance(run, Run):
         manifest = run.manifest
-        shape = f"{manifest.nodes} nodes, {manifest.gpus_per_node} GPUs and {manifest.nproc_per_node} ranks per node"
+        each = f"{plural(manifest.gpus_per_node, 'GPU')} and {plural(manifest.nproc_per_node, 'rank')} per node"
+        shape = f"{plural(manifest.nodes, 'node')}, {each}"
         yield f"shape: {shape}; backend {manifest.backend}"
         if manifest.source is not None and manifest.source.commit:
             yield f"code: commit {manifest.source.commit}" + (" with changes" if manifest.source.dirty else "")
@@ -185,7 +186,8 @@ def _excluded(diagnosis: FailureDiagnosis, status: RunStatus | None) -> Iterator
     yield "## What was excluded"
     if status is not None and status.verdict is not None:
         verdict = status.verdict
-        compared = f"{sum(node.compared for node in verdict.nodes)} fields compared on {len(verdict.nodes)} nodes"
+        fields = plural(sum(node.compared for node in verdict.nodes), "field")
+        compared = f"{fields} compared on {plural(len(verdict.nodes), 'node')}"
         yield f"environment: {verdict.result}; {compared} before the start"
     found = {one.pattern for one in diagnosis.others} | ({diagnosis.cause.pattern} if diagnosis.cause else set())
     yield f"logs: {diagnosis.patterns - len(found)} of {diagnosis.patterns} known patterns are not in the logs"

@@ -201,6 +201,24 @@ def test_many_fields_that_are_unknown_for_one_reason_are_told_together():
     assert "host.os" in text
 
 
+def test_a_check_that_this_machine_cannot_do_leaves_the_verdict_in_one_line():
+    # As an ordinary user on a machine with an H200: kernel.dmesg_restrict closes the kernel's log.
+    closed = {"locked": "none", "result": "unknown", "severity": "info", "owner": "node", "remedy": "tell the support"}
+    unread = finding("gpu.xid", found="/dev/kmsg: Operation not permitted", **closed)
+    given = verdict(
+        unread,
+        nodes={"n1": "match", "n2": "match"},
+        result="match",
+        preflight=PreflightSummary(level="quick", fine=("gpu.count", "gpu.lost"), unknown=("gpu.xid",)),
+    )
+    line = verdict_table.brief(given, lockfile="default.lock.toml")
+    assert line == "hpcenv verdict: match: 2 nodes, 21 fields, 2 checks, not read here: gpu.xid; 0\n  settings"
+    assert "Operation not permitted" in render(given)
+    assert "tell the support" not in render(given), "nothing is known to be broken"
+    must = dataclasses.replace(unread, severity="must")
+    assert "Operation not permitted" in verdict_table.brief(verdict(must), lockfile="default.lock.toml")
+
+
 def test_names_that_make_no_range_are_cut_with_their_number():
     odd = {f"n{2 * number}": "match" for number in range(100)}
     (line,) = [line for line in render(verdict(nodes=odd, result="match")).splitlines() if " match " in line]

@@ -157,7 +157,7 @@ def test_this_node_is_explained(tmp_path, hpcenv):
     done = hpcenv("net", "explain", "--here", "--nodes", "1", cwd=tmp_path)
     assert done.status == 0, done.stderr
     assert done.stdout.startswith("this node (this node): computed\nprofile  single")
-    assert f" {len(os.sched_getaffinity(0))} CPUs for 1 ranks on a node" in done.stdout, "counted, not assumed"
+    assert f" {len(os.sched_getaffinity(0))} CPUs for 1 rank on a node" in done.stdout, "counted, not assumed"
 
 
 def test_this_machine_is_recorded_without_its_addresses_and_explained(tmp_path, hpcenv):

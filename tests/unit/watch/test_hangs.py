@@ -22,10 +22,10 @@ from hpcenv.records.files import load_record
 from hpcenv.records.hangs import HangFound, found_path, requests_of
 from hpcenv.records.manifest import WatchOptions
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.samples import RankUse
 from hpcenv.submission import node_code
 from hpcenv.watch import stacks
 from hpcenv.watch.hangs import HangWatch
+from hpcenv.watch.pulses import read_pulses
 from hpcenv.watch.watched_node import FOLDER, WatchedNode, folders_prefix
 from tests.hooked_rank import OPTIONS, PYTHON
 
@@ -37,21 +37,13 @@ import torch, torch.distributed as dist
 rank, folder = int(os.environ["RANK"]), os.environ["FOLDER"]
 dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=rank,
                         world_size=int(os.environ["WORLD_SIZE"]))
-count = 0
-def tell(**more):
-    told = {"rank": rank, "pid": os.getpid(), "step": count, "last_step": time.time() if count else None, **more}
-    aside = os.path.join(folder, "pulse.%d.part" % rank)
-    with open(aside, "w") as file:
-        json.dump(told, file)
-    os.replace(aside, os.path.join(folder, "pulse.%d" % rank))
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
 def step():
-    global count
     dist.all_reduce(torch.ones(2))
-    count += 1
-    tell()
-tell()
-step()
-step()
+    optimizer.step()
+for _ in range(int(os.environ["STEPS"])):
+    step()
 """
 
 
@@ -75,15 +67,12 @@ class Job:
             )
             for number in range(2)
         ]
-        self.watches = [
-            HangWatch(node, lambda number=number: self.pulses(number), self.said.append)  # type: ignore[misc]
-            for number, node in enumerate(self.nodes)
-        ]
+        self.watches = [HangWatch(node, self.said.append) for node in self.nodes]
 
     def place(self, number: int) -> Path:
         return self.folder / f"{folders_prefix(self.nodes[number].this_node)}x" / FOLDER
 
-    def start(self, script: str) -> None:
+    def start(self, script: str, steps: int = 2) -> None:
         file = self.folder / "train.py"
         file.write_text(HEAD + textwrap.dedent(script))
         for rank in range(2):
@@ -93,16 +82,16 @@ class Job:
                 **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
                 **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "HPCENV_ATTEMPT": "0"},
                 **{"HPCENV_RUN_FOLDER": str(self.run.path), "HPCENV_START_HOOK": json.dumps(hook)},
-                **{"PYTHONPATH": str(self.folder / "start-hook"), "FOLDER": str(self.folder), "OMP_NUM_THREADS": "1"},
+                **{
+                    "PYTHONPATH": f"{self.folder}/start-hook:{Path(node_code.package_folder()).parent}",
+                    "FOLDER": str(self.folder),
+                    "OMP_NUM_THREADS": "1",
+                },
                 "TORCH_FR_BUFFER_SIZE": "200",
+                "STEPS": str(steps),
+                "HPCENV_CHECKPOINTS": str(self.folder / "checkpoints"),
             }
             self.ranks.append(subprocess.Popen([PYTHON, str(file)], env=environ, cwd=self.folder))
-
-    def pulses(self, number: int) -> list[RankUse]:
-        try:
-            return [RankUse(**json.loads((self.folder / f"pulse.{number}").read_text()))]
-        except OSError:
-            return []
 
     def watch(self, seconds: float) -> HangFound | None:
         """Watch until something is found, or for so long."""
@@ -177,7 +166,7 @@ def test_a_rank_that_is_stopped(job: Job) -> None:
             time.sleep(0.2)
     """)
     job.watch(3)
-    while not job.pulses(1):
+    while not any(pulse.steps for pulse in read_pulses([job.place(1)])):
         job.watch(1)
     job.ranks[1].send_signal(signal.SIGSTOP)
     found = job.watch(45)
@@ -248,8 +237,11 @@ def test_ranks_whose_lines_move_are_working(job: Job) -> None:
 
 def test_a_rank_that_saves_is_left_alone(job: Job) -> None:
     job.start("""
-        tell(saving=rank == 0)
-        time.sleep(1000) if rank == 0 else dist.barrier()
+        from hpcenv import training
+        if rank == 0:
+            with training.saving(2):
+                time.sleep(1000)
+        dist.barrier()
     """)
     found = job.watch(14)
     assert found is None or found.kind == "working"
@@ -257,12 +249,13 @@ def test_a_rank_that_saves_is_left_alone(job: Job) -> None:
 
 
 def test_a_long_compile_before_the_first_step_is_left_alone(job: Job) -> None:
-    job.start("""
-        count = 0
-        tell()
+    job.start(
+        """
         import subprocess
         subprocess.run([sys.executable, "-c", "while True: pass"], timeout=60)
-    """)
+    """,
+        steps=0,
+    )
     assert job.watch(14) is None
 
 

@@ -130,6 +130,17 @@ def test_the_next_one_goes_on_as_soon_as_it_is_released(tmp_path: Path, start: A
     assert waiter.says() == "held"
 
 
+def test_the_lease_of_a_killed_holder_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    # Seen on the testbed: killed between the last byte of a blob and the end of its lease, which nobody needed again.
+    killed, living = Process(tmp_path / "blob-1"), Process(tmp_path / "blob-2")
+    assert killed.says() == living.says() == "held"
+    killed.end()
+    leases.remove_ended(tmp_path)
+    left, still = [path.name for path in tmp_path.iterdir()], living.ask("mine?")
+    living.end()
+    assert (left, still) == (["blob-2"], "True")
+
+
 def test_a_killed_holder_on_this_machine_costs_no_time(tmp_path: Path, start: Any) -> None:
     holder = start(stale_after=600)
     assert holder.says() == "held"

@@ -197,7 +197,7 @@ def test_few_variables_are_set_and_each_has_a_reason(make_manifest, make_facts):
         ({"cpus_per_task": 8, "nproc_per_node": 2}, 64, "4", "8 CPUs for 2 ranks on a node"),
         ({"cpus_per_task": 0, "nproc_per_node": 2}, 64, "32", "64 CPUs for 2 ranks on a node"),
         ({"cpus_per_task": 0, "nproc_per_node": 8}, 4, "1", "4 CPUs for 8 ranks on a node"),
-        ({"cpus_per_task": 0, "nproc_per_node": 2}, "many", "1", "1 CPUs for 2 ranks on a node"),
+        ({"cpus_per_task": 0, "nproc_per_node": 2}, "many", "1", "1 CPU for 2 ranks on a node"),
         ({"cluster": "local", "cpus_per_task": 0, "nproc_per_node": 2}, 16, "4", "16 CPUs for 4 ranks on this machine"),
     ],
 )

@@ -121,6 +121,19 @@ def test_a_start_that_a_node_refused_is_a_rejection_by_the_gate(tmp_path: Path) 
     assert cause is not None and cause.pattern == "gate-mismatch"
 
 
+def test_what_the_gate_says_of_a_refused_start_goes_before_words_of_the_driver_in_it(tmp_path: Path) -> None:
+    """On a machine with an H200: the reason quotes the driver, and a pattern knows these words."""
+    log = tmp_path / "job.log"
+    log.write_text(
+        "error[node-rejected]: torch sees 0 of 1 GPUs in the container on n2\n"
+        "why: CUDA_VISIBLE_DEVICES='-1' (--env) hides 1 of 1 GPUs (cuInit: 100 no CUDA-capable device is detected)\n"
+        "hint: leave the variable out; to start nevertheless: --skip-check cuda.start\n"
+        "hpcenv: the verdict is now mismatch: the start was refused on n2\n"
+    )
+    cause = diagnose_files([log], ["job.log"]).cause
+    assert cause is not None and (cause.pattern, cause.node) == ("gate-start-refused", "n2")
+
+
 @pytest.mark.parametrize("line", ["kernel.cu:12: error: expected", "mypy: pkg/a.py:3: error: Name", "Error: 3 of 7"])
 def test_errors_of_other_programs_are_no_refused_arguments(tmp_path: Path, line: str) -> None:
     log = tmp_path / "job.log"

@@ -1,0 +1,196 @@
+"""What the GPUs of this node do now, as NVML reports it.
+
+Runs on: COMPUTE NODE. Standard library; pynvml (nvidia-ml-py) where it is installed.
+
+A GPU that has fallen off the bus can hang the thread that queries it. So a thread asks, and who waits for its answer
+waits for a limited time only.
+
+Units and names of the calls: NVML API reference (docs.nvidia.com/deploy/nvml-api, R580). All of them
+answered on an H200 with driver 580.159.04 (docs/gpu-checks.md).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcenv.records.samples import GpuUse
+
+# DCGM and GPM read the same counters of the hardware, and each disturbs the other (Syllo/nvtop PR 483).
+_DCGM = "nv-hostengine"
+# Metrics of NVML's GPM (nvmlGpmMetricId_t).
+_GPM = {"sm": 2, "tensor": 5, "dram": 10}
+# nvmlClocksEventReasons, without the one that says that the GPU is idle.
+_SLOW = {
+    0x2: "applications-clocks", 0x4: "power-cap", 0x8: "hw-slowdown", 0x10: "sync-boost", 0x20: "sw-thermal",
+    0x40: "hw-thermal", 0x80: "hw-power-brake", 0x100: "display-clocks",
+}  # fmt: skip
+# A field of GpuUse, and how NVML is asked for it.
+_QUERIES: dict[str, Callable[[Any, Any], object]] = {
+    "uuid": lambda n, gpu: _text(n.nvmlDeviceGetUUID(gpu)),
+    "use": lambda n, gpu: n.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "memory": lambda n, gpu: n.nvmlDeviceGetMemoryInfo(gpu).used,
+    "memory_total": lambda n, gpu: n.nvmlDeviceGetMemoryInfo(gpu).total,
+    "power": lambda n, gpu: n.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "power_limit": lambda n, gpu: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    "temperature": lambda n, gpu: n.nvmlDeviceGetTemperature(gpu, n.NVML_TEMPERATURE_GPU),
+    "clock": lambda n, gpu: n.nvmlDeviceGetClockInfo(gpu, n.NVML_CLOCK_SM),
+    "clock_limit": lambda n, gpu: n.nvmlDeviceGetMaxClockInfo(gpu, n.NVML_CLOCK_SM),
+    "slow": lambda n, gpu: _reasons(n.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
+    "ecc": lambda n, gpu: n.nvmlDeviceGetTotalEccErrors(gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC),
+    "replays": lambda n, gpu: n.nvmlDeviceGetPcieReplayCounter(gpu),
+    "energy": lambda n, gpu: n.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
+}
+
+
+class GpuWatch:
+    """Asks NVML for all GPUs of the job, again and again.
+
+    Args of the constructor:
+        processes: process id -> rank, of all processes of the job on this node; asked at each look.
+    """
+
+    def __init__(self, processes: Callable[[], Mapping[int, int]]) -> None:
+        self._processes = processes
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[GpuUse, ...] | str] = queue.SimpleQueue()
+        self._waits = False
+        threading.Thread(target=self._answer, name="hpcenv-gpus", daemon=True).start()
+
+    def look(self, seconds: float) -> tuple[GpuUse, ...] | str:
+        """Return what each GPU does, or why that is unknown.
+
+        Args:
+            seconds: the longest time to wait for the driver.
+        """
+        if not self._waits:
+            self._asked.put(None)
+        try:
+            found = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            self._waits = True
+            return "the driver does not answer"
+        if self._waits:  # the answer to an earlier question
+            self._waits = False
+            return self.look(seconds)
+        return found
+
+    def _answer(self) -> None:
+        nvml: _Nvml | str = ""
+        while True:
+            self._asked.get()
+            try:
+                nvml = nvml or _open()
+                self._answers.put(nvml if isinstance(nvml, str) else nvml.look(self._processes()))
+            except Exception as error:  # noqa: BLE001  (any failure of the driver's library is the answer)
+                self._answers.put(f"NVML: {type(error).__name__}: {error}")
+
+
+class _Nvml:
+    """NVML with the GPUs of this job, in the order of the PCI bus, which CUDA_DEVICE_ORDER=PCI_BUS_ID has, too."""
+
+    def __init__(self, nvml: Any, gpus: list[Any]) -> None:
+        self._nvml = nvml
+        self._gpus = gpus
+        self._before: dict[int, Any] = {}
+
+    def look(self, processes: Mapping[int, int]) -> tuple[GpuUse, ...]:
+        return tuple(self._one(index, gpu, processes) for index, gpu in enumerate(self._gpus))
+
+    def _one(self, index: int, gpu: Any, processes: Mapping[int, int]) -> GpuUse:
+        values: dict[str, Any] = {}
+        unknown: dict[str, str] = {}
+        for name, query in _QUERIES.items():
+            try:
+                values[name] = query(self._nvml, gpu)
+            except self._nvml.NVMLError as error:
+                unknown[name] = f"NVML: {error}"
+        values |= self._users(gpu, processes, unknown) | self._busy(index, gpu, unknown)
+        return GpuUse(index=index, unknown=unknown, **values)
+
+    def _users(self, gpu: Any, processes: Mapping[int, int], unknown: dict[str, str]) -> dict[str, Any]:
+        """Return the ranks whose processes are on the GPU, and the number of the others."""
+        try:
+            pids = {one.pid for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+        except self._nvml.NVMLError as error:
+            unknown["ranks"] = f"NVML: {error}"
+            return {}
+        ours = {processes[pid] for pid in pids if pid in processes}
+        return {"ranks": tuple(sorted(ours)), "others": sum(pid not in processes for pid in pids)}
+
+    def _busy(self, index: int, gpu: Any, unknown: dict[str, str]) -> dict[str, Any]:
+        """Return how busy SMs, tensor cores and memory were since the last look."""
+        nvml = self._nvml
+        try:
+            if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+                return {}
+            if _dcgm_runs():
+                unknown["sm"] = f"{_DCGM} reads these counters"
+                return {}
+            sample = nvml.nvmlGpmSampleAlloc()
+            nvml.nvmlGpmSampleGet(gpu, sample)
+            before, self._before[index] = self._before.get(index), sample
+            if before is None:
+                return {}
+            asked = nvml.c_nvmlGpmMetricsGet_t()
+            asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(_GPM)
+            asked.sample1, asked.sample2 = before, sample
+            for place, number in enumerate(_GPM.values()):
+                asked.metrics[place].metricId = number
+            nvml.nvmlGpmMetricsGet(asked)
+            nvml.nvmlGpmSampleFree(before)
+            return {
+                name: float(asked.metrics[place].value)
+                for place, name in enumerate(_GPM)
+                if asked.metrics[place].nvmlReturn == nvml.NVML_SUCCESS
+            }
+        except (nvml.NVMLError, AttributeError) as error:  # an older driver, or an older pynvml
+            unknown["sm"] = f"NVML: {error}"
+            return {}
+
+
+def _open() -> _Nvml | str:
+    """Return NVML, or why there is none."""
+    try:
+        import pynvml  # type: ignore[import-untyped]  # nodes may not have it
+    except ImportError:
+        return "pynvml is not installed for the Python that watches"
+    try:
+        pynvml.nvmlInit()
+        gpus = []
+        for index in range(int(pynvml.nvmlDeviceGetCount())):
+            try:
+                gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+                bus = pynvml.nvmlDeviceGetPciInfo(gpu)
+            except pynvml.NVMLError as error:
+                # nvmlDeviceGetCount_v2 counts GPUs that this process may not use.
+                if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
+                    return f"NVML: GPU {index}: {error}"
+                continue
+            gpus.append(((bus.domain, bus.bus, bus.device), index, gpu))
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
+    return _Nvml(pynvml, [gpu for _, _, gpu in sorted(gpus, key=lambda one: one[:2])])
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _reasons(bits: int) -> tuple[str, ...]:
+    return tuple(word for bit, word in _SLOW.items() if bits & bit)
+
+
+def _dcgm_runs() -> bool:
+    """Whether DCGM's daemon runs on this node, as far as this user sees its processes."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if (Path("/proc") / pid / "comm").read_text(encoding="utf-8", errors="replace").strip() == _DCGM:
+                return True
+        except OSError:
+            continue
+    return False

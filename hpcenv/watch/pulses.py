@@ -1,0 +1,80 @@
+"""The pulses of this node's ranks: what their start hooks wrote after each step (incontainer/start_hook/pulse.py).
+
+Runs on: COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.incontainer import proc
+
+# As in start_hook/pulse.py, which cannot be imported here: it is a package of another name in the image.
+_LAYOUT = struct.Struct("<QqqqqdddqqqQ")
+_LOOKS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPulse:
+    """What one rank wrote last.
+
+    Attributes:
+        pid: its process, as processes of this node see it.
+        steps: optimizer steps of this process.
+        last_step: when the last of them ended, in seconds since the epoch; 0 before the first one.
+        seconds, waited: the time of all steps but the first, and how long the rank waited for its loaders in it.
+        saving: whether the rank is inside `hpcenv.training.saving`.
+        torch_memory, torch_peak: bytes that torch holds on the GPU, now and at most; None if unknown.
+    """
+
+    rank: int
+    pid: int
+    steps: int
+    last_step: float
+    seconds: float
+    waited: float
+    saving: bool
+    torch_memory: int | None
+    torch_peak: int | None
+
+
+def read_pulses(folders: Iterable[Path]) -> tuple[RankPulse, ...]:
+    """Return the pulses of the ranks that live, by rank.
+
+    Args:
+        folders: in which the start hooks of this node's ranks write.
+    """
+    found = (_read(path) for folder in folders for path in folder.glob("pulse-*") if path.suffix != ".part")
+    alive = {pulse.rank: pulse for pulse in found if pulse is not None}
+    return tuple(alive[rank] for rank in sorted(alive))
+
+
+def _read(path: Path) -> RankPulse | None:
+    """Return a pulse; None if it is not whole, or if its process has ended."""
+    for _ in range(_LOOKS):
+        try:
+            raw = path.read_bytes()
+            first, rank, pid, start, steps, last, seconds, waited, saves, now, peak, behind = _LAYOUT.unpack(raw)
+        except (OSError, struct.error):
+            return None
+        if first == behind:
+            break
+    else:
+        return None
+    if proc.start_ticks(pid) != start:
+        return None
+    return RankPulse(
+        rank=rank, pid=pid, steps=steps, last_step=last, seconds=seconds, waited=waited, saving=saves > 0,
+        torch_memory=None if now < 0 else now, torch_peak=None if peak < 0 else peak,
+    )  # fmt: skip
+
+
+def processes(pulses: Iterable[RankPulse]) -> Iterator[tuple[int, int]]:
+    """Yield each process of the ranks, their children among them, with the rank to which it belongs."""
+    for pulse in pulses:
+        yield pulse.pid, pulse.rank
+        for child, _ in proc.descendants(pulse.pid):
+            yield child, pulse.rank

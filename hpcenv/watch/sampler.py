@@ -1,0 +1,173 @@
+"""Takes the samples of a node, and appends them to its file in the run folder.
+
+Runs on: COMPUTE NODE. Standard library only, but for pynvml where it is installed.
+
+The file is bounded: after `_HOURS_IN_FULL` the samples of a minute become one record with their means, least and most,
+and at `_MOST_BYTES` nothing more is written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv.machine.gpu_use import GpuWatch
+from hpcenv.records.samples import GpuUse, Sample, samples_line
+from hpcenv.watch.node_use import NodePlaces, NodeWatch
+from hpcenv.watch.pulses import processes, read_pulses
+from hpcenv.watch.rank_use import RankWatch
+from hpcenv.watch.watched_node import WatchedNode
+
+_HOURS_IN_FULL = 6
+_SECONDS_OF_A_RECORD = 60.0
+_MOST_BYTES = 64 << 20
+# NVML answers within milliseconds; a driver that hangs must not delay the other figures for longer.
+_SECONDS_FOR_GPUS = 0.8
+
+
+class Sampler:
+    """The samples of one node in one attempt."""
+
+    def __init__(self, node: WatchedNode, *, begin: float) -> None:
+        self._node = node
+        self._path = node.run.samples_of(node.this_node.attempt, node.this_node.node)
+        self._begin = begin
+        self._last = begin
+        self._pulses = read_pulses(())
+        self._ranks = RankWatch()
+        self._host = NodeWatch(NodePlaces(tmp=Path(tempfile.gettempdir())))
+        self._gpus = GpuWatch(self._processes) if node.manifest.gpus_per_node else None
+        self._minute: list[Sample] = []
+        self._written = 0
+        self._problem = ""
+
+    def attend(self, now: float) -> None:
+        """Take a sample if it is time to."""
+        if now - self._last >= self._node.options.sample:
+            self._take(now)
+
+    def finish(self, _now: float) -> None:
+        """Write what was collected; the ranks have ended, so no sample is taken."""
+        if self._minute:
+            self._write(together(self._minute))
+
+    def _processes(self) -> dict[int, int]:
+        return dict(processes(self._pulses))
+
+    def _take(self, now: float) -> None:
+        self._pulses = read_pulses(self._node.rank_folders())
+        sample = Sample(
+            at=round(now, 3),
+            seconds=round(now - self._last, 3),
+            gpus=self._look_at_gpus(),
+            node=self._host.look(now),
+            ranks=self._ranks.look(self._pulses, self._processes(), now),
+        )
+        self._last = now
+        if now - self._begin < _HOURS_IN_FULL * 3600:
+            self._write(sample)
+            return
+        self._minute.append(sample)
+        if sum(one.seconds for one in self._minute) >= _SECONDS_OF_A_RECORD:
+            self._write(together(self._minute))
+            self._minute = []
+
+    def _look_at_gpus(self) -> tuple[GpuUse, ...]:
+        if self._gpus is None:
+            return ()
+        found = self._gpus.look(_SECONDS_FOR_GPUS)
+        if isinstance(found, tuple):
+            return found
+        count = self._node.manifest.gpus_per_node
+        return tuple(GpuUse(index=index, unknown={"all": found}) for index in range(count))
+
+    def _write(self, sample: Sample) -> None:
+        """Append one line with one write; what cannot be written is said once, and the training goes on."""
+        if self._problem:
+            return
+        line = samples_line(_rounded(sample)).encode()
+        try:
+            if self._written + len(line) > _MOST_BYTES:
+                raise OSError(f"the file has {self._written >> 20} MiB")
+            if not self._written:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+            self._written += len(line)
+        except OSError as error:
+            self._problem = f"hpcenv: node {self._node.this_node.node}: no more samples: {error}"
+            sys.stderr.write(f"{self._problem}\n")
+
+
+# -- several samples in one ---------------------------------------------------------------
+
+# What counts up, or says in which state something is: the last value stands for all.
+_LAST = frozenset(
+    {
+        "ecc",
+        "replays",
+        "energy",
+        "read",
+        "written",
+        "received",
+        "sent",
+        "rdma_received",
+        "rdma_sent",
+        "step",
+        "last_step",
+    }
+)
+
+
+def together(samples: Sequence[Sample]) -> Sample:
+    """Return one sample for several that follow each other: the means, and the least and most of each figure. Pure."""
+    last = samples[-1]
+    seconds = sum(sample.seconds for sample in samples)
+    if len(samples) == 1:
+        return last
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    parts: list[Sample] = [_combined(samples, how) for how in (mean, min, max)]
+    middle, least, most = (replace(part, at=last.at, seconds=seconds) for part in parts)
+    return replace(middle, least=least, most=most)
+
+
+def _combined(records: Sequence[Any], how: Callable[[Sequence[float]], float]) -> Any:
+    """Return the last record with its figures combined over all; lists item by item, where all have as many items."""
+    last = records[-1]
+    changes: dict[str, Any] = {}
+    for name in (one.name for one in fields(last)):
+        values = [getattr(record, name) for record in records]
+        known = [value for value in values if value is not None]
+        if is_dataclass(values[-1]):
+            changes[name] = _combined(values, how)
+        elif isinstance(values[-1], tuple) and values[-1] and is_dataclass(values[-1][0]):
+            same = [value for value in values if len(value) == len(values[-1])]
+            changes[name] = tuple(_combined(items, how) for items in zip(*same, strict=True))
+        elif name not in _LAST and known and isinstance(known[0], float):
+            changes[name] = how(known)
+    return replace(last, **changes)
+
+
+def _rounded(record: Any) -> Any:
+    """Return a record whose figures have four digits behind the point: a line is read by people, too."""
+    changes: dict[str, Any] = {}
+    for name in (one.name for one in fields(record)):
+        value = getattr(record, name)
+        if isinstance(value, float):
+            changes[name] = round(value, 4)
+        elif is_dataclass(value):
+            changes[name] = _rounded(value)
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            changes[name] = tuple(_rounded(item) for item in value)
+    return replace(record, **changes)
