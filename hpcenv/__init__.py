@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcenv.api.executor import AutoExecutor, Executor
     from hpcenv.api.job import Job, open_job
     from hpcenv.api.reproduce import reproduce
-    from hpcenv.api.run import cancel, diagnose, report, status
+    from hpcenv.api.run import cancel, diagnose, report, stacks, status
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
     from hpcenv.locking.diff import diff
@@ -43,6 +43,7 @@ _WHERE = {
     "plan_job": "hpcenv.api.submit",
     "report": "hpcenv.api.run",
     "reproduce": "hpcenv.api.reproduce",
+    "stacks": "hpcenv.api.run",
     "status": "hpcenv.api.run",
     "submit": "hpcenv.api.submit",
     "sweep": "hpcenv.api.submit",
@@ -68,6 +69,7 @@ __all__ = [
     "plan_job",
     "report",
     "reproduce",
+    "stacks",
     "status",
     "submit",
     "sweep",

@@ -16,6 +16,7 @@ TASKS = {
     "Look at runs": {
         "status": "Say what a run is doing.",
         "list": "List the runs, the newest first.",
+        "stacks": "Say on which line each rank of a running run is.",
         "logs": "Print a run's log; -f follows it.",
         "report": "Say what became of a run, with its verdict.",
         "diagnose": "Name the cause of a failure, from the logs.",
