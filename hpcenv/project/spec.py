@@ -26,7 +26,7 @@ from hpcenv.project.option_values import (
     variables,
 )
 from hpcenv.project.option_values import secrets as secret_sources
-from hpcenv.records.manifest import DataCompare, Severity, WatchOptions
+from hpcenv.records.manifest import DataCompare, OnStall, Severity, WatchOptions
 
 HOST = "host"
 DEFAULT_LOCK = "default"
@@ -185,15 +185,17 @@ class WatchTable(Document):
         sample: how often GPUs, node and ranks are looked at; `off` for never.
         stall_after: a rank without an optimizer step for so long is looked at; `auto` for 10 times its median step,
             and at least 5 minutes.
+        on_stall: what follows where the ranks hang: `stop` ends the job, `requeue` also queues it again.
     """
 
     sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
     stall_after: Annotated[str | int, AfterValidator(_auto_or_seconds)] = 0
+    on_stall: OnStall = "report"
 
     def options(self) -> WatchOptions | None:
         """Return what the nodes do; None where nothing is watched."""
-        sample = int(self.sample)
-        return WatchOptions(sample=sample, stall_after=int(self.stall_after)) if sample else None
+        sample, stall_after = int(self.sample), int(self.stall_after)
+        return WatchOptions(sample=sample, stall_after=stall_after, on_stall=self.on_stall) if sample else None
 
 
 class PathsTable(Document):
@@ -393,6 +395,7 @@ image = "{image}"
 [watch]
 # sample = "10s"         # or "off"
 # stall-after = "auto"   # without an optimizer step for so long, the stacks of all ranks are looked at
+# on-stall = "report"    # or "stop", or "requeue", where the ranks hang
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
 # `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.

@@ -6,10 +6,13 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. A request is `ID.js
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hpcenv.errors import HpcenvError
+from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 
 HangKind = Literal["hang", "working", "unknown"]
@@ -152,3 +155,12 @@ def answer_path(folder: Path, name: str, node: str, look: int) -> Path:
 def found_path(folder: Path, name: str) -> Path:
     """Return the path of what was found."""
     return folder / f"{name}.found.json"
+
+
+def is_hang(folder: Path) -> bool:
+    """Whether a hang was found in the attempt with this folder of requests."""
+    for path in folder.glob("*.found.json"):
+        with suppress(HpcenvError):
+            if load_record(HangFound, path).kind == "hang":
+                return True
+    return False

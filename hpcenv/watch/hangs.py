@@ -7,6 +7,7 @@ each node, and what the first node found in them.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from hpcenv.records.hangs import (
     StackRequest,
     answer_path,
     found_path,
+    is_hang,
     request_path,
     requests_of,
 )
@@ -65,6 +67,7 @@ class HangWatch:
         self._timeouts: dict[int, float] = {}
         self._asked_after: dict[tuple[int, float], float] = {}
         self._seen: set[str] = set()
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def attend(self, now: float) -> None:
@@ -76,6 +79,7 @@ class HangWatch:
             for rank in read_pulses(self._node.rank_folders()):
                 self._look_at(rank, now)
             self._look_for_requests()
+            self._stop_after_hang()
 
     def finish(self, now: float) -> None:
         """Nothing is left to write."""
@@ -132,6 +136,12 @@ class HangWatch:
         (self._folder / name).mkdir(parents=True, exist_ok=True)
         request = StackRequest(id=name, asked=now, stalled=still, looks=2, gap=self._gap)
         save_record(request, request_path(self._folder, name))
+
+    def _stop_after_hang(self) -> None:
+        """Ask the launch step of this node for a stop, as Slurm's warning does, where the run wants that."""
+        if self._node.options.on_stall != "report" and not self._stopped and is_hang(self._folder):
+            self._stopped = True
+            os.kill(self._node.launch, signal.SIGUSR2)
 
     # -- requests ------------------------------------------------------------------------------
 
