@@ -62,19 +62,19 @@ def _duration(seconds: float | None) -> str:
 
 def _works(before: RankLook | None, now: RankLook, gap: float) -> bool:
     """Whether a rank saves, or did anything between two looks."""
-    if before is None or before.process.pid != now.process.pid or now.saving or before.saving:
-        return True  # it saves, or has just begun
+    if before is None or before.process.pid != now.process.pid or now.saving or before.saving or now.moves:
+        return True  # it saves, has just begun, or is on its way
     if not now.process.state:
         return False
     old, new = before.process.written, now.process.written
     grown = 0 if old is None or new is None else new - old
     busy = now.process.busy - before.process.busy
-    moved = bool(before.stack and now.stack) and _lines_of(before.stack) != _lines_of(now.stack)
+    moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
     operations = before.groups is not None and now.groups is not None and _entered(before) != _entered(now)
     return moved or operations or grown >= _LEAST_BYTES or busy >= _LEAST_SHARE * max(gap, 1.0)
 
 
-def _lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+def lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     """Return a stack without the loops in which Python's library and torch's loader wait."""
     frames = list(stack)
     for number, frame in enumerate(frames):

@@ -88,6 +88,7 @@ class RankLook:
         groups: None if the flight recorder did not answer; `unknown` says why.
         workers: processes below the rank, as those of a DataLoader.
         saving: whether it is inside `hpcenv.training.saving`.
+        moves: whether its lines changed within a second after this look.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class RankLook:
     unknown: str = ""
     workers: tuple[ProcessState, ...] = ()
     saving: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

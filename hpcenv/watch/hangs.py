@@ -11,16 +11,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.errors import HpcenvError
-from hpcenv.judge.hang import judge
+from hpcenv.judge.hang import judge, lines_of
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.hangs import (
     HangFound,
+    RankLook,
     StackAnswer,
     StackRequest,
     answer_path,
@@ -42,6 +43,8 @@ _SECONDS_BETWEEN_LOOKS = 60.0
 _SECONDS_BETWEEN_LISTINGS = 10.0
 # A node that answers no sooner is said not to answer.
 _SECONDS_FOR_NODES = 15.0
+_FURTHER_LOOKS = 6
+_SECONDS_BETWEEN_FURTHER_LOOKS = 0.13
 _MOST_TIMES = 101
 
 
@@ -180,9 +183,25 @@ class HangWatch:
             replace(look, saving=look.process.pid in saving, workers=stacks.workers_of(look.process.pid))
             for look in stacks.look(self._node.rank_folders())
         ]
+        if number == 2:
+            # A loop of two lines is at the same one in half of all looks.
+            moving = self._moving(looks)
+            looks = [replace(look, moves=look.process.pid in moving) for look in looks]
         node = self._node.this_node.node
         answer = StackAnswer(node=node, look=number, at=time.time(), ranks=tuple(looks))
         save_record(answer, answer_path(self._folder, request.id, node, number))
+
+    def _moving(self, looks: Sequence[RankLook]) -> set[int]:
+        """Return the processes whose lines change in further looks; one that gave no stack is not asked again."""
+        lines = {look.process.pid: lines_of(look.stack) for look in looks if look.stack and not look.unknown}
+        moving: set[int] = set()
+        for _ in range(_FURTHER_LOOKS):
+            time.sleep(_SECONDS_BETWEEN_FURTHER_LOOKS)
+            rest = set(lines) - moving
+            for look in stacks.look(self._node.rank_folders(), only=rest) if rest else ():
+                if look.stack and lines_of(look.stack) != lines[look.process.pid]:
+                    moving.add(look.process.pid)
+        return moving
 
     def _judge(self, request: StackRequest) -> None:
         nodes = self._node.this_node.nodes

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,14 @@ _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
 
 
-def look(folders: list[Path]) -> Iterator[RankLook]:
-    """Yield what each marked rank of this node answers: all are asked first, so that the looks are of one time."""
-    marks = [(folder, mark) for folder in folders for mark in _marks(folder)]
+def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankLook]:
+    """Yield what each marked rank of this node answers: all are asked first, so that the looks are of one time.
+
+    Args:
+        folders: in which the ranks of this node have their marks.
+        only: processes of ranks; None for all.
+    """
+    marks = [(folder, mark) for folder in folders for mark in _marks(folder) if only is None or mark["pid"] in only]
     asked = [(folder, mark, _ask(folder, mark)) for folder, mark in marks]
     until = time.monotonic() + _SECONDS_TO_ANSWER
     for folder, mark, was_asked in asked:
