@@ -16,7 +16,7 @@ from hpcenv.records.hangs import (
     HangFound,
     HangKind,
     ProcessState,
-    RankLook,
+    RankStacks,
     StackAnswer,
     StackRequest,
 )
@@ -51,7 +51,7 @@ def judge(request: StackRequest, answers: Sequence[StackAnswer], *, nodes: Seque
     return HangFound(id=request.id, kind=kind, at=at, lines=(*answer, *lines, *stack_lines(second.values())))
 
 
-def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankLook]:
+def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankStacks]:
     return {one.rank: one for answer in answers if answer.look == look for one in answer.ranks}
 
 
@@ -60,7 +60,7 @@ def _duration(seconds: float | None) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _works(before: RankLook | None, now: RankLook, gap: float) -> bool:
+def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
     """Whether a rank saves, or did anything between two looks."""
     if before is None or before.process.pid != now.process.pid or now.saving or before.saving or now.moves:
         return True  # it saves, has just begun, or is on its way
@@ -86,7 +86,7 @@ def lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(frames)
 
 
-def _entered(look: RankLook) -> tuple[tuple[str, int], ...]:
+def _entered(look: RankStacks) -> tuple[tuple[str, int], ...]:
     return tuple((group.name, group.last.number) for group in look.groups or () if group.last is not None)
 
 
@@ -106,14 +106,14 @@ class _Wait:
         return self.group.name, self.number, self.name
 
 
-def _wait_of(look: RankLook) -> _Wait | None:
+def _wait_of(look: RankStacks) -> _Wait | None:
     found = [_Wait(group, group.waits.number, group.waits.name) for group in look.groups or () if group.waits]
     # Of several unfinished ones, that which the stack is in.
     names = {frame.function for frame in look.stack}
     return next((wait for wait in found if wait.name in names), found[0] if found else None)
 
 
-def _answer(looks: Mapping[int, RankLook]) -> Iterator[str]:
+def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
     """Yield one line: who waits where, and who did not come; all ranks' places where none waits."""
     waits = {rank: wait for rank, look in looks.items() if (wait := _wait_of(look)) is not None}
     keys: dict[tuple[str, int, str], list[int]] = {}
@@ -140,7 +140,7 @@ def _operation(wait: _Wait, *, named: bool) -> str:
     return f"{wait.name} no. {wait.number}" + (f" of group {about}" if named else "")
 
 
-def _other(look: RankLook, own: _Wait | None, wait: _Wait, *, named: bool) -> str:
+def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> str:
     """Return what a rank does that is not in the operation in which the most wait."""
     where = f"it waits in {_operation(own, named=named)}{_at([look])}" if own else f"it is {_place(look)}"
     if wait.group.ranks and look.rank not in wait.group.ranks:
@@ -155,19 +155,19 @@ def _other(look: RankLook, own: _Wait | None, wait: _Wait, *, named: bool) -> st
     return f"has left it: {where}"
 
 
-def _at(looks: Sequence[RankLook]) -> str:
+def _at(looks: Sequence[RankStacks]) -> str:
     lines = dict.fromkeys(line for look in looks if (line := _own_line(look.stack)[1]))
     return f" ({', '.join([*lines][:4])})" if lines else ""
 
 
-def _places(looks: Iterable[RankLook]) -> list[tuple[str, list[int]]]:
+def _places(looks: Iterable[RankStacks]) -> list[tuple[str, list[int]]]:
     found: dict[str, list[int]] = {}
     for look in sorted(looks, key=lambda one: one.rank):
         found.setdefault(_place(look), []).append(look.rank)
     return [*found.items()]
 
 
-def _place(look: RankLook) -> str:
+def _place(look: RankStacks) -> str:
     """Return where a rank is: its state where it cannot run, else the function and the line of the script."""
     process = look.process
     if not process.state:
@@ -203,7 +203,7 @@ def _short(frame: Frame) -> str:
     return f"{frame.file.rpartition('/')[2]}:{frame.line}"
 
 
-def stack_lines(looks: Iterable[RankLook]) -> list[str]:
+def stack_lines(looks: Iterable[RankStacks]) -> list[str]:
     """Return one line for each different stack, with its ranks; and for each rank whose workers may explain it."""
     stacks: dict[str, list[int]] = {}
     looks = sorted(looks, key=lambda one: one.rank)

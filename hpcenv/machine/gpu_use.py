@@ -154,7 +154,7 @@ class _Nvml:
 
 
 def _open() -> _Nvml | str:
-    """Return NVML, or why there is none."""
+    """Return NVML, or why it cannot be asked."""
     try:
         import pynvml  # type: ignore[import-untyped]  # nodes may not have it
     except ImportError:

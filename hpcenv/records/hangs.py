@@ -79,7 +79,7 @@ class ProcessState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankLook:
+class RankStacks:
     """One look at one rank.
 
     Attributes:
@@ -126,7 +126,7 @@ class StackAnswer:
     node: str
     look: int
     at: float
-    ranks: tuple[RankLook, ...] = ()
+    ranks: tuple[RankStacks, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from hpcenv.judge.hang import stack_lines
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.hangs import (
     HangFound,
-    RankLook,
+    RankStacks,
     StackAnswer,
     StackRequest,
     answer_path,
@@ -48,7 +48,7 @@ class RunStacks(Shown):
 
     run: str
     lines: tuple[str, ...]
-    ranks: tuple[RankLook, ...]
+    ranks: tuple[RankStacks, ...]
     silent: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from hpcenv.judge.hang import judge, lines_of
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.hangs import (
     HangFound,
-    RankLook,
+    RankStacks,
     StackAnswer,
     StackRequest,
     answer_path,
@@ -191,7 +191,7 @@ class HangWatch:
         answer = StackAnswer(node=node, look=number, at=time.time(), ranks=tuple(looks))
         save_record(answer, answer_path(self._folder, request.id, node, number))
 
-    def _moving(self, looks: Sequence[RankLook]) -> set[int]:
+    def _moving(self, looks: Sequence[RankStacks]) -> set[int]:
         """Return the processes whose lines change in further looks; one that gave no stack is not asked again."""
         lines = {look.process.pid: lines_of(look.stack) for look in looks if look.stack and not look.unknown}
         moving: set[int] = set()

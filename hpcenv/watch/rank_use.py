@@ -18,7 +18,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _WORKER = "pt_data_worker"
 
 
-class RankWatch:
+class RankLook:
     """Looks at the ranks again and again: figures are those since the last look."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from hpcenv.machine.gpu_use import GpuWatch
 from hpcenv.records.samples import GpuUse, Sample, samples_line
 from hpcenv.watch.node_use import NodePlaces, NodeWatch
 from hpcenv.watch.pulses import processes, read_pulses
-from hpcenv.watch.rank_use import RankWatch
+from hpcenv.watch.rank_use import RankLook
 from hpcenv.watch.watched_node import WatchedNode
 
 _HOURS_IN_FULL = 6
@@ -39,7 +39,7 @@ class Sampler:
         self._begin = begin
         self._last = begin
         self._pulses = read_pulses(())
-        self._ranks = RankWatch()
+        self._ranks = RankLook()
         self._host = NodeWatch(NodePlaces(tmp=Path(tempfile.gettempdir())))
         self._gpus = GpuWatch(self._processes) if node.manifest.gpus_per_node else None
         self._minute: list[Sample] = []

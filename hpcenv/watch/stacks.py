@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcenv import process
 from hpcenv.records.files import read_file, read_json
-from hpcenv.records.hangs import Frame, GroupState, Operation, ProcessState, RankLook
+from hpcenv.records.hangs import Frame, GroupState, Operation, ProcessState, RankStacks
 
 _SECONDS_TO_ANSWER = 5.0
 # After the stacks: torch's record needs Python's lock.
@@ -38,7 +38,7 @@ _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
 
 
-def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankLook]:
+def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankStacks]:
     """Yield what each marked rank of this node answers: all are asked first, so that the looks are of one time.
 
     Args:
@@ -50,7 +50,7 @@ def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[R
     until = time.monotonic() + _SECONDS_TO_ANSWER
     for folder, mark, was_asked in asked:
         state = state_of(mark["pid"]) if _is_same(mark) else ProcessState(pid=mark["pid"], state="")
-        found = RankLook(rank=mark["rank"], process=state, unknown=was_asked)
+        found = RankStacks(rank=mark["rank"], process=state, unknown=was_asked)
         yield found if was_asked else _answer(folder, mark, found, until)
 
 
@@ -98,7 +98,7 @@ def _would_catch(mark: dict[str, Any]) -> bool:
     return bool(int(masks.get("Cgt", "0"), 16) & bit) and not int(masks.get("Blk", "0"), 16) & bit
 
 
-def _answer(folder: Path, mark: dict[str, Any], found: RankLook, until: float) -> RankLook:
+def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float) -> RankStacks:
     """Wait for the stacks, then shortly for torch's record."""
     text, size = "", -1
     while time.monotonic() < until and (size < 1 or len(text) != size):
@@ -133,7 +133,7 @@ def parse_stacks(text: str) -> dict[str, tuple[Frame, ...]]:
     return stacks
 
 
-def _with_groups(found: RankLook, path: Path) -> RankLook:
+def _with_groups(found: RankStacks, path: Path) -> RankStacks:
     try:
         data = read_json(path)
         if "unknown" in data:

@@ -23,7 +23,7 @@ _SECONDS_BETWEEN_LOOKS_AT_MEMORY = 1.0
 _current = None  # type: Optional[Pulse]
 
 
-def begin(folder: str, rank: int, when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
+def begin_pulse(folder: str, rank: int, when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
     """Begin the pulse of this process. Where it cannot be written, the training goes on without."""
     global _current
     try:

@@ -23,7 +23,7 @@ _OF_THREAD = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signa
 _MOST_ENTRIES = 512
 
 
-def begin(folder: str, rank: int) -> None:
+def begin_stacks(folder: str, rank: int) -> None:
     """Start the thread; the files of this rank are in `folder`. Where that fails, the training goes on without."""
     number = signal.SIGRTMIN + _OFFSET
     path = os.path.join(folder, "rank-%d.stacks" % rank)
