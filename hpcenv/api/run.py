@@ -132,7 +132,7 @@ def stacks(
         rank: the only rank that is wanted; None for all.
 
     Raises:
-        RunNotRunning: the run waits, is being checked, or has ended; or nobody watches it.
+        RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
     """
     return ask_stacks(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, rank=rank)
 

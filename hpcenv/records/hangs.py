@@ -159,10 +159,11 @@ def found_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.found.json"
 
 
-def is_hang(folder: Path) -> bool:
-    """Whether a hang was found in the attempt with this folder of requests."""
+def is_hang(folder: Path, *, since: float = 0.0) -> bool:
+    """Whether a hang was found, after a time, in the attempt with this folder of requests."""
     for path in folder.glob("*.found.json"):
         with suppress(HpcenvError):
-            if load_record(HangFound, path).kind == "hang":
+            found = load_record(HangFound, path)
+            if found.kind == "hang" and found.at >= since:
                 return True
     return False

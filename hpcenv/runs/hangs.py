@@ -77,7 +77,7 @@ def ask_stacks(
         tell: called with a line about what is waited for.
 
     Raises:
-        RunNotRunning: the run waits, is being checked, or has ended; or nobody watches it.
+        RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
         UsageError: the run has no such rank.
     """
     run = find_run(start, word, runs=runs)
@@ -88,7 +88,7 @@ def ask_stacks(
         raise RunNotRunning(f"{status.run} does not train now", why=f"it is {status.state}", hint=hint)
     if run.manifest.watch is None:
         hint = "leave out `sample` of [watch] in hpcenv.toml, and submit again"
-        raise RunNotRunning(f"nobody watches {status.run}", why='it was submitted with sample = "off"', hint=hint)
+        raise RunNotRunning(f"{status.run} is not watched", why='it was submitted with sample = "off"', hint=hint)
     nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
     count = len(nodes) * run.manifest.nproc_per_node
     if rank is not None and not 0 <= rank < count:

@@ -105,7 +105,7 @@ class HangWatch:
             self._learn_timeouts()
             limit = self._limit(rank)
         # The nodes ask one after the other, so that the others see the first request.
-        limit += min(self._node.this_node.rank * self._between * 2, limit / 10)
+        limit += min(self._node.this_node.rank * self._between * 2, limit / 4)
         # A second time after twice as long.
         if still >= max(limit, 2 * self._asked_after.get((rank.pid, since), 0.0)):
             self._asked_after[rank.pid, since] = still
@@ -130,6 +130,8 @@ class HangWatch:
             self._timeouts[look.process.pid] = min(known, default=float("inf"))
 
     def _request(self, rank: RankPulse, still: float, since: float, now: float) -> None:
+        if is_hang(self._folder, since=since):
+            return  # it is said
         for name in self._names():
             with suppress(HpcenvError):
                 known = load_record(StackRequest, request_path(self._folder, name))
@@ -174,7 +176,9 @@ class HangWatch:
                 time.sleep(max(0.0, until - time.monotonic()))
                 until = time.monotonic() + request.gap
                 self._answer(request, number)
-            if request.stalled is not None and self._node.this_node.rank == 0:
+            # Two nodes may ask at the same time.
+            known = is_hang(self._folder, since=request.asked)
+            if request.stalled is not None and self._node.this_node.rank == 0 and not known:
                 self._judge(request)
 
     def _answer(self, request: StackRequest, number: int) -> None:

@@ -39,7 +39,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
 
 
 def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankStacks]:
-    """Yield what each marked rank of this node answers: all are asked first, so that the looks are of one time.
+    """Yield what each marked rank of this node answers: all are asked first, so that all looks have the same time.
 
     Args:
         folders: in which the ranks of this node have their marks.

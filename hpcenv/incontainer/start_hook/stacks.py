@@ -1,6 +1,6 @@
 """The Python stacks of this rank, and torch's record of its collective operations, whenever the node's watcher asks.
 
-A thread sleeps until it gets a real-time signal of its own (tgkill). Two parts answer. faulthandler's handler, which is
+A thread sleeps until it gets a real-time signal that only this thread gets (tgkill). Two parts answer. faulthandler's handler, which is
 C, writes the stacks of all threads: also while a C call holds Python's lock. Then the thread wakes, which needs that
 lock, and writes the record of operations. No other thread is disturbed: a signal to the process would break a read that
 hangs on a network file system, and the place would be lost.
