@@ -84,8 +84,8 @@ def ask_stacks(
     status = read_status(run, environ)
     verdict = status.verdict
     if status.state != "running" or verdict is None or verdict.attempt != status.attempt:
-        hint = Command("hpcenv", "status", status.run)
-        raise RunNotRunning(f"{status.run} does not train now", why=f"it is {status.state}", hint=hint)
+        status_command = Command("hpcenv", "status", status.run)
+        raise RunNotRunning(f"{status.run} does not train now", why=f"it is {status.state}", hint=status_command)
     if run.manifest.watch is None:
         hint = "leave out `sample` of [watch] in hpcenv.toml, and submit again"
         raise RunNotRunning(f"{status.run} is not watched", why='it was submitted with sample = "off"', hint=hint)

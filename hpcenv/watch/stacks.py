@@ -177,7 +177,8 @@ def state_of(pid: int) -> ProcessState:
     name = _CALLS.get(platform.machine(), {}).get(int(words[0]))
     if name is None:
         return replace(found, call=f"system call {words[0]}")
-    return replace(found, call=name, **_place(pid, int(words[1], 16)))
+    file, mount = _place(pid, int(words[1], 16))
+    return replace(found, call=name, file=file, mount=mount)
 
 
 def workers_of(pid: int) -> tuple[ProcessState, ...]:
@@ -190,18 +191,18 @@ def _cpu(pid: int) -> float:
     return sum(int(one) for one in fields[11:13]) / os.sysconf("SC_CLK_TCK") if len(fields) > 13 else 0.0
 
 
-def _place(pid: int, descriptor: int) -> dict[str, str]:
+def _place(pid: int, descriptor: int) -> tuple[str, str]:
     """Return the file of a descriptor, and its mount; no `stat`, which would hang as well."""
     try:
         file = os.readlink(f"/proc/{pid}/fd/{descriptor}")
     except OSError:
-        return {}
+        return "", ""
     number = re.search(r"^mnt_id:\s*(\d+)$", _read(f"/proc/{pid}/fdinfo/{descriptor}"), re.MULTILINE)
     for line in _read(f"/proc/{pid}/mountinfo").splitlines():
         words = line.split()
         if number is not None and words[0] == number[1] and "-" in words:
-            return {"file": file, "mount": f"{words[words.index('-') + 1]} at {words[4]}"}
-    return {"file": file}
+            return file, f"{words[words.index('-') + 1]} at {words[4]}"
+    return file, ""
 
 
 def _read(path: str) -> str:
