@@ -2,9 +2,9 @@
 
     python -m benchmarks.watch_cost [--json] [--rounds N]
 
-The looks of the watching process are made one after the other, with the testbed's stand-in for NVML (it needs gcc) and 8
-processes in the place of ranks. The steps are those of a local run with a sample every 10 s, beside the same run with `sample = "off"`,
-alternately.
+The looks of the watching process are made one after the other, with the testbed's stand-in for NVML (it needs gcc) and
+8 processes in the place of ranks. The steps are those of a local run with a sample every 10 s, beside the same run with
+`sample = "off"`, alternately.
 
 Must: a look every 10 s takes at most 1 % of one core, and the median step with samples lies within the spread of those
 without.

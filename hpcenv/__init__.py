@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcenv.api.executor import AutoExecutor, Executor
     from hpcenv.api.job import Job, open_job
     from hpcenv.api.reproduce import reproduce
-    from hpcenv.api.run import cancel, diagnose, report, status, top, usage
+    from hpcenv.api.run import cancel, diagnose, report, stacks, status, top, usage
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
     from hpcenv.reproduction.bundle.make import bundle
@@ -42,6 +42,7 @@ _WHERE = {
     "plan_job": "hpcenv.api.submit",
     "report": "hpcenv.api.run",
     "reproduce": "hpcenv.api.reproduce",
+    "stacks": "hpcenv.api.run",
     "status": "hpcenv.api.run",
     "submit": "hpcenv.api.submit",
     "sweep": "hpcenv.api.submit",
@@ -69,6 +70,7 @@ __all__ = [
     "plan_job",
     "report",
     "reproduce",
+    "stacks",
     "status",
     "submit",
     "sweep",

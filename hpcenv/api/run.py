@@ -19,6 +19,7 @@ from hpcenv.runs.diagnose.diagnose import Diagnosed
 from hpcenv.runs.diagnose.diagnose import diagnose as diagnose_here
 from hpcenv.runs.entries import Run, Submitted, open_run
 from hpcenv.runs.find import find_run
+from hpcenv.runs.hangs import RunStacks, ask_stacks
 from hpcenv.runs.report import SweepReport
 from hpcenv.runs.report import report as report_of
 from hpcenv.runs.report_text import RunReport
@@ -123,6 +124,21 @@ def report(
         lines: the number of lines from the end of the log.
     """
     return report_of(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, lines=lines)
+
+
+def stacks(
+    run: str | Path | None = None, *, rank: int | None = None, project: str | Path = ".", runs_dir: str | None = None
+) -> RunStacks:
+    """Return on which line each rank of a running run is: `hpcenv stacks`. The ranks go on; it takes up to 45 seconds.
+
+    Args:
+        run, project, runs_dir: as for `status`.
+        rank: the only rank that is wanted; None for all.
+
+    Raises:
+        RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
+    """
+    return ask_stacks(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, rank=rank)
 
 
 def top(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> tuple[RunTop, ...]:

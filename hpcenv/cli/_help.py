@@ -17,6 +17,7 @@ TASKS = {
         "status": "Say what a run is doing.",
         "list": "List the runs, the newest first.",
         "top": "Show what GPUs and ranks of a run do now, and what is odd.",
+        "stacks": "Say on which line each rank of a running run is.",
         "logs": "Print a run's log; -f follows it.",
         "report": "Say what became of a run, with its verdict.",
         "diagnose": "Name the cause of a failure, from the logs.",

@@ -24,7 +24,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.records.verdict import Verdict
 
-StopReason = Literal["", "time-limit", "preemption", "unknown"]
+StopReason = Literal["", "time-limit", "preemption", "hang", "unknown"]
 
 _SECONDS = 20.0
 # A longer list of excluded nodes is damaged.
@@ -105,6 +105,11 @@ def judge(
     if not stopped:
         return Ending(saved=saved)
     ending = Ending(stopped=stopped, saved=saved, unfinished=saved or manifest.stop.requeue == "always")
+    if stopped == "hang":
+        # What hangs cannot save itself. It is stopped only where [watch] on-stall asks for it.
+        ending = replace(ending, unfinished=True)
+        if manifest.watch is None or manifest.watch.on_stall != "requeue":
+            return _not_requeued(ending, _REASONS[stopped], "[watch] on-stall")
     if not ending.unfinished:
         return ending
     return _requeued(manifest, ending, _REASONS[stopped], attempt=attempt, next_link=next_link)
@@ -157,7 +162,12 @@ def after_refusal(ending: Ending, refusal: str, *, next_link: bool) -> Ending:
 
 
 _BY_HAND = "ended on request"
-_REASONS = {"time-limit": "the time limit", "preemption": "preempted", "unknown": "stop requested"}
+_REASONS = {
+    "time-limit": "the time limit",
+    "preemption": "preempted",
+    "hang": "the ranks hang",
+    "unknown": "stop requested",
+}
 
 
 def _after_rejection(manifest: Manifest, verdict: Verdict | None, *, retried: int) -> Ending:

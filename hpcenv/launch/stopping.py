@@ -31,11 +31,12 @@ from hpcenv.machine import job_cgroup
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, save_record
+from hpcenv.records.hangs import is_hang, requests_of
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import StopRequest
 from hpcenv.records.run_folder import RunFolder
 
-Reason = Literal["time-limit", "preemption", "cancelled", "unknown"]
+Reason = Literal["time-limit", "preemption", "cancelled", "hang", "unknown"]
 
 # The signal that Slurm sends as a warning. The ranks get the signal of `--stop-signal`.
 WARNING = signal.SIGUSR2
@@ -50,6 +51,8 @@ _SECONDS_TO_SETTLE = 4.0
 _SECONDS_BETWEEN_NODES = 0.02
 # Of a task that waits for the answer that another task of its node gets.
 _SECONDS_BETWEEN_LOOKS = 0.1
+# From the request to the kill of ranks that hang: those that do not may save something.
+_SECONDS_AFTER_HANG = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +188,23 @@ class Stop:
             number: the signal that arrived.
         """
         self._number, self._asked = number, time.time()
+        if number == WARNING and self._after_hang():
+            self.answer = JobEnd(reason="hang", ends=self._asked + min(_SECONDS_AFTER_HANG, self._manifest.stop.grace))
         if number == WARNING:
             self._write_request()
+        if self.answer is not None:
+            return
         if self._manifest.cluster == "local":
             self.answer = JobEnd(reason="unknown" if number == WARNING else "cancelled")
             self._write_request()
             return
         self._asking = threading.Thread(target=self._ask, name="hpcenv-stop", daemon=True)
         self._asking.start()
+
+    def _after_hang(self) -> bool:
+        """Whether it was the watch of a node that asked (watch/hangs.py), because the ranks hang."""
+        watch, folder = self._manifest.watch, requests_of(self._run, self._this_node.attempt)
+        return watch is not None and watch.on_stall != "report" and is_hang(folder)
 
     def attend(self) -> bool:
         """Take Slurm's answer if it has arrived; return whether the ranks can be stopped now."""

@@ -25,7 +25,7 @@ from hpcenv.project.option_values import (
     variables,
 )
 from hpcenv.project.option_values import secrets as secret_sources
-from hpcenv.records.manifest import DataCompare, DeterminismProfile, Severity, WatchOptions
+from hpcenv.records.manifest import DataCompare, DeterminismProfile, OnStall, Severity, WatchOptions
 
 HOST = "host"
 DEFAULT_LOCK = "default"
@@ -173,14 +173,23 @@ def _off_or_seconds(value: str | int) -> int:
     return 0 if value == "off" else max(1, seconds(value))
 
 
+def _auto_or_seconds(value: str | int) -> int:
+    return 0 if value == "auto" else max(1, seconds(value))
+
+
 class WatchTable(Document):
     """[watch]: what each node looks at while its ranks run.
 
     Attributes:
         sample: how often GPUs, node and ranks are looked at; `off` for never.
+        stall_after: a rank without an optimizer step for so long is looked at; `auto` for 10 times its median step,
+            and at least 5 minutes.
+        on_stall: what follows where the ranks hang: `stop` ends the job, `requeue` also queues it again.
     """
 
     sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
+    stall_after: Annotated[str | int, AfterValidator(_auto_or_seconds)] = 0
+    on_stall: OnStall = "report"
 
     def options(self, prometheus: str) -> WatchOptions | None:
         """Return what the nodes do; None where nothing is watched.
@@ -188,8 +197,11 @@ class WatchTable(Document):
         Args:
             prometheus: folder of the site for the newest sample; empty without one.
         """
-        sample = int(self.sample)
-        return WatchOptions(sample=sample, prometheus=prometheus) if sample else None
+        if not self.sample:
+            return None
+        return WatchOptions(
+            sample=int(self.sample), stall_after=int(self.stall_after), on_stall=self.on_stall, prometheus=prometheus
+        )
 
 
 class PathsTable(Document):
@@ -388,6 +400,8 @@ image = "{image}"
 # While the ranks run, each node looks at GPUs, memory, steps and waiting: `hpcenv top`, `hpcenv report`.
 [watch]
 # sample = "10s"         # or "off"
+# stall-after = "auto"   # without an optimizer step for so long, the stacks of all ranks are looked at
+# on-stall = "report"    # or "stop", or "requeue", where the ranks hang
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
 # `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.

@@ -27,6 +27,7 @@ from hpcenv.runs.diagnose.diagnose import AT_END, diagnose_run
 from hpcenv.runs.entries import Run, Submitted, Sweep, problem_of_element
 from hpcenv.runs.find import find_submitted
 from hpcenv.runs.fingerprint import read_fingerprint
+from hpcenv.runs.hangs import hang_lines
 from hpcenv.runs.metrics import last_metrics
 from hpcenv.runs.outputs import read_outputs
 from hpcenv.runs.rank_gpus import report_gpus
@@ -105,6 +106,7 @@ def _report_run(run: Submitted, environ: Mapping[str, str], lines: int) -> RunRe
         gpus=None if manifest is None else report_gpus(run.folder, manifest),
         use=None if manifest is None else report_use(run.folder, manifest),
         diagnosis=diagnose_run(run, status, most=AT_END) if status.has_failed else None,
+        hangs=tuple(hang_lines(run.folder)),
     )
 
 

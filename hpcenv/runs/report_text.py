@@ -66,6 +66,7 @@ class RunReport(Shown):
         gpus: what the ranks used; None for a run without GPUs, and where nothing is recorded.
         use: what is odd in its samples; None for a run without samples.
         diagnosis: the cause that the ends of the logs show; None if the run has not failed.
+        hangs: what the nodes found when a rank made no optimizer step; empty if each went on.
     """
 
     failure: FirstFailure | None
@@ -83,6 +84,7 @@ class RunReport(Shown):
     gpus: GpuReport | None = None
     use: UseJudgement | None = None
     diagnosis: FailureDiagnosis | None = None
+    hangs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the text that `hpcenv report` prints."""
@@ -173,6 +175,8 @@ def _end_lines(report: RunReport) -> Iterator[str]:
     if report.fingerprint:
         lockfile = "" if report.manifest is None else f" ({visible(report.manifest.lockfile)})"
         yield f"  lockfile  {visible(report.fingerprint)}{lockfile}"
+    for number, line in enumerate(report.hangs):
+        yield wrap(f"  {'' if number else 'steps':10}{line}", indent=12)
     for line in report.metrics:
         yield f"  metrics   {visible(line)[:_MAX_LINE]}"
     if report.determinism is not None:

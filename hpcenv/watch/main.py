@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Protocol
 
+from hpcenv.watch.hangs import HangWatch
 from hpcenv.watch.sampler import Sampler
 from hpcenv.watch.watched_node import WatchedNode
 
@@ -38,4 +39,4 @@ def watch_node(node: WatchedNode) -> None:
 
 def _watchers(node: WatchedNode) -> list[Watcher]:
     """Return what is watched on this node."""
-    return [Sampler(node, begin=time.time())] if node.options.sample else []
+    return [HangWatch(node), *([Sampler(node, begin=time.time())] if node.options.sample else [])]

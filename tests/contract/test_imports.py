@@ -99,6 +99,7 @@ NOT_AT_THE_TOP = {
     ("incontainer/start_hook/session.py", "device"): _HOOK,
     ("incontainer/start_hook/session.py", "parameters"): _HOOK,
     ("incontainer/start_hook/session.py", "pulse"): _HOOK,
+    ("incontainer/start_hook/session.py", "stacks"): _HOOK,
     ("incontainer/start_hook/session.py", "samples"): _HOOK,
     ("incontainer/start_hook/session.py", "steps"): _HOOK,
     ("incontainer/start_hook/session.py", "trace"): _HOOK,

@@ -35,6 +35,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "cancel": (("cancel", "x"), "run-not-found"),
     "rerun": (("rerun", "x"), "run-not-found"),
     "clean": (("clean", "x"), "run-not-found"),
+    "stacks": (("stacks", "x"), "run-not-found"),
     "report": (("report",), "run-not-found"),
     "diagnose": (("diagnose", "x"), "run-not-found"),
     "usage": (("usage",), "run-not-found"),

@@ -220,6 +220,7 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "run": (("run", "--", "true"), ("run",)),
     "site": (("site",), ("site", "here"), ("site", "sites/here.toml")),
+    "stacks": (("stacks", "{run}"),),
     "status": (("status",), ("status", "{run}")),
     "top": (("top",), ("top", "{run}")),
     "submit": (

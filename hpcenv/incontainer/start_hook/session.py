@@ -42,7 +42,7 @@ class Options:
         errors: folder for the error of a rank that another program than torchrun may start; empty for none.
         cpus: of each local rank, the CPUs that it is bound to, as Linux writes lists of CPUs.
         gpus: the run has GPUs: the device of the first backward pass is recorded.
-        watch: folder for the pulse of this rank (pulse.py); empty where nothing is watched.
+        watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty where nothing is watched.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -104,8 +104,10 @@ def begin(environ: Any) -> None:
         _keep_error(options.errors, Place(environ))
     if options.watch:
         from .pulse import begin_pulse  # every process of a rank loads this module
+        from .stacks import begin_stacks
 
         begin_pulse(options.watch, Place(environ).rank, when_imported)
+        begin_stacks(options.watch, Place(environ).rank)
     watches = options.record or options.stop_after or options.trace or options.gpus
     if not options.seeds and not watches:
         return

@@ -25,6 +25,7 @@ from hpcenv.runs.diagnose.patterns import CauseOwner, Pattern, patterns_for
 from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound, Scanned, scan
 from hpcenv.runs.entries import Run, Submitted
 from hpcenv.runs.find import find_all
+from hpcenv.runs.hangs import hang_lines
 from hpcenv.runs.logs import RankNodes
 from hpcenv.runs.status import RunStatus, read_statuses
 from hpcenv.text import Shown, visible
@@ -253,8 +254,14 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
         seen = [*seen, *_seen(scan(text, patterns), sources[-1], len(sources) - 1, {}, ranks, year=0)]
     return _result(
         status.run, seen, logs, sources, len(patterns), failure=failure, failed=status.has_failed, torch=torch,
-        headline=headline, notes=[*clock_notes, *_link_notes(status), *flight.describe(flight.dumps_of(run.folder))],
+        headline=headline, notes=[*clock_notes, *_link_notes(status), *_stand_still(run.folder)],
     )  # fmt: skip
+
+
+def _stand_still(folder: RunFolder) -> Iterator[str]:
+    """Yield where the ranks stood when one made no step, and where their process groups differ."""
+    yield from hang_lines(folder)
+    yield from flight.describe(flight.dumps_of(folder))
 
 
 def _link_notes(status: RunStatus) -> Iterator[str]:

@@ -9,7 +9,7 @@ from hpcenv.launch import previous_job, requeue
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, write_text
-from hpcenv.records.manifest import StopOptions
+from hpcenv.records.manifest import StopOptions, WatchOptions
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
@@ -320,3 +320,17 @@ def test_retries_are_counted_over_attempts(run):
     assert requeue.read_retries(run) == 2
     run.excluded.write_text('{"retries": "many"}')
     assert requeue.read_retries(run) == 0
+
+
+@pytest.mark.parametrize(
+    ("on_stall", "again", "not_again"), [("stop", False, "[watch] on-stall"), ("requeue", True, "")]
+)
+def test_ranks_that_hang_cannot_save_and_are_queued_again_only_where_asked_for(
+    make_manifest, on_stall, again, not_again
+):
+    manifest = dataclasses.replace(make_manifest(), watch=WatchOptions(on_stall=on_stall))
+    ending = requeue.judge(
+        *(manifest, [record(status=137, stopped="hang")], None), status=137, attempt=0, retried=0, next_link=False
+    )
+    assert (ending.again, ending.not_again, ending.stopped) == (again, not_again, "hang")
+    assert ending.why.startswith("the ranks hang: ")

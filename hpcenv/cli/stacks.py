@@ -1,0 +1,28 @@
+"""`hpcenv stacks`: where the ranks of a running run are. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from hpcenv.cli import _render
+from hpcenv.runs.hangs import ask_stacks
+
+
+@click.command("stacks")
+@_render.run_argument
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only this rank.")
+@_render.json_option
+def command(run: str | None, runs: str | None, rank: int | None, as_json: bool) -> None:
+    """Say on which line each rank of a running run is, and what it waits for. The ranks go on.
+
+    RUN is a run folder, a run name or a job id; the default is the latest run. Each different Python stack has one
+    line with its ranks, the innermost line first. A rank that cannot answer has its state, and the system call it is
+    in. The nodes look for a request every 10 seconds.
+    """
+    found = ask_stacks(_render.cwd(), run, environ=os.environ, runs=runs, rank=rank, tell=_render.tell)
+    if as_json:
+        _render.success("stacks", found)
+    else:
+        _render.say(str(found))

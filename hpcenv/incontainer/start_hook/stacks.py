@@ -1,0 +1,95 @@
+"""The Python stacks of this rank, and torch's record of its collective operations, whenever the node's watcher asks.
+
+A thread sleeps until it gets a real-time signal that only this thread gets (tgkill). Two parts answer. faulthandler's handler, which is
+C, writes the stacks of all threads: also while a C call holds Python's lock. Then the thread wakes, which needs that
+lock, and writes the record of operations. No other thread is disturbed: a signal to the process would break a read that
+hangs on a network file system, and the place would be lost.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any, Dict, List
+
+from .writer import replace_file
+
+# Free for programs in glibc and musl; torch, NCCL, Python and Slurm use none of these.
+_OFFSET = 7
+# Errors of the thread itself: the kernel delivers them whatever is blocked.
+_OF_THREAD = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_MOST_ENTRIES = 512
+
+
+def begin_stacks(folder: str, rank: int) -> None:
+    """Start the thread; the files of this rank are in `folder`. Where that fails, the training goes on without."""
+    number = signal.SIGRTMIN + _OFFSET
+    path = os.path.join(folder, "rank-%d.stacks" % rank)
+    try:
+        if signal.getsignal(number) != signal.SIG_DFL:
+            raise OSError("signal %d is in use" % number)
+        # Appended to: the watcher cuts it to nothing before it asks.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
+        words = (folder, rank, number)
+        threading.Thread(target=_answer, args=words, name="hpcenv-stacks", daemon=True).start()
+    except (OSError, RuntimeError, AttributeError) as error:
+        sys.stderr.write("hpcenv: rank %d: its stacks cannot be read: %s\n" % (rank, error))
+
+
+def _answer(folder: str, rank: int, number: int) -> None:
+    """Mark this process, and answer until it ends."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {number, *_OF_THREAD})
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        start = int(file.read().rpartition(")")[2].split()[19])
+    mark = {
+        "pid": os.getpid(),
+        "tid": threading.get_native_id(),
+        "main": "0x%016x" % (threading.main_thread().ident or 0),
+        "start": start,
+        "signal": number,
+        "rank": rank,
+    }
+    replace_file(os.path.join(folder, "rank-%d.mark" % rank), mark)
+    while True:
+        signal.pause()
+        replace_file(os.path.join(folder, "rank-%d.operations" % rank), operations(sys.modules.get("torch")))
+
+
+def operations(torch: Any) -> Dict[str, Any]:
+    """Return the last operations of each process group, and its ranks; why they are unknown, where they are."""
+    if torch is None:
+        return {"unknown": "torch is not imported"}
+    try:
+        # A private name: torch 2.5 to 2.13 have it; gloo's operations are in it since 2.9.
+        text = torch._C._distributed_c10d._dump_fr_trace_json()
+        return summary(json.loads(text), _members(torch))
+    except Exception as error:
+        return {"unknown": "%s: %s" % (type(error).__name__, error)}
+
+
+def _members(torch: Any) -> Dict[str, List[int]]:
+    """Return the ranks of each process group; the record has them for NCCL only."""
+    world = torch.distributed.distributed_c10d._world
+    return {str(world.pg_names[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items()}
+
+
+def summary(dump: Dict[str, Any], members: Dict[str, List[int]]) -> Dict[str, Any]:
+    """Return of each group its ranks, shortest time-out, last operation and the first that is not finished."""
+    groups = {}  # type: Dict[str, Dict[str, Any]]
+    for entry in (dump.get("entries") or [])[-_MOST_ENTRIES:]:
+        if entry.get("is_p2p"):
+            continue
+        name, about = (list(entry["process_group"]) + ["", ""])[:2]
+        group = groups.setdefault(str(name), {"about": str(about), "ranks": members.get(str(name), [])})
+        one = {"number": int(entry["collective_seq_id"]), "name": str(entry["profiling_name"]).split(":")[-1]}
+        if one["number"] >= group.get("last", one)["number"]:
+            group["last"] = one
+        if not entry.get("retired") and entry.get("state") != "completed":
+            group.setdefault("waits", one)
+        timeout = entry.get("timeout_ms")
+        if timeout:
+            group["timeout"] = min(float(timeout) / 1000, group.get("timeout", float("inf")))
+    return {"groups": groups}

@@ -1,0 +1,239 @@
+"""Judge two looks at all ranks: do they hang, and which rank do the others wait for. Pure.
+
+Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. How much a CPU or GPU is used proves nothing: a rank that
+waits in NCCL uses both fully.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcenv.records.hangs import (
+    Frame,
+    GroupState,
+    HangFound,
+    HangKind,
+    ProcessState,
+    RankStacks,
+    StackAnswer,
+    StackRequest,
+)
+
+# A rank that reads or writes so much between two looks works: it saves or loads.
+_LEAST_BYTES = 1 << 20
+# A rank whose children use this share of a CPU works: a compiler, or workers that compute.
+_LEAST_SHARE = 0.1
+_MOST_FRAMES = 8
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in a call that cannot be interrupted", "Z": "ended"}
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/start-hook/|\A<")
+_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|\A<")
+_LOADER = "torch/utils/data/dataloader.py"
+
+
+def judge(request: StackRequest, answers: Sequence[StackAnswer], *, nodes: Sequence[str], at: float) -> HangFound:
+    """Return what the answers to a request say.
+
+    Args:
+        nodes: all nodes that train.
+        at: now, in seconds since the epoch.
+    """
+    first, second = (_by_rank(answers, look) for look in (1, 2))
+    silent = sorted(set(nodes) - {answer.node for answer in answers if answer.look == 2})
+    lines = [f"node {node} did not answer" for node in silent]
+    kind: HangKind = "hang" if second and not silent else "unknown"
+    if any(_works(first.get(rank), look, request.gap) for rank, look in second.items()):
+        kind = "working"
+        text = f"no optimizer step for {_duration(request.stalled)}, the ranks are working"
+        return HangFound(id=request.id, kind=kind, at=at, lines=(text, *lines))
+    answer = [*_answer(second)]
+    return HangFound(id=request.id, kind=kind, at=at, lines=(*answer, *lines, *stack_lines(second.values())))
+
+
+def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankStacks]:
+    return {one.rank: one for answer in answers if answer.look == look for one in answer.ranks}
+
+
+def _duration(seconds: float | None) -> str:
+    seconds = seconds or 0.0
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
+    """Whether a rank saves, or did anything between two looks."""
+    if before is None or before.process.pid != now.process.pid or now.saving or before.saving or now.moves:
+        return True  # it saves, has just begun, or is on its way
+    if not now.process.state:
+        return False
+    old, new = before.process.written, now.process.written
+    grown = 0 if old is None or new is None else new - old
+    busy = now.process.busy - before.process.busy
+    moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
+    operations = before.groups is not None and now.groups is not None and _entered(before) != _entered(now)
+    return moved or operations or grown >= _LEAST_BYTES or busy >= _LEAST_SHARE * max(gap, 1.0)
+
+
+def lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return a stack without the loops in which Python's library and torch's loader wait."""
+    frames = list(stack)
+    for number, frame in enumerate(frames):
+        if frame.file.endswith(_LOADER) and frame.function in ("_try_get_data", "_get_data"):
+            del frames[: number + 1]
+            break
+    while frames and _STANDARD.search(frames[0].file):
+        del frames[0]
+    return tuple(frames)
+
+
+def _entered(look: RankStacks) -> tuple[tuple[str, int], ...]:
+    return tuple((group.name, group.last.number) for group in look.groups or () if group.last is not None)
+
+
+# -- in words ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """An operation in which ranks wait."""
+
+    group: GroupState
+    number: int
+    name: str
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.group.name, self.number, self.name
+
+
+def _wait_of(look: RankStacks) -> _Wait | None:
+    found = [_Wait(group, group.waits.number, group.waits.name) for group in look.groups or () if group.waits]
+    # Of several unfinished ones, that which the stack is in.
+    names = {frame.function for frame in look.stack}
+    return next((wait for wait in found if wait.name in names), found[0] if found else None)
+
+
+def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
+    """Yield one line: who waits where, and who did not come; all ranks' places where none waits."""
+    waits = {rank: wait for rank, look in looks.items() if (wait := _wait_of(look)) is not None}
+    keys: dict[tuple[str, int, str], list[int]] = {}
+    for rank in sorted(waits):
+        keys.setdefault(waits[rank].key, []).append(rank)
+    named = len({key[0] for key in keys}) > 1
+    if not keys:
+        yield "; ".join(f"{ranks_in_words(ranks)} {_is(ranks)} {place}" for place, ranks in _places(looks.values()))
+        return
+    main = max(keys, key=lambda key: (len(keys[key]), -keys[key][0]))
+    wait, inside = waits[keys[main][0]], keys[main]
+    text = f"{ranks_in_words(inside)} {'waits' if len(inside) == 1 else 'wait'} in {_operation(wait, named=named)}"
+    parts = [text + _at([looks[rank] for rank in inside])]
+    others: dict[str, list[int]] = {}
+    for rank in sorted(set(looks) - set(inside)):
+        others.setdefault(_other(looks[rank], waits.get(rank), wait, named=named), []).append(rank)
+    for words, ranks in others.items():
+        parts.append(f"{ranks_in_words(ranks)} {words.replace('it is', 'they are') if len(ranks) > 1 else words}")
+    yield "; ".join(parts)
+
+
+def _operation(wait: _Wait, *, named: bool) -> str:
+    about = wait.group.about if wait.group.about not in ("", "undefined") else wait.group.name
+    return f"{wait.name} no. {wait.number}" + (f" of group {about}" if named else "")
+
+
+def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> str:
+    """Return what a rank does that is not in the operation in which the most wait."""
+    where = f"it waits in {_operation(own, named=named)}{_at([look])}" if own else f"it is {_place(look)}"
+    if wait.group.ranks and look.rank not in wait.group.ranks:
+        return f"is not in this group: {where}"
+    if look.groups is None:
+        return f"did not say whether it entered it: {where}" if look.process.state else "has ended"
+    last = next((group.last for group in look.groups if group.name == wait.group.name), None)
+    if last is None or last.number < wait.number:
+        return f"never entered it: {where}"
+    if last.number == wait.number and last.name != wait.name:
+        return f"called {last.name} in its place: {where}"
+    return f"has left it: {where}"
+
+
+def _at(looks: Sequence[RankStacks]) -> str:
+    lines = dict.fromkeys(line for look in looks if (line := _own_line(look.stack)[1]))
+    return f" ({', '.join([*lines][:4])})" if lines else ""
+
+
+def _places(looks: Iterable[RankStacks]) -> list[tuple[str, list[int]]]:
+    found: dict[str, list[int]] = {}
+    for look in sorted(looks, key=lambda one: one.rank):
+        found.setdefault(_place(look), []).append(look.rank)
+    return [*found.items()]
+
+
+def _place(look: RankStacks) -> str:
+    """Return where a rank is: its state where it cannot run, else the function and the line of the script."""
+    process = look.process
+    if not process.state:
+        return "gone: its process has ended"
+    held = ", which holds Python's lock" if look.unknown == "a C call holds Python's lock" else ""
+    function, line = _own_line(look.stack)
+    where = f"in {function}" + (f" ({line})" if line else "") + held if function else ""
+    state = _STATES.get(process.state, "")
+    reads = _call(process)
+    return ", ".join(filter(None, (where, state, reads))) or f"silent: {look.unknown or 'no stack'}"
+
+
+def _call(process: ProcessState) -> str:
+    """Return the system call of a process, if it is one of a file."""
+    if not process.file or process.file.startswith(("socket:", "pipe:", "anon_inode:")):
+        return f"in the kernel at {process.wchan}" if process.state == "D" and process.wchan else ""
+    return f"{process.call} of {process.file}" + (f" on {process.mount}" if process.mount else "")
+
+
+def _own_line(stack: Sequence[Frame]) -> tuple[str, str]:
+    """Return the function that the script called, and the innermost line of the script."""
+    loads = any(frame.file.endswith(_LOADER) and frame.function == "__next__" for frame in stack)
+    called = ""
+    for frame in stack:
+        if not _LIBRARY.search(frame.file):
+            return "DataLoader.__next__" if loads else called or frame.function, _short(frame)
+        # The wrappers of torch's own functions say nothing.
+        called = frame.function if frame.function not in ("wrapper", "inner") else called
+    return called, ""
+
+
+def _short(frame: Frame) -> str:
+    return f"{frame.file.rpartition('/')[2]}:{frame.line}"
+
+
+def stack_lines(looks: Iterable[RankStacks]) -> list[str]:
+    """Return one line for each different stack, with its ranks; and for each rank whose workers may explain it."""
+    stacks: dict[str, list[int]] = {}
+    looks = sorted(looks, key=lambda one: one.rank)
+    for look in looks:
+        frames = " < ".join(f"{_short(frame)} in {frame.function}" for frame in look.stack[:_MOST_FRAMES])
+        notes = [frames or "no stack", *(one for one in (look.unknown, _STATES.get(look.process.state, "")) if one)]
+        notes += [call] if (call := _call(look.process)) else []
+        stacks.setdefault("; ".join(notes), []).append(look.rank)
+    lines = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in stacks.items()]
+    for look in looks:
+        stuck = [(worker, words) for worker in look.workers if (words := _of_worker(worker))]
+        lines += [f"rank {look.rank}, its process {worker.pid}: {words}" for worker, words in stuck[:4]]
+    return lines
+
+
+def _of_worker(worker: ProcessState) -> str:
+    return ", ".join(filter(None, (_STATES.get(worker.state, ""), _call(worker))))
+
+
+def _is(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, or `ranks 0-6, 9`."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"

@@ -1,0 +1,137 @@
+"""Where the ranks of a run are: asked for now (`hpcenv stacks`), or found by the nodes when a rank made no step.
+
+Runs on: LOGIN NODE. The nodes look for a request every 10 s (watch/hangs.py) and answer into the run folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import Command, HpcenvError, RunNotRunning, UsageError
+from hpcenv.judge.hang import stack_lines
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.hangs import (
+    HangFound,
+    RankStacks,
+    StackAnswer,
+    StackRequest,
+    answer_path,
+    request_path,
+    requests_of,
+)
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.runs.find import find_run
+from hpcenv.runs.status import read_status
+from hpcenv.text import Shown, listed, visible
+
+# Nodes look every 10 s, and wait 6 s for a rank; a shared file system shows a file late.
+_MOST_SECONDS = 45.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+_MOST_NODES = 8
+_WORDS = {"hang": "the ranks hang", "working": "no hang", "unknown": "the ranks may hang"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunStacks(Shown):
+    """Where the ranks of a run are.
+
+    Attributes:
+        lines: one for each different stack of the main threads, with its ranks.
+        silent: nodes that did not answer.
+    """
+
+    run: str
+    lines: tuple[str, ...]
+    ranks: tuple[RankStacks, ...]
+    silent: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return what `hpcenv stacks` prints."""
+        late = (f"no answer from {listed(self.silent, _MOST_NODES)}",) if self.silent else ()
+        return "\n".join(visible(line) for line in (*self.lines, *late))
+
+
+def ask_stacks(
+    start: Path,
+    word: str | None,
+    *,
+    environ: Mapping[str, str],
+    runs: str | None = None,
+    rank: int | None = None,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> RunStacks:
+    """Ask the nodes of a running run for the stacks of its ranks. The ranks go on.
+
+    Args:
+        start: current directory; the project is searched from here upwards.
+        word: run folder, run name or job id; None for the latest run.
+        environ: environment variables, for the Slurm commands.
+        runs: folder of runs, if not the project's.
+        rank: the only rank that is wanted; None for all.
+        tell: called with a line about what is waited for.
+
+    Raises:
+        RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
+        UsageError: the run has no such rank.
+    """
+    run = find_run(start, word, runs=runs)
+    status = read_status(run, environ)
+    verdict = status.verdict
+    if status.state != "running" or verdict is None or verdict.attempt != status.attempt:
+        status_command = Command("hpcenv", "status", status.run)
+        raise RunNotRunning(f"{status.run} does not train now", why=f"it is {status.state}", hint=status_command)
+    if run.manifest.watch is None:
+        hint = "leave out `sample` of [watch] in hpcenv.toml, and submit again"
+        raise RunNotRunning(f"{status.run} is not watched", why='it was submitted with sample = "off"', hint=hint)
+    nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+    count = len(nodes) * run.manifest.nproc_per_node
+    if rank is not None and not 0 <= rank < count:
+        raise UsageError(f"{status.run} has no rank {rank}", why=f"its ranks are 0 to {count - 1}")
+    tell(f"asked {len(nodes)} nodes; they look every 10 s")
+    answers = _asked(requests_of(run.folder, status.attempt), nodes)
+    looks = sorted((look for answer in answers for look in answer.ranks), key=lambda look: look.rank)
+    wanted = tuple(look for look in looks if rank in (None, look.rank))
+    silent = tuple(node for node in nodes if node not in {answer.node for answer in answers})
+    return RunStacks(run=status.run, lines=tuple(stack_lines(wanted)), ranks=wanted, silent=silent)
+
+
+def _asked(folder: Path, nodes: tuple[str, ...]) -> list[StackAnswer]:
+    """Write a request, return the answers that come in time, and remove both."""
+    name = f"ask-{time.time_ns()}-{os.getpid()}"
+    (folder / name).mkdir(parents=True)
+    request = request_path(folder, name)
+    try:
+        save_record(StackRequest(id=name, asked=time.time()), request)
+        found: dict[str, StackAnswer] = {}
+        until = time.monotonic() + _MOST_SECONDS
+        while len(found) < len(nodes) and time.monotonic() < until:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            for node in set(nodes) - set(found):
+                with suppress(HpcenvError):
+                    found[node] = load_record(StackAnswer, answer_path(folder, name, node, 1))
+        return [*found.values()]
+    finally:
+        request.unlink(missing_ok=True)
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def hang_lines(run: RunFolder) -> Iterator[str]:
+    """Yield what the nodes found last in the newest attempt that has anything: a hang, or ranks that were working."""
+    attempts = {int(path.name[8:]): path for path in run.hangs.glob("attempt-*") if path.name[8:].isdecimal()}
+    for attempt in sorted(attempts, reverse=True):
+        found: list[HangFound] = []
+        for path in attempts[attempt].glob("*.found.json"):
+            with suppress(HpcenvError):
+                found.append(load_record(HangFound, path))
+        if found:
+            last = max(found, key=lambda one: one.at)
+            first, *more = last.lines or ("no rank answered",)
+            yield f"{_WORDS[last.kind]}: {visible(first)}"
+            yield from map(visible, more)
+            return

@@ -1,0 +1,241 @@
+"""Look at all ranks when one makes no optimizer step, and say which one the others wait for.
+
+Runs on: COMPUTE NODE. Standard library only. The nodes talk through files of the run folder: a request, two answers of
+each node, and what the first node found in them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv.errors import HpcenvError
+from hpcenv.judge.hang import judge, lines_of
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.hangs import (
+    HangFound,
+    RankStacks,
+    StackAnswer,
+    StackRequest,
+    answer_path,
+    found_path,
+    is_hang,
+    request_path,
+    requests_of,
+)
+from hpcenv.watch import stacks
+from hpcenv.watch.pulses import RankPulse, read_pulses
+from hpcenv.watch.watched_node import WatchedNode
+
+_LEAST_STALL = 300.0
+_MEDIANS = 10
+_BEFORE_FIRST_STEP = 1800.0
+# Of the shortest time-out of a process group: after it, the ranks are gone.
+_SHARE_OF_TIMEOUT = 0.7
+_SECONDS_BETWEEN_LOOKS = 60.0
+_SECONDS_BETWEEN_LISTINGS = 10.0
+# A node that answers no sooner is said not to answer.
+_SECONDS_FOR_NODES = 15.0
+_FURTHER_LOOKS = 6
+_SECONDS_BETWEEN_FURTHER_LOOKS = 0.13
+_MOST_TIMES = 101
+
+
+class HangWatch:
+    """Watches the ranks of this node; on the first node also judges.
+
+    Args:
+        node: this node.
+        say: called with each line for the job's log.
+    """
+
+    def __init__(self, node: WatchedNode, say: Callable[[str], None] | None = None) -> None:
+        self._node = node
+        self._say = say or _say
+        self._folder = requests_of(node.run, node.this_node.attempt)
+        given = node.options.stall_after
+        self._gap = min(_SECONDS_BETWEEN_LOOKS, given / 5 if given else _SECONDS_BETWEEN_LOOKS)
+        self._between = min(_SECONDS_BETWEEN_LISTINGS, max(1.0, self._gap))
+        self._listed = float("-inf")
+        self._began: dict[int, float] = {}
+        self._before: dict[int, RankPulse] = {}
+        self._times: dict[int, list[float]] = {}
+        self._timeouts: dict[int, float] = {}
+        self._asked_after: dict[tuple[int, float], float] = {}
+        self._seen: set[str] = set()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def attend(self, now: float) -> None:
+        """Look at the steps of this node's ranks; look for requests when it is time."""
+        if now - self._listed < self._between:
+            return
+        self._listed = now
+        with suppress(OSError, HpcenvError):
+            for rank in read_pulses(self._node.rank_folders()):
+                self._look_at(rank, now)
+            self._look_for_requests()
+            self._stop_after_hang()
+
+    def finish(self, now: float) -> None:
+        """Nothing is left to write."""
+
+    # -- a rank that makes no step -----------------------------------------------------------
+
+    def _look_at(self, rank: RankPulse, now: float) -> None:
+        began = self._began.setdefault(rank.pid, now)
+        before, self._before[rank.pid] = self._before.get(rank.pid, rank), rank
+        if before.steps and rank.steps > before.steps:
+            times = self._times.setdefault(rank.pid, [])
+            times.append((rank.seconds - before.seconds) / (rank.steps - before.steps))
+            del times[:-_MOST_TIMES]
+        since = rank.last_step or began
+        still = now - since
+        if rank.saving:
+            return
+        limit = self._limit(rank)
+        if still >= min(limit, _LEAST_STALL) and rank.pid not in self._timeouts and limit > _LEAST_STALL:
+            self._learn_timeouts()
+            limit = self._limit(rank)
+        # The nodes ask one after the other, so that the others see the first request.
+        limit += min(self._node.this_node.rank * self._between * 2, limit / 4)
+        # A second time after twice as long.
+        if still >= max(limit, 2 * self._asked_after.get((rank.pid, since), 0.0)):
+            self._asked_after[rank.pid, since] = still
+            self._request(rank, still, since, now)
+
+    def _limit(self, rank: RankPulse) -> float:
+        """Return after how many seconds without a step a rank is looked at."""
+        given = self._node.options.stall_after
+        if not rank.last_step:
+            limit = max(_BEFORE_FIRST_STEP, given)
+        elif given:
+            limit = given
+        else:
+            times = sorted(self._times.get(rank.pid, ()))
+            limit = max(_LEAST_STALL, _MEDIANS * times[len(times) // 2] if times else 0.0)
+        return min(limit, _SHARE_OF_TIMEOUT * self._timeouts.get(rank.pid, float("inf")))
+
+    def _learn_timeouts(self) -> None:
+        """Ask the ranks of this node for the time-outs of their process groups."""
+        for look in stacks.look(self._node.rank_folders()):
+            known = [group.timeout for group in look.groups or () if group.timeout]
+            self._timeouts[look.process.pid] = min(known, default=float("inf"))
+
+    def _request(self, rank: RankPulse, still: float, since: float, now: float) -> None:
+        if is_hang(self._folder, since=since):
+            return  # it is said
+        for name in self._names():
+            with suppress(HpcenvError):
+                known = load_record(StackRequest, request_path(self._folder, name))
+                if known.stalled is not None and known.asked > max(since, now - still / 2):
+                    return  # this stall is being looked at
+        name = f"stall-{rank.steps}-{self._node.this_node.node}-{now:.0f}"
+        (self._folder / name).mkdir(parents=True, exist_ok=True)
+        request = StackRequest(id=name, asked=now, stalled=still, looks=2, gap=self._gap)
+        save_record(request, request_path(self._folder, name))
+
+    def _stop_after_hang(self) -> None:
+        """Ask the launch step of this node for a stop, as Slurm's warning does, where the run wants that."""
+        if self._node.options.on_stall != "report" and not self._stopped and is_hang(self._folder):
+            self._stopped = True
+            os.kill(self._node.launch, signal.SIGUSR2)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        if not self._folder.is_dir():
+            return []
+        files = [name.removesuffix(".json") for name in os.listdir(self._folder) if name.endswith(".json")]
+        return sorted(name for name in files if not name.endswith(".found"))
+
+    def _look_for_requests(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            return
+        for name in self._names():
+            if name not in self._seen:
+                self._seen.add(name)
+                request = load_record(StackRequest, request_path(self._folder, name))
+                # A rank that does not answer takes seconds: the samples must not wait for it.
+                self._thread = threading.Thread(target=self._serve, args=(request,), name="stacks", daemon=True)
+                self._thread.start()
+                return
+
+    def _serve(self, request: StackRequest) -> None:
+        """Answer a request; on the first node, judge all answers."""
+        with suppress(OSError, HpcenvError):
+            until = time.monotonic()
+            for number in range(1, request.looks + 1):
+                time.sleep(max(0.0, until - time.monotonic()))
+                until = time.monotonic() + request.gap
+                self._answer(request, number)
+            # Two nodes may ask at the same time.
+            known = is_hang(self._folder, since=request.asked)
+            if request.stalled is not None and self._node.this_node.rank == 0 and not known:
+                self._judge(request)
+
+    def _answer(self, request: StackRequest, number: int) -> None:
+        saving = {rank.pid for rank in read_pulses(self._node.rank_folders()) if rank.saving}
+        looks = [
+            replace(look, saving=look.process.pid in saving, workers=stacks.workers_of(look.process.pid))
+            for look in stacks.look(self._node.rank_folders())
+        ]
+        if number == 2:
+            # A loop of two lines is at the same one in half of all looks.
+            moving = self._moving(looks)
+            looks = [replace(look, moves=look.process.pid in moving) for look in looks]
+        node = self._node.this_node.node
+        answer = StackAnswer(node=node, look=number, at=time.time(), ranks=tuple(looks))
+        save_record(answer, answer_path(self._folder, request.id, node, number))
+
+    def _moving(self, looks: Sequence[RankStacks]) -> set[int]:
+        """Return the processes whose lines change in further looks; one that gave no stack is not asked again."""
+        lines = {look.process.pid: lines_of(look.stack) for look in looks if look.stack and not look.unknown}
+        moving: set[int] = set()
+        for _ in range(_FURTHER_LOOKS):
+            time.sleep(_SECONDS_BETWEEN_FURTHER_LOOKS)
+            rest = set(lines) - moving
+            for look in stacks.look(self._node.rank_folders(), only=rest) if rest else ():
+                if look.stack and lines_of(look.stack) != lines[look.process.pid]:
+                    moving.add(look.process.pid)
+        return moving
+
+    def _judge(self, request: StackRequest) -> None:
+        nodes = self._node.this_node.nodes
+        until = time.monotonic() + self._between + _SECONDS_FOR_NODES
+        paths = [answer_path(self._folder, request.id, node, 2) for node in nodes]
+        while not all(path.exists() for path in paths) and time.monotonic() < until:
+            time.sleep(0.5)
+        found = judge(request, read_answers(self._folder, request.id), nodes=nodes, at=time.time())
+        save_record(found, found_path(self._folder, request.id))
+        for line in in_words(found):
+            self._say(line)
+
+
+def read_answers(folder: Path, name: str) -> list[StackAnswer]:
+    """Return the answers to a request that are there and whole."""
+    answers = []
+    for path in sorted((folder / name).glob("*.json")):
+        with suppress(HpcenvError):
+            answers.append(load_record(StackAnswer, path))
+    return answers
+
+
+def in_words(found: HangFound) -> list[str]:
+    """Return the lines of the job's log."""
+    word = {"hang": "the ranks hang", "working": "note", "unknown": "the ranks may hang"}[found.kind]
+    first, *more = found.lines or ("no rank answered",)
+    return [f"hpcenv: {word}: {first}", *(f"hpcenv:   {line}" for line in more)]
+
+
+def _say(line: str) -> None:
+    """Write to standard error of the watching process: it is the job's log."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

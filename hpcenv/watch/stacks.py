@@ -1,0 +1,213 @@
+"""Ask a rank of this node for its stacks, without disturbing it; and what the kernel says of it.
+
+Runs on: COMPUTE NODE. Standard library only. The other side is incontainer/start_hook/stacks.py. Only a process that
+has marked itself gets the signal, and only if its thread would catch it: the signal would end any other.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcenv import process
+from hpcenv.records.files import read_file, read_json
+from hpcenv.records.hangs import Frame, GroupState, Operation, ProcessState, RankStacks
+
+_SECONDS_TO_ANSWER = 5.0
+# After the stacks: torch's record needs Python's lock.
+_SECONDS_FOR_OPERATIONS = 1.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+_MOST_BYTES = 1 << 20
+_MOST_WORKERS = 16
+
+# Numbers of the system calls whose first argument is a file descriptor, and of tgkill (Linux, by machine).
+_CALLS: dict[str, dict[int, str]] = {
+    "x86_64": {0: "read", 1: "write", 5: "fstat", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev",
+               73: "flock", 74: "fsync", 75: "fdatasync", 78: "getdents", 217: "getdents64"},
+    "aarch64": {63: "read", 64: "write", 80: "fstat", 67: "pread64", 68: "pwrite64", 65: "readv", 66: "writev",
+                32: "flock", 82: "fsync", 83: "fdatasync", 61: "getdents64"},
+}  # fmt: skip
+_TGKILL = {"x86_64": 234, "aarch64": 131}
+_THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
+
+
+def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankStacks]:
+    """Yield what each marked rank of this node answers: all are asked first, so that all looks have the same time.
+
+    Args:
+        folders: in which the ranks of this node have their marks.
+        only: processes of ranks; None for all.
+    """
+    marks = [(folder, mark) for folder in folders for mark in _marks(folder) if only is None or mark["pid"] in only]
+    asked = [(folder, mark, _ask(folder, mark)) for folder, mark in marks]
+    until = time.monotonic() + _SECONDS_TO_ANSWER
+    for folder, mark, was_asked in asked:
+        state = state_of(mark["pid"]) if _is_same(mark) else ProcessState(pid=mark["pid"], state="")
+        found = RankStacks(rank=mark["rank"], process=state, unknown=was_asked)
+        yield found if was_asked else _answer(folder, mark, found, until)
+
+
+def _marks(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("rank-*.mark")):
+        try:
+            mark = read_json(path)
+            numbers = {name: int(mark[name]) for name in ("pid", "tid", "start", "signal", "rank")}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        yield {**numbers, "main": str(mark.get("main"))}
+
+
+def _ask(folder: Path, mark: dict[str, Any]) -> str:
+    """Send the signal to the thread that waits for it; return why that was not possible."""
+    if not _is_same(mark):
+        return "it has ended"
+    if not _would_catch(mark):
+        return "it does not take the signal"
+    number = _TGKILL.get(platform.machine())
+    if number is None:
+        return f"the number of tgkill is not known on {platform.machine()}"
+    _file(folder, mark, "operations").unlink(missing_ok=True)
+    os.truncate(_file(folder, mark, "stacks"), 0)
+    import ctypes  # slow to load, and most runs never hang
+
+    failed = ctypes.CDLL(None, use_errno=True).syscall(number, mark["pid"], mark["tid"], mark["signal"])
+    return os.strerror(ctypes.get_errno()) if failed else ""
+
+
+def _file(folder: Path, mark: dict[str, Any], kind: str) -> Path:
+    return folder / f"rank-{mark['rank']}.{kind}"
+
+
+def _is_same(mark: dict[str, Any]) -> bool:
+    """Whether the process that left this mark still runs: by its start time."""
+    fields = _read(f"/proc/{mark['pid']}/stat").rpartition(")")[2].split()
+    return len(fields) > 19 and int(fields[19]) == mark["start"] and fields[0] not in "ZX"
+
+
+def _would_catch(mark: dict[str, Any]) -> bool:
+    status = _read(f"/proc/{mark['pid']}/task/{mark['tid']}/status")
+    masks = dict(re.findall(r"^Sig(Cgt|Blk):\s*([0-9a-f]+)$", status, re.MULTILINE))
+    bit = 1 << (mark["signal"] - 1)
+    return bool(int(masks.get("Cgt", "0"), 16) & bit) and not int(masks.get("Blk", "0"), 16) & bit
+
+
+def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float) -> RankStacks:
+    """Wait for the stacks, then shortly for torch's record."""
+    text, size = "", -1
+    while time.monotonic() < until and (size < 1 or len(text) != size):
+        # Complete when it no longer grows: it is written within milliseconds.
+        size = len(text)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        text = _read(str(_file(folder, mark, "stacks")))
+    if not text:
+        return replace(found, unknown=f"no answer in {_SECONDS_TO_ANSWER:.0f} s")
+    stacks = parse_stacks(text)
+    main = stacks.pop(mark["main"], ())
+    others = tuple(frames for frames in stacks.values() if not any(f.function == "_answer" for f in frames))
+    found = replace(found, stack=main, threads=others)
+    until = time.monotonic() + _SECONDS_FOR_OPERATIONS
+    while not _file(folder, mark, "operations").exists():
+        if time.monotonic() > until:
+            return replace(found, unknown="a C call holds Python's lock")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return _with_groups(found, _file(folder, mark, "operations"))
+
+
+def parse_stacks(text: str) -> dict[str, tuple[Frame, ...]]:
+    """Return the stacks that faulthandler wrote, by the thread's number; the innermost line first."""
+    stacks: dict[str, tuple[Frame, ...]] = {}
+    thread = ""
+    for line in text.splitlines():
+        if begins := _THREAD.match(line):
+            thread = begins[1]
+            stacks[thread] = ()
+        elif (frame := _FRAME.match(line)) and thread:
+            stacks[thread] += (Frame(file=frame[1], line=int(frame[2]), function=frame[3]),)
+    return stacks
+
+
+def _with_groups(found: RankStacks, path: Path) -> RankStacks:
+    try:
+        data = read_json(path)
+        if "unknown" in data:
+            return replace(found, unknown=str(data["unknown"]))
+        groups = tuple(_group(name, one) for name, one in data["groups"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return replace(found, unknown=f"{path.name}: {error}")
+    return replace(found, groups=groups)
+
+
+def _group(name: str, data: dict[str, Any]) -> GroupState:
+    last, waits = (
+        Operation(number=int(one["number"]), name=str(one["name"])) if (one := data.get(key)) else None
+        for key in ("last", "waits")
+    )
+    ranks = tuple(int(rank) for rank in data["ranks"])
+    return GroupState(
+        name=name, about=str(data["about"]), ranks=ranks, last=last, waits=waits, timeout=data.get("timeout")
+    )
+
+
+# -- what the kernel says ------------------------------------------------------------------
+
+
+def state_of(pid: int) -> ProcessState:
+    """Return the state of a process. What this user may not read stays empty."""
+    stat = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if not stat:
+        return ProcessState(pid=pid, state="")
+    counts = re.findall(r"^[rw]char: (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
+    found = ProcessState(
+        pid=pid,
+        state=stat[0],
+        wchan=_read(f"/proc/{pid}/wchan").strip("0\n"),
+        written=sum(map(int, counts)) if counts else None,
+        busy=sum(_cpu(child) for child in process.below(pid)),
+    )
+    words = _read(f"/proc/{pid}/syscall").split()
+    if len(words) < 2 or not words[0].isdecimal():
+        return found
+    name = _CALLS.get(platform.machine(), {}).get(int(words[0]))
+    if name is None:
+        return replace(found, call=f"system call {words[0]}")
+    file, mount = _place(pid, int(words[1], 16))
+    return replace(found, call=name, file=file, mount=mount)
+
+
+def workers_of(pid: int) -> tuple[ProcessState, ...]:
+    """Return the processes below a rank; they get no signal."""
+    return tuple(state_of(child) for child in process.below(pid)[:_MOST_WORKERS])
+
+
+def _cpu(pid: int) -> float:
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return sum(int(one) for one in fields[11:13]) / os.sysconf("SC_CLK_TCK") if len(fields) > 13 else 0.0
+
+
+def _place(pid: int, descriptor: int) -> tuple[str, str]:
+    """Return the file of a descriptor, and its mount; no `stat`, which would hang as well."""
+    try:
+        file = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return "", ""
+    number = re.search(r"^mnt_id:\s*(\d+)$", _read(f"/proc/{pid}/fdinfo/{descriptor}"), re.MULTILINE)
+    for line in _read(f"/proc/{pid}/mountinfo").splitlines():
+        words = line.split()
+        if number is not None and words[0] == number[1] and "-" in words:
+            return file, f"{words[words.index('-') + 1]} at {words[4]}"
+    return file, ""
+
+
+def _read(path: str) -> str:
+    """Return the start of a file; empty if it cannot be read."""
+    try:
+        return read_file(Path(path), most=_MOST_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
