@@ -88,7 +88,7 @@ def test_the_log_names_the_rank_and_its_line(project: Project, case: str) -> Non
     assert ANSWERS[case].format(**lines) in " ".join(project.must("report", case).split())
     stacks = project.must("stacks", case)
     assert "in <module>" in stacks and "ranks " in stacks
-    project.must("cancel", case, "--yes")
+    project.must("cancel", case)
 
 
 def test_a_slow_healthy_run_gives_no_alarm(project: Project) -> None:
