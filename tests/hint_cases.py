@@ -304,6 +304,7 @@ _DISK = "it needs a full disk, so root"
 _DAMAGED_IMAGE = "it needs a damaged image; tests/unit/image and tests/cluster/test_layer_cases.py make them"
 
 NOT_FOLLOWED: dict[str, str] = {
+    "runs/hangs.py: hpcenv status *": "it needs a run that waits or is being checked: tests/cluster/test_hangs.py has runs",
     "cli/_other_words.py: *": "programs of others, and words to fill in: tests/unit/cli/test_other_words.py asks each command for its help",
     "cli/data/listing.py: hpcenv data fetch": "it is a note, no error; it needs a hub",
     "hub/fetch.py: pip install hpcenv[hub]": "no test installs hpcenv from an index; tests/unit/hub/test_fetch.py reads the hint",
