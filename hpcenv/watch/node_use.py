@@ -40,6 +40,7 @@ class NodeWatch:
         self._places = places
         self._cgroup = _cgroup_of_step(places.root)
         self._before: tuple[float, float] | None = None
+        self._peak: float | None = None
 
     def look(self, now: float) -> NodeUse:
         """Return what the job uses; `now` in seconds of any clock."""
@@ -55,6 +56,10 @@ class NodeWatch:
             before, self._before = self._before, (now, used)
             if before is not None and now > before[0]:
                 values["cpu"] = max(0.0, used - before[1]) / (now - before[0])
+        memory = values.get("memory")
+        if memory is not None:
+            # The kernel's own peak has the files that it keeps, too.
+            self._peak = values["memory_peak"] = max(memory, self._peak or 0.0)
         cpus = values.pop("cpus", None)
         return NodeUse(**values, cpus=None if cpus is None else int(cpus), unknown=_together(unknown))
 
@@ -120,8 +125,7 @@ def _cgroup_of_step(root: Path) -> _Cgroup | None:
 def _of_v2(folder: Path) -> dict[str, Callable[[], float | None]]:
     return {
         "cpu_seconds": lambda: _keyed(folder / "cpu.stat", "usage_usec") / 1e6,
-        "memory": lambda: _number(folder / "memory.current"),
-        "memory_peak": lambda: _number(folder / "memory.peak"),
+        "memory": lambda: _number(folder / "memory.current") - _cached(folder / "memory.stat", ""),
         "memory_limit": lambda: _limit(folder),
         "pressure_cpu": lambda: _pressure(folder / "cpu.pressure"),
         "pressure_memory": lambda: _pressure(folder / "memory.pressure"),
@@ -137,8 +141,7 @@ def _of_v1(cgroup: _Cgroup) -> dict[str, Callable[[], float | None]]:
     if cpu is not None:
         found["cpu_seconds"] = lambda: _number(cpu / "cpuacct.usage") / 1e9
     if memory is not None:
-        found["memory"] = lambda: _number(memory / "memory.usage_in_bytes")
-        found["memory_peak"] = lambda: _number(memory / "memory.max_usage_in_bytes")
+        found["memory"] = lambda: _number(memory / "memory.usage_in_bytes") - _cached(memory / "memory.stat", "total_")
         found["memory_limit"] = lambda: _v1_limit(memory)
     if blocks is not None:
         service = blocks / "blkio.throttle.io_service_bytes"
@@ -157,6 +160,11 @@ def _keyed(path: Path, key: str) -> float:
         if name == key:
             return float(value)
     raise ValueError(f"{path.name} has no {key}")
+
+
+def _cached(path: Path, prefix: str) -> float:
+    """Return the bytes of files that the kernel keeps: it gives them back before a job lacks memory."""
+    return _keyed(path, f"{prefix}active_file") + _keyed(path, f"{prefix}inactive_file")
 
 
 def _limit(folder: Path) -> float | None:
