@@ -200,7 +200,10 @@ class WatchTable(Document):
         if not self.sample:
             return None
         return WatchOptions(
-            sample=int(self.sample), stall_after=int(self.stall_after), on_stall=self.on_stall, prometheus=prometheus
+            sample=float(self.sample),
+            stall_after=float(self.stall_after),
+            on_stall=self.on_stall,
+            prometheus=prometheus,
         )
 
 

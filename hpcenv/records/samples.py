@@ -66,7 +66,8 @@ class NodeUse:
 
     Attributes:
         cpu, cpus: CPUs that were busy since the last sample, and CPUs that the job has.
-        memory, memory_peak, memory_limit: memory of the job's processes on this node.
+        memory, memory_peak, memory_limit: of the job's processes on this node, without files that the kernel keeps. The
+            peak is the highest of the samples.
         pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for this.
         read, written: bytes of block devices since the job began.
         shm, shm_total, disk, disk_total: used and total size of /dev/shm, and of the node's temporary folder.

@@ -49,7 +49,7 @@ def test_a_job_is_ended_and_its_id_told_though_its_manifest_is_damaged(
     words = ((word,) if word else ()) + ("--runs-dir", "runs")
     fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
     told = hpcenv("status", *words, cwd=tmp_path, environ=fake_slurm.environ).stdout
-    assert told.startswith(f"a: running (`{folder.manifest}` is not JSON")
+    assert " ".join(told.split()).startswith(f"a: running (`{folder.manifest}` is not JSON")
     assert "\n  job       7\n" in told
 
     fake_slurm.answers("squeue", "7|CANCELLED|None|n1|0:01\n")

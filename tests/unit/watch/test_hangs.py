@@ -149,6 +149,7 @@ def test_a_rank_that_sleeps_in_its_loader(job: Job) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_rank_whose_c_call_holds_pythons_lock(job: Job) -> None:
     found = job.answer("""
         if rank == 1:
@@ -159,6 +160,7 @@ def test_a_rank_whose_c_call_holds_pythons_lock(job: Job) -> None:
     assert f"it is in match ({job.line('# holds')}), which holds Python's lock" in found
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped(job: Job) -> None:
     job.start("""
         for _ in range(1000):
@@ -174,6 +176,7 @@ def test_a_rank_that_is_stopped(job: Job) -> None:
     assert "rank 1 did not say whether it entered it: it is stopped" in found.lines[0]
 
 
+@pytest.mark.long
 def test_a_rank_that_reads_what_never_comes(job: Job) -> None:
     os.mkfifo(job.folder / "data.bin")
     found = job.answer("""
@@ -200,6 +203,7 @@ def test_a_rank_that_skips_a_collective(job: Job) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_rank_that_ended_silently(job: Job) -> None:
     found = job.answer("""
         if rank == 1:
@@ -209,6 +213,7 @@ def test_a_rank_that_ended_silently(job: Job) -> None:
     assert found == f"rank 0 is in <module> ({job.line('# left')}); rank 1 is gone: its process has ended"
 
 
+@pytest.mark.long
 def test_two_groups_that_wait_for_each_other(job: Job) -> None:
     found = job.answer("""
         groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
@@ -235,6 +240,7 @@ def test_ranks_whose_lines_move_are_working(job: Job) -> None:
     assert found.lines[0].startswith("no optimizer step for ") and found.lines[0].endswith(", the ranks are working")
 
 
+@pytest.mark.long
 def test_a_rank_that_saves_is_left_alone(job: Job) -> None:
     job.start("""
         from hpcenv import training
@@ -248,6 +254,7 @@ def test_a_rank_that_saves_is_left_alone(job: Job) -> None:
     assert not any("hang" in line for line in job.said)
 
 
+@pytest.mark.long
 def test_a_long_compile_before_the_first_step_is_left_alone(job: Job) -> None:
     job.start(
         """

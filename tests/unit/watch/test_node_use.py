@@ -19,7 +19,7 @@ Inter-|   Receive                                                |  Transmit
 V2 = {
     "cpu.stat": "usage_usec 12000000\nuser_usec 11000000\n",
     "memory.current": str(2 << 30),
-    "memory.peak": str(3 << 30),
+    "memory.stat": f"anon 5\nactive_file {1 << 29}\ninactive_file {1 << 29}\n",
     "memory.max": "max",
     "cpu.pressure": "some avg10=12.50 avg60=1.00 avg300=0.10 total=5\n",
     "memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
@@ -47,9 +47,10 @@ def test_version_2_has_the_figures_of_the_step_and_the_lowest_limit_above_it(tmp
     watch = tree(tmp_path, f"0::/{step}/user/task_0\n", files)
     first = watch.look(100.0)
     (tmp_path / f"sys/fs/cgroup/{step}/cpu.stat").write_text("usage_usec 42000000\n")
+    (tmp_path / f"sys/fs/cgroup/{step}/memory.stat").write_text(f"active_file {1 << 30}\ninactive_file {1 << 29}\n")
     second = watch.look(110.0)
     assert (first.cpu, second.cpu) == (None, 3.0), "30 s of CPU in 10 s"
-    assert (second.memory, second.memory_peak, second.memory_limit) == (2 * GIB, 3 * GIB, 4 * GIB)
+    assert (second.memory, second.memory_peak, second.memory_limit) == (GIB / 2, GIB, 4 * GIB), "without cached files"
     assert (second.pressure_cpu, second.pressure_memory, second.pressure_io) == (12.5, 0.0, 3.0)
     assert (second.read, second.written) == (101.0, 22.0)
     assert (second.received, second.sent) == (1050.0, 2070.0), "without loopback"
@@ -62,7 +63,7 @@ def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
     own = f"5:memory:/{step}/task_0\n4:blkio:/{step}\n3:cpuacct:/{step}/task_0\n1:freezer:/{step}\n"
     files = {
         f"sys/fs/cgroup/memory/{step}/memory.usage_in_bytes": str(1 << 30),
-        f"sys/fs/cgroup/memory/{step}/memory.max_usage_in_bytes": str(2 << 30),
+        f"sys/fs/cgroup/memory/{step}/memory.stat": "active_file 9\ntotal_active_file 24\ntotal_inactive_file 1000\n",
         f"sys/fs/cgroup/memory/{step}/memory.limit_in_bytes": "9223372036854771712",
         f"sys/fs/cgroup/memory/{step}/../memory.limit_in_bytes": str(8 << 30),
         f"sys/fs/cgroup/cpuacct/{step}/cpuacct.usage": "5000000000",
@@ -71,7 +72,7 @@ def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
     for controller in ("memory", "cpuacct", "blkio"):
         (tmp_path / f"sys/fs/cgroup/{controller}/{step}").mkdir(parents=True)
     found = tree(tmp_path, own, files).look(0.0)
-    assert (found.memory, found.memory_peak, found.memory_limit) == (GIB, 2 * GIB, 8 * GIB)
+    assert (found.memory, found.memory_peak, found.memory_limit) == (GIB - 1024, GIB - 1024, 8 * GIB)
     assert (found.read, found.written) == (8.0, 3.0)
     assert (found.pressure_cpu, found.unknown) == (None, {})
 
@@ -87,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_unknown_with_its_reason(tmp_path: Path) -
     step = "job_1/step_0"
     files = {f"sys/fs/cgroup/{step}/{name}": text for name, text in V2.items() if not name.endswith("pressure")}
     found = tree(tmp_path, f"0::/{step}\n", files).look(0.0)
-    assert found.pressure_cpu is None and found.memory == 2 * GIB
+    assert found.pressure_cpu is None and found.memory == GIB
     assert set(found.unknown) == {"pressure_cpu", "pressure_memory", "pressure_io"}
     assert all("No such file" in why for why in found.unknown.values())
 
