@@ -91,7 +91,7 @@ class Job:
                 "STEPS": str(steps),
                 "HPCENV_CHECKPOINTS": str(self.folder / "checkpoints"),
             }
-            self.ranks.append(subprocess.Popen([PYTHON, str(file)], env=environ, cwd=self.folder))
+            self.ranks.append(subprocess.Popen([PYTHON, str(file)], env=environ, cwd=self.folder, process_group=0))
 
     def watch(self, seconds: float) -> HangFound | None:
         """Watch until something is found, or for so long."""
@@ -126,8 +126,7 @@ def job(tmp_path: Path, make_manifest: Any, monkeypatch: pytest.MonkeyPatch) -> 
     yield made
     for rank in made.ranks:
         with suppress(OSError):
-            rank.send_signal(signal.SIGCONT)
-        rank.kill()
+            os.killpg(rank.pid, signal.SIGKILL)  # its children, too; also what is stopped
         rank.wait()
 
 
