@@ -21,7 +21,7 @@ from hpcenv.text import listed, visible, wrap
 
 FailureKind = Literal[
     "rank", "torchrun", "lack-of-memory", "node-failure", "no-record", "time-limit", "preemption", "cancelled",
-    "asked-to-end", "disk-full", "no-facts",
+    "asked-to-end", "disk-full", "no-facts", "hang",
 ]  # fmt: skip
 
 # Seconds by which clocks of nodes may differ, and within which a rank may notice that a peer ended.
@@ -50,6 +50,7 @@ _BY_SLURM: dict[str, tuple[FailureKind, str]] = {
 _STOPPED: dict[str, tuple[FailureKind, str]] = {
     "time-limit": ("time-limit", "the job reached its time limit"),
     "preemption": ("preemption", "the job was preempted"),
+    "hang": ("hang", "hpcenv ended the job, because its ranks hang ([watch] on-stall)"),
 }
 
 # Exit statuses of the gate, for the errors NodeRejected and NodesUnknown.

@@ -627,7 +627,8 @@ def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
 
 def in_words(judgement: UseJudgement) -> list[str]:
     """Return the first line of a judgement; then each sentence, its hint, and what is unknown, if anything is odd."""
-    head = f"{plural(judgement.nodes, 'node')}, {plural(judgement.gpus, 'GPU')}, {plural(judgement.samples, 'sample')}"
+    gpus = plural(judgement.gpus, "GPU") if judgement.gpus else "no GPU"
+    head = f"{plural(judgement.nodes, 'node')}, {gpus}, {plural(judgement.samples, 'sample')}"
     figures = f" ({judgement.figures})" if judgement.figures else ""
     if not judgement.sentences:
         return [f"{head}: " + "; ".join(("nothing odd" + figures, *judgement.unknown))]

@@ -56,6 +56,7 @@ _BY_RECORDS: dict[FailureKind, tuple[str, ...]] = {
     "disk-full": ("disk-full", "disk-quota"),
     "no-record": ("node-no-record",),
     "no-facts": ("node-no-facts",),
+    "hang": ("ranks-hang",),
 }
 
 
