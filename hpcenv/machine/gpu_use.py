@@ -14,7 +14,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +69,18 @@ class GpuWatch:
         Args:
             seconds: the longest time to wait for the driver.
         """
-        if not self._waits:
-            self._asked.put(None)
-        try:
-            found = self._answers.get(timeout=seconds)
-        except queue.Empty:
-            self._waits = True
-            return "the driver does not answer"
-        if self._waits:  # the answer to an earlier question
-            self._waits = False
-            return self.look(seconds)
-        return found
+        until = time.monotonic() + seconds
+        while True:
+            if not self._waits:
+                self._asked.put(None)
+            try:
+                found = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                self._waits = True
+                return "the driver does not answer"
+            if not self._waits:
+                return found
+            self._waits = False  # that was the answer to an earlier question
 
     def _answer(self) -> None:
         nvml: _Nvml | str = ""
@@ -99,14 +102,20 @@ class _Nvml:
         self._before: dict[int, Any] = {}
 
     def look(self, processes: Mapping[int, int]) -> tuple[GpuUse, ...]:
-        return tuple(self._one(index, gpu, processes) for index, gpu in enumerate(self._gpus))
+        found = tuple(self._one(index, gpu, processes) for index, gpu in enumerate(self._gpus))
+        if not processes or any(gpu.ranks for gpu in found) or not any(gpu.others for gpu in found):
+            return found
+        # In a container of the whole job, NVML may name processes by other numbers.
+        why = "NVML names no process of the ranks by its number here"
+        return tuple(replace(gpu, others=None, unknown={**gpu.unknown, "ranks": why}) for gpu in found)
 
     def _one(self, index: int, gpu: Any, processes: Mapping[int, int]) -> GpuUse:
         values: dict[str, Any] = {}
         unknown: dict[str, str] = {}
         for name, query in _QUERIES.items():
             try:
-                values[name] = query(self._nvml, gpu)
+                value = query(self._nvml, gpu)
+                values[name] = float(value) if isinstance(value, int) else value
             except self._nvml.NVMLError as error:
                 unknown[name] = f"NVML: {error}"
         values |= self._users(gpu, processes, unknown) | self._busy(index, gpu, unknown)
@@ -132,8 +141,8 @@ class _Nvml:
                 unknown["sm"] = f"{_DCGM} reads these counters"
                 return {}
             sample = nvml.nvmlGpmSampleAlloc()
-            nvml.nvmlGpmSampleGet(gpu, sample)
             before, self._before[index] = self._before.get(index), sample
+            nvml.nvmlGpmSampleGet(gpu, sample)
             if before is None:
                 return {}
             asked = nvml.c_nvmlGpmMetricsGet_t()
@@ -141,8 +150,10 @@ class _Nvml:
             asked.sample1, asked.sample2 = before, sample
             for place, number in enumerate(_GPM.values()):
                 asked.metrics[place].metricId = number
-            nvml.nvmlGpmMetricsGet(asked)
-            nvml.nvmlGpmSampleFree(before)
+            try:
+                nvml.nvmlGpmMetricsGet(asked)
+            finally:
+                nvml.nvmlGpmSampleFree(before)
             return {
                 name: float(asked.metrics[place].value)
                 for place, name in enumerate(_GPM)

@@ -98,9 +98,15 @@ class Sampler:
         if self._gpus is None:
             return ()
         found = self._gpus.look(_SECONDS_FOR_GPUS)
+        count = self._node.manifest.gpus_per_node
+        if isinstance(found, tuple) and len(found) > count:
+            # No cgroup hides the GPUs of other jobs: the job's are those that its ranks use.
+            ours = tuple(gpu for gpu in found if gpu.ranks)
+            found = (
+                ours if len(ours) == count else f"the node shows {len(found)} GPUs, and which the job has is unknown"
+            )
         if isinstance(found, tuple):
             return found
-        count = self._node.manifest.gpus_per_node
         return tuple(GpuUse(index=index, unknown={"all": found}) for index in range(count))
 
     def _write(self, sample: Sample) -> None:

@@ -16,7 +16,7 @@ GCC = shutil.which("gcc")
 LOOK = """
 import dataclasses, json, sys
 from hpcenv.machine.gpu_use import GpuWatch
-watch = GpuWatch(lambda: {4711: 3})
+watch = GpuWatch(lambda: {int(pid): 3 for pid in sys.argv[1:]})
 for line in sys.stdin:
     found = watch.look(float(line))
     print(json.dumps(found if isinstance(found, str) else [dataclasses.asdict(one) for one in found]), flush=True)
@@ -66,7 +66,7 @@ class Looker:
         self.conf = folder / "stub.conf"
         env = {"LD_LIBRARY_PATH": str(folder), "STUB_NVML": str(self.conf), "PYTHONPATH": str(ROOT)}
         pipe = subprocess.PIPE
-        self.child = subprocess.Popen([sys.executable, "-c", LOOK], stdin=pipe, stdout=pipe, text=True, env=env)
+        self.child = subprocess.Popen([sys.executable, "-c", LOOK, "4711"], stdin=pipe, stdout=pipe, text=True, env=env)
 
     def look(self, seconds: float = 10) -> object:
         assert self.child.stdin and self.child.stdout
@@ -90,6 +90,7 @@ def test_each_figure_has_its_unit_and_what_is_not_supported_is_unknown(looker: L
     idle, busy = looker.look()
     assert (idle["uuid"], busy["uuid"]) == ("GPU-0", "GPU-1"), "in the order of the bus"
     assert (busy["use"], busy["power"], busy["power_limit"], busy["energy"]) == (100, 388.894, 700, 3840.736)
+    assert {type(busy[name]) for name in ("use", "memory", "temperature", "clock", "ecc")} == {float}, "for their means"
     assert (busy["memory"], busy["memory_total"]) == (21978 << 20, 143771 << 20)
     assert (busy["clock"], busy["clock_limit"], busy["slow"]) == (1515, 1980, ["power-cap"])
     assert (busy["ranks"], busy["others"]) == ([3], 0)
@@ -115,6 +116,13 @@ def test_a_change_is_seen_and_a_driver_that_hangs_delays_nobody(looker: Looker) 
     began = time.monotonic()
     assert looker.look(0.3) == looker.look(0.3) == "the driver does not answer"
     assert time.monotonic() - began < 5
+
+
+def test_processes_with_other_numbers_accuse_no_gpu(looker: Looker) -> None:
+    looker.conf.write_text("driver = 580.159.04\n" + BUSY.replace("process = 4711", "process = 1") + IDLE)
+    for gpu in looker.look():
+        assert (gpu["ranks"], gpu["others"]) == ([], None)
+        assert "no process of the ranks" in gpu["unknown"]["ranks"]
 
 
 def test_without_a_driver_the_reason_is_told(looker: Looker) -> None:

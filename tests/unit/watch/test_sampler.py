@@ -18,7 +18,7 @@ from hpcenv.watch.watched_node import WatchedNode
 
 
 def sample(at: float, use: float | None, step: int) -> Sample:
-    gpus = (GpuUse(index=0, use=use, energy=at * 100, slow=("hw-thermal",) if use == 10 else ()),)
+    gpus = (GpuUse(index=2, use=use, energy=at * 100, slow=("hw-thermal",) if use == 10 else ()),)
     return Sample(at=at, seconds=10, gpus=gpus, node=NodeUse(cpu=use), ranks=(RankUse(rank=3, pid=9, step=step),))
 
 
@@ -34,7 +34,7 @@ def test_the_samples_of_a_minute_are_one_with_mean_least_and_most() -> None:
 def test_a_line_holds_what_is_known_and_reads_back() -> None:
     line = samples.samples_line(sample(10, None, 7))
     assert line == (
-        '{"at": 10, "gpus": [{"energy": 1000, "index": 0}], "ranks": [{"pid": 9, "rank": 3, "step": 7}], "seconds": 10}\n'
+        '{"at": 10, "gpus": [{"energy": 1000, "index": 2}], "ranks": [{"pid": 9, "rank": 3, "step": 7}], "seconds": 10}\n'
     )
     assert decode_record(Sample, line, origin="x") == sample(10, None, 7)
 
