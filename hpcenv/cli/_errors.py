@@ -84,7 +84,8 @@ def from_exception(error: BaseException) -> HpcenvError:
     """Return any exception in our own form; one that we do not expect is a bug in hpcenv."""
     if isinstance(error, HpcenvError):
         return error
-    if isinstance(error, (click.exceptions.Abort, KeyboardInterrupt)):
+    # Before 3.12, Python makes a RuntimeError of an interrupt in the body of a class (`__set_name__`).
+    if isinstance(error, (click.exceptions.Abort, KeyboardInterrupt)) or isinstance(error.__cause__, KeyboardInterrupt):
         return Interrupted("interrupted")
     if isinstance(error, click.ClickException):
         return _from_click(error)

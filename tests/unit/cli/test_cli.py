@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from hpcenv import process
+from hpcenv.cli import _errors
 from hpcenv.cli._help import VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cluster import node_types
+from hpcenv.errors import Interrupted
 from tests.conftest import hpcenv
 
 
@@ -389,6 +391,18 @@ def test_an_interrupt_in_a_callback_of_python_is_not_lost_and_has_no_traceback()
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15)
     assert (done.returncode, done.stderr) == (130, "error[interrupted]: interrupted\n")
+
+
+def test_an_interrupt_in_the_body_of_a_class_is_one_although_python_makes_another_error_of_it() -> None:
+    """Seen once in 200 interrupts at random moments, with Python 3.11: RuntimeError: Error calling __set_name__."""
+
+    class Descriptor:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises((RuntimeError, KeyboardInterrupt)) as caught:
+        type("Owner", (), {"one": Descriptor()})
+    assert isinstance(_errors.from_exception(caught.value), Interrupted)
 
 
 def test_a_long_value_of_a_hostile_file_does_not_fill_the_screen(tmp_path: Path) -> None:
