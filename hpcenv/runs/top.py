@@ -198,7 +198,9 @@ def lines(top: RunTop) -> Iterator[str]:
 
 def _counts(top: RunTop) -> str:
     gpus = sum(len(node.last.gpus) for node in top.nodes)
-    return ", ".join((plural(len(top.nodes), "node"), plural(gpus, "GPU"), plural(len(top.ranks), "rank")))
+    return ", ".join(
+        (plural(len(top.nodes), "node"), plural(gpus, "GPU") if gpus else "no GPU", plural(len(top.ranks), "rank"))
+    )
 
 
 def _grouped(nodes: Sequence[NodeNow]) -> list[list[NodeNow]]:
