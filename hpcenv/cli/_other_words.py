@@ -27,7 +27,6 @@ _COMMANDS = {
     "hpcenv sign": "ssh-keygen -Y sign -f KEY -n file FILE",
     "hpcenv stop": "hpcenv cancel RUN",
     "hpcenv tail": "hpcenv logs -f RUN",
-    "hpcenv top": "hpcenv status RUN",
     "hpcenv update": "hpcenv lock",
     "hpcenv watch": "hpcenv logs -f RUN",
     "hpcenv bundle pull": "oras pull HOST/NAME:TAG",
