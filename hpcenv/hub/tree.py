@@ -116,7 +116,7 @@ def partial_downloads(place: Path) -> Iterator[Path]:
 
 
 def partial_bytes(place: Path) -> int:
-    """Return the size of the downloads in a folder that are not complete, in bytes."""
+    """Return how many bytes the incomplete downloads in a folder have."""
     sizes = [0]
     for path in partial_downloads(place):
         with suppress(OSError):

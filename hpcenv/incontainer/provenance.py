@@ -133,7 +133,7 @@ def _version(name: str) -> str | None:
 
 
 def _of_torch(torch: Any) -> dict[str, Any]:
-    """Return the versions under torch, and the GPU of this rank. torch is asked only if the script has imported it."""
+    """Return the versions of the libraries that torch uses, and the GPU of this rank. torch is asked only if the script has imported it."""
     empty = {"cuda": None, "hip": None, "cudnn": None, "nccl": None, "gpu": None}
     if torch is None:
         return empty

@@ -96,7 +96,7 @@ def judge(
         facts: node -> what it reported; facts of another run, attempt or node do not count.
         problems: node -> why it has no facts.
         attempt, job_id: attempt and job of this start; the rendezvous id is made from them.
-        window: begin of this attempt and the present time, by the batch node's clock; None if not known.
+        window: when this attempt began, and the present time, by the batch node's clock; None if not known.
 
     Returns:
         The verdict, and the network choice; the verdict contains parts of that choice.

@@ -17,7 +17,7 @@ class Context:
     """The values that a command reads from its surroundings, once.
 
     Attributes:
-        cwd: the current folder, by the path that the user has.
+        cwd: the current folder, by the path that the user typed: links in it are kept.
         token: a few random characters that make the name of a run unique.
         command: the command line, for records.
         cache: folder that stores the hashes of SIF files; None computes them each time.

@@ -55,7 +55,7 @@ class WhenTable(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What conditions ask about a run. None is unknown.
+    """What the conditions of a site profile can ask about a run. None is unknown.
 
     Attributes:
         partition: as requested, several separated by commas.

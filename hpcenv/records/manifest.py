@@ -454,7 +454,7 @@ class Manifest:
         gpu_needs: None when no GPU is requested, or torch is a CPU build.
         check_seconds: time limit of each probe on a node, in seconds.
         sif: identity of the SIF at submission; None where the nodes hash it themselves.
-        overlay_file: likewise of a squashfs that is mounted over it.
+        overlay_file: the same for a squashfs that is mounted over the image.
         stage: None to use SIF and data where they are.
         launch, stop: torchrun's options, and what happens before the job's end.
         preflight: which checks of the nodes run; none in a manifest from before they existed.

@@ -31,7 +31,7 @@ def send(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def keep(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Prove what arrived on this node, and write what it has now."""
+    """Check the copies that arrived on this node, and record them."""
     end_in_order()
 
     manifest = open_manifest(run, environ)

@@ -108,7 +108,7 @@ def parse_flags(values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def from_keywords(script: str | None, args: Sequence[object], keywords: Mapping[str, object]) -> SubmitOptions:
-    """Return the options of a call in Python.
+    """Return the options that a Python program gave to `hpcenv.submit`.
 
     Args:
         args: arguments of the script; `str()` of each.

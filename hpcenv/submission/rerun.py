@@ -242,7 +242,7 @@ def change(
 
 
 def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOptions:
-    """Return the options without what the user typed for the new run: that is his own."""
+    """Return the options without those that the user typed for the new run."""
     typed: dict[str, Any] = {
         name: {key: kept for key, kept in getattr(options, name).items() if key not in value}
         if isinstance(value, Mapping)

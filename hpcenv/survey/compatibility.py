@@ -206,7 +206,7 @@ def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Resu
 
 
 def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, TorchRelease | None, list[str]]:
-    """Return the question with its parts separated, the torch release if the table has it, and notes."""
+    """Return the parts of the question, the torch release if the table has it, and notes."""
     if question.machine and question.machine not in MACHINES:
         raise UsageError(
             f"`{question.machine}` is no architecture of the table", hint=f"--machine {' or '.join(MACHINES)}"

@@ -161,7 +161,7 @@ class ProbedEnvironment:
         newest: paths of the newest unlisted files.
         trees: by working tree, what git answered (status, tracked files), or its error.
         source_deadline: end of the time for all editable installs together.
-        conda_files: the files that conda's records list, except those that a RECORD lists; at level full.
+        conda_files: at level full: the files that are in conda's records and in no RECORD.
         conda_dists: path of a distribution's .dist-info -> the conda package that brought it.
         hashed: real path of a library -> its sha256.
         torch: torch's folder.

@@ -1,4 +1,4 @@
-"""Run the tables of all chapters.
+"""Call the functions of all tables of probes.
 
 Runs on: inside the image.
 """

@@ -71,7 +71,7 @@ def _changed_at(path: str) -> int:
 
 
 def _is_launcher(entry: dict[str, str], sites: set[str]) -> bool:
-    """Return whether a file is one that virtualenv or uv put into each environment, by its content and folder."""
+    """Return whether content and folder show that virtualenv or uv put this file into the environment."""
     folder, _, name = entry["path"].rpartition("/")
     return folder in sites and "link" not in entry and entry["sha256"] in LAUNCHERS.get(name, ())
 

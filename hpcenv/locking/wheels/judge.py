@@ -22,7 +22,7 @@ from hpcenv.locking.wheels.proof import (
 
 
 def _claimed_file(dist: InstalledDist, claims: Sequence[KnownFile]) -> KnownFile | None:
-    """Return the only file that a lock or report in the image can mean; None if several are possible."""
+    """Return the only file to which a lock or report in the image can refer; None if several are possible."""
     fitting = [claim for claim in claims if fits(dist, claim.filename) and HEX_SHA256.fullmatch(claim.sha256)]
     if len({(claim.filename, claim.sha256) for claim in fitting}) != 1:
         return None

@@ -1,6 +1,6 @@
 """Read the wheels of one package.
 
-Runs on: LOGIN NODE, in the process beside pip: standard library and pip only.
+Runs on: LOGIN NODE, in a process that also imports pip. Standard library and pip only.
 """
 
 from __future__ import annotations
