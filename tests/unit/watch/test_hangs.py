@@ -108,7 +108,7 @@ class Job:
     def answer(self, script: str) -> str:
         """Return the first line about a hang."""
         self.start(script)
-        found = self.watch(45)
+        found = self.watch(150)
         assert found is not None, self.said
         assert found.kind == "hang", found
         assert self.said[0] == f"hpcenv: the ranks hang: {found.lines[0]}"
@@ -170,7 +170,7 @@ def test_a_rank_that_is_stopped(job: Job) -> None:
     while not any(pulse.steps for pulse in read_pulses([job.place(1)])):
         job.watch(1)
     job.ranks[1].send_signal(signal.SIGSTOP)
-    found = job.watch(45)
+    found = job.watch(150)
     assert found is not None and found.kind == "hang"
     assert "rank 1 did not say whether it entered it: it is stopped" in found.lines[0]
 
@@ -225,16 +225,18 @@ def test_two_groups_that_wait_for_each_other(job: Job) -> None:
 def test_ranks_whose_lines_move_are_working(job: Job) -> None:
     job.start("""
         def evaluate():
-            for number in range(100000):
-                if number % 2:
-                    sum(range(10000))
-                else:
-                    sum(range(20000))
-        until = time.time() + 60
+            for number in range(50000):
+                sum(range(10000))
+                sum(range(10001))
+                sum(range(10002))
+                sum(range(10003))
+                sum(range(10004))
+                sum(range(10005))
+        until = time.time() + 300
         while time.time() < until:
             evaluate()
     """)
-    found = job.watch(45)
+    found = job.watch(150)
     assert found is not None and found.kind == "working"
     assert found.lines[0].startswith("no optimizer step for ") and found.lines[0].endswith(", the ranks are working")
 
