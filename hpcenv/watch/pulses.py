@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.incontainer import proc
+from hpcenv.incontainer.start_hook.pulse import LAYOUT
 
-# As in start_hook/pulse.py, which cannot be imported here: it is a package of another name in the image.
-_LAYOUT = struct.Struct("<QqqqqdddqqqQ")
 _LOOKS = 5
 
 
@@ -57,7 +56,7 @@ def _read(path: Path) -> RankPulse | None:
     for _ in range(_LOOKS):
         try:
             raw = path.read_bytes()
-            first, rank, pid, start, steps, last, seconds, waited, saves, now, peak, behind = _LAYOUT.unpack(raw)
+            first, rank, pid, start, steps, last, seconds, waited, saves, now, peak, behind = LAYOUT.unpack(raw)
         except (OSError, struct.error):
             return None
         if first == behind:

@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-# hpcenv.watch.pulses has the same layout: count, rank, pid, start of the process in ticks, optimizer steps, when the last
+# hpcenv.watch.pulses reads it: count, rank, pid, start of the process in ticks, optimizer steps, when the last
 # step ended, seconds of all steps, seconds in which the rank waited for its loaders, whether it saves, bytes that torch
 # holds on the GPU now and at most (-1: unknown), count.
 LAYOUT = struct.Struct("<QqqqqdddqqqQ")
@@ -53,7 +53,7 @@ class Pulse:
         self._leader = None  # type: Any
         self._rank = rank
         self._pid = os.getpid()
-        self._start = _start_ticks()
+        self._start = start_ticks()
         self._count = 0
         self._steps = 0
         self._last = 0.0
@@ -148,7 +148,7 @@ class Pulse:
         self._map[:8] = struct.pack("<Q", self._count)
 
 
-def _start_ticks() -> int:
+def start_ticks() -> int:
     """Return when this process was started: proc_pid_stat(5), field 22."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         return int(file.read().rpartition(")")[2].split()[19])

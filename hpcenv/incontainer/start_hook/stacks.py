@@ -14,6 +14,7 @@ import sys
 import threading
 from typing import Any, Dict, List
 
+from .pulse import start_ticks
 from .writer import replace_file
 
 # Free for programs in glibc and musl; torch, NCCL, Python and Slurm use none of these.
@@ -42,13 +43,11 @@ def begin_stacks(folder: str, rank: int) -> None:
 def _answer(folder: str, rank: int, number: int) -> None:
     """Mark this process, and answer until it ends."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {number, *_OF_THREAD})
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        start = int(file.read().rpartition(")")[2].split()[19])
     mark = {
         "pid": os.getpid(),
         "tid": threading.get_native_id(),
         "main": "0x%016x" % (threading.main_thread().ident or 0),
-        "start": start,
+        "start": start_ticks(),
         "signal": number,
         "rank": rank,
     }
