@@ -81,7 +81,7 @@ class Executor(ScriptExecutor):
 
     @classmethod
     def _valid_parameters(cls) -> set[str]:
-        return ParameterNames({*SUBMITIT, *KEYWORDS, "call", "name"})
+        return ParameterNames({*SUBMITIT, *KEYWORDS, "call", "name", "outputs"})
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         """Set submitit's generic parameters, the parameters of SlurmExecutor, and the keywords of `hpcenv.submit`.

@@ -76,7 +76,8 @@ class FunctionSubmission:
             return [job for one in self.submissions for job in replace(self, submissions=(one,)).submit()]
         prepared = self._prepared
         require_accepted(prepared.workspace, self.accept)
-        self.shared_folder.mkdir(parents=True, exist_ok=True)
+        for folder in prepared.call.folders:
+            folder.mkdir(parents=True, exist_ok=True)
         return self._submit_array(prepared) if len(self.submissions) > 1 else [self._submit_one(prepared)]
 
     def _is_local(self) -> bool:
@@ -103,6 +104,7 @@ class FunctionSubmission:
             function_step.make_call(
                 submission.function,
                 folder=self.shared_folder,
+                outputs=None if self.options.outputs is None else Path(self.options.outputs).absolute(),
                 submitit_folder=str(self.folder),
                 python=python,
                 per=self.options.call,

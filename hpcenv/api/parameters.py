@@ -69,6 +69,7 @@ class FunctionOptions:
         name: the beginning of the runs' names; None takes the name of the function.
         stderr_to_stdout: whether both streams go to one log.
         max_parallel: how many jobs of an array run at the same time; None for no limit.
+        outputs: a folder that the functions write to.
     """
 
     keywords: Mapping[str, Any]
@@ -76,6 +77,7 @@ class FunctionOptions:
     name: str | None = None
     stderr_to_stdout: bool = False
     max_parallel: int | None = None
+    outputs: str | None = None
 
 
 class ParameterNames(set[str]):
@@ -124,11 +126,12 @@ def translate(parameters: Mapping[str, Any], known: frozenset[str]) -> FunctionO
         name=name,
         stderr_to_stdout=bool(given.get("stderr_to_stdout", False)),
         max_parallel=limit,
+        outputs=given.get("outputs"),
     )
 
 
 def _require_known(given: Mapping[str, Any], known: frozenset[str]) -> None:
-    names = sorted({*known, *SUBMITIT, "call", "name", "max_parallel"})
+    names = sorted({*known, *SUBMITIT, "call", "name", "max_parallel", "outputs"})
     for name, value in given.items():
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)

@@ -119,8 +119,9 @@ def places_of_nodes(
         places["the overlay"] = Path(environment.overlay.source).parent
     if works_here and options.script is not None and not options.module and not options.entry:
         places["the script's folder"] = Path(os.path.abspath(context.cwd / options.script)).parent
-    if options.call is not None and options.call.folder is not None:
-        places["the folder of the executor"] = options.call.folder
+    if options.call is not None:
+        folders = {"the folder of the executor": options.call.folder, "the output folder": options.call.outputs}
+        places |= {what: folder for what, folder in folders.items() if folder is not None}
     if checkpoint is not None:
         places["the folder of the checkpoint"] = checkpoint.parent
     return places

@@ -37,6 +37,7 @@ def make_call(
     submitit_folder: str,
     python: str,
     per: Literal["task", "rank"],
+    outputs: Path | None = None,
     name: str | None = None,
     stderr_to_stdout: bool = False,
 ) -> Call:
@@ -47,6 +48,7 @@ def make_call(
         submitit_folder: the executor's folder, with submitit's `%j`, `%A` and `%a`.
         python: version of the interpreter in the locked environment.
         per: once in each of plain processes, as submitit does, or once in each rank of torchrun.
+        outputs: a folder that the function writes to.
         name: of the run; None takes that of the function.
         stderr_to_stdout: the ranks write both to one log.
 
@@ -72,10 +74,11 @@ def make_call(
     return Call(
         name=name or word,
         script=_SCRIPT,
-        files={_SCRIPT: _source("call.py"), **_packages()},
+        files={_SCRIPT: _source("call.py"), **_packages(), **_wrapper(function)},
         spec=spec,
         module=file,
         folder=folder,
+        outputs=outputs,
         launcher="tasks" if per == "task" else "torchrun",
     )
 
@@ -131,11 +134,24 @@ def _dump_by_value(submission: Any, path: Path) -> None:
 
 
 def _named(function: Any) -> Any:
-    """Return what has a name and a module: the function, that in a `partial`, or the class of an object."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    """Return what has a name and a module: the function, that in a `partial` or a wrapper, or the class of an object."""
+    while isinstance(function, functools.partial) or _is_wrapper(function):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     has_name = hasattr(function, "__qualname__") and getattr(function, "__module__", None)
     return function if has_name else type(function)
+
+
+def _is_wrapper(function: Any) -> bool:
+    """Return whether it is an object in the place of a function: what `inspect.unwrap` sees, without a name itself."""
+    return hasattr(function, "__wrapped__") and not hasattr(function, "__qualname__")
+
+
+def _wrapper(function: Any) -> dict[str, bytes]:
+    """Return the file of a wrapper's class: the environment has the function, and may lack what it is wrapped in."""
+    module = sys.modules[type(function).__module__]
+    if not _is_wrapper(function) or module.__name__ == "__main__" or not module.__file__:
+        return {}
+    return {f"{FOLDER}/packages/{module.__name__.replace('.', '/')}.py": Path(module.__file__).read_bytes()}
 
 
 def _file_of(module: str) -> Path | None:

@@ -171,6 +171,7 @@ class Call:
             `module` for the ranks.
         module: the file of the function; None if there is nothing to copy.
         folder: where the function and its results are pickled.
+        outputs: a folder that the function writes to; it is no code.
         launcher: what starts the processes that call it, see `LaunchOptions`.
     """
 
@@ -180,7 +181,13 @@ class Call:
     spec: Mapping[str, object]
     module: Path | None = None
     folder: Path | None = None
+    outputs: Path | None = None
     launcher: Literal["torchrun", "tasks"] = "torchrun"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders that every node must see, and that are no code."""
+        return tuple(folder for folder in (self.folder, self.outputs) if folder is not None)
 
 
 def render_script(

@@ -629,10 +629,10 @@ def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
 
 
 def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
-    """Return the environment with what a function needs: its pickles, and the folder of its module or of the copy."""
+    """Return the environment with what a function needs: its pickles, its outputs, and the folder of its module."""
     if environment.kind != "sif":
         return environment
-    folders = [] if call.folder is None else [str(call.folder)]
+    folders = [str(folder) for folder in call.folders]
     if call.module is not None and code.source is None:
         folders.append(str(call.module.parent))
     return replace(environment, binds=(*environment.binds, *(Bind(source=path, target=path) for path in folders)))

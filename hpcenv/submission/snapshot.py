@@ -98,9 +98,8 @@ class CodePlace:
 
     @property
     def skipped(self) -> tuple[Path, ...]:
-        """Further folders that are no code: that of an executor."""
-        call = self.options.call
-        return () if call is None or call.folder is None else (call.folder,)
+        """Further folders that are no code: that of an executor, and that of its outputs."""
+        return () if self.options.call is None else self.options.call.folders
 
 
 def code_folder(options: SubmitOptions, cwd: Path) -> Path | None:
