@@ -134,7 +134,7 @@ def _dump_by_value(submission: Any, path: Path) -> None:
 
 
 def _named(function: Any) -> Any:
-    """Return what has a name and a module: the function, that in a `partial` or a wrapper, or the class of an object."""
+    """Return what has a name and a module: the function, that in a `partial` or wrapper, or the class of an object."""
     while isinstance(function, functools.partial) or _is_wrapper(function):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     has_name = hasattr(function, "__qualname__") and getattr(function, "__module__", None)

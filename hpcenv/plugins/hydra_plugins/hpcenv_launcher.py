@@ -1,8 +1,8 @@
 """`hydra/launcher=hpcenv`: the trials of a Hydra sweep are jobs of `hpcenv.AutoExecutor`, each behind the check.
 
-Runs on: LOGIN NODE. Hydra imports this file at each start of a program, so hpcenv and submitit load in `launch` only; and it runs the file
-before sys.modules has it, so a dataclass here cannot have annotations that are text (`from __future__`).
-The fields are those of hydra-submitit-launcher 1.2.0 and 1.4.0.dev9, with their defaults: a user changes one word.
+Runs on: LOGIN NODE. The fields are those of hydra-submitit-launcher 1.2.0 and 1.4.0.dev9, with their defaults: a user
+changes one word. Hydra runs this file at each start of a program: hpcenv and submitit load in `launch` only. Hydra does
+so before sys.modules has the file, and a dataclass then cannot read annotations that are text (`from __future__`).
 """
 
 import copy
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _GENERIC = frozenset(
     ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node", "stderr_to_stdout")
 )
+_OF_THE_EXECUTOR = ("max_num_timeout", "python", "project", "accept")
 _HYDRAS_OWN_RESOLVERS = ("now", "hydra", "python_version")
 
 
@@ -122,27 +123,24 @@ class HpcenvLauncher(Launcher):
         alike: dict[str, list[int]] = {}
         for place, config in enumerate(configs):
             asked = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-            alike.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(place)
+            alike.setdefault(json.dumps(asked), []).append(place)
         base, resolvers = _globals()
         task, jobs = _findable(self.task), {}
-        for places in alike.values():
-            executor = _executor(configs[places[0]])
+        for text, places in alike.items():
+            executor = _executor(json.loads(text), configs[0].hydra.sweep.dir)
             with executor.batch():
                 for place in places:
                     jobs[place] = executor.submit(Trial(task, configs[place], base, resolvers))
         return [jobs[place] for place in range(len(configs))]
 
 
-def _executor(config: DictConfig) -> "hpcenv.AutoExecutor":
+def _executor(asked: dict[str, Any], outputs: str) -> "hpcenv.AutoExecutor":
     import hpcenv
 
-    given: dict[str, Any] = OmegaConf.to_container(config.hydra.launcher, resolve=True)  # type: ignore[assignment]
-    given = {name: value for name, value in given.items() if value is not None and name != "_target_"}
-    begins = ("max_num_timeout", "python", "project", "accept")
-    own = {f"hpcenv_{name}": given.pop(name) for name in begins if name in given}
+    given = {name: value for name, value in asked.items() if value is not None and name != "_target_"}
+    own = {f"hpcenv_{name}": given.pop(name) for name in _OF_THE_EXECUTOR if name in given}
     executor = hpcenv.AutoExecutor(given.pop("submitit_folder"), **own)
-    given["call"] = "rank" if given.pop("torchrun") else "task"
-    given["outputs"] = config.hydra.sweep.dir
+    given |= {"call": "rank" if given.pop("torchrun") else "task", "outputs": outputs}
     executor.update_parameters(**{name if name in _GENERIC else f"hpcenv_{name}": given[name] for name in given})
     return executor
 
@@ -152,13 +150,13 @@ def _globals() -> tuple[str, bytes]:
     import cloudpickle
 
     version.base_at_least("1.1")  # sets it where the program did not
-    known = BaseContainer._resolvers
+    known = BaseContainer._resolvers  # noqa: SLF001  (as Hydra itself does: core/singleton.py)
     own = {name: known[name] for name in known if not name.startswith("oc.") and name not in _HYDRAS_OWN_RESOLVERS}
     return str(version.getbase()), cloudpickle.dumps(own)
 
 
 def _findable(task: TaskFunction) -> TaskFunction:
-    """Return what the program calls by the task's name: `@hydra.main` has replaced the task there, and passes a config on.
+    """Return what has the task's name: `@hydra.main` has replaced the task there, and passes a config on to it.
 
     Another version of Python finds the task by this name.
     """

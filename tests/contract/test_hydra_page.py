@@ -1,0 +1,78 @@
+"""docs/how-to/hydra.md as it is written: its files, its commands, and its study, which is stopped and resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import accept, hpcenv, state_home
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "hydra.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+FILES = {text.splitlines()[0].removeprefix("# "): text for kind, text in BLOCKS if kind in ("python", "yaml")}
+COMMANDS = [text for kind, text in BLOCKS if kind == "sh"]
+PYTHON = os.environ.get("HPCENV_TEST_HYDRA_PYTHON", "")
+
+
+@pytest.fixture
+def environ(tmp_path: Path, plugin_path: Path) -> dict[str, str]:
+    """The page's files in a locked project, whose Python is the one that has Hydra and Optuna."""
+    words = [PYTHON or "false", "-c", "import hydra, optuna"]
+    if subprocess.run(words, capture_output=True).returncode != 0:
+        pytest.skip("NOT RUN: no Hydra or no Optuna (HPCENV_TEST_HYDRA_PYTHON names a Python that has both)")
+    folder = tmp_path / "project"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    policy = '[policy]\n"torch.version" = "info"\n'
+    (folder / "hpcenv.toml").write_text(f'image = "host"\npython = "{PYTHON}"\n{policy}')
+    locked = hpcenv("lock", cwd=folder)
+    assert locked.status == 0, locked.stderr
+    accept(folder, {"XDG_STATE_HOME": str(state_home(folder))})
+    paths = (plugin_path, ROOT, ROOT / "hpcenv" / "plugins")
+    return {
+        "PATH": f"{Path(PYTHON).parent}:/usr/bin:/bin",
+        "HOME": str(folder),
+        "PYTHONPATH": ":".join(map(str, paths)),
+        "XDG_STATE_HOME": str(state_home(folder)),
+    }
+
+
+def test_the_page_has_what_this_file_runs() -> None:
+    assert sorted(FILES) == ["conf/config.yaml", "study.py", "train.py"]
+    assert len(COMMANDS) == 3
+    assert len(BLOCKS) == 6
+
+
+def test_its_sweeps(environ: dict[str, str]) -> None:
+    project = Path(environ["HOME"])
+    for number, command in enumerate(COMMANDS[:2]):
+        typed, *shown = command.splitlines()
+        done = subprocess.run(typed, shell=True, cwd=project, env=environ, capture_output=True, text=True, timeout=280)
+        assert (done.returncode != 0) == ("# fails" in typed), done.stdout + done.stderr
+        for line in shown:
+            assert line.removeprefix("# ") in done.stdout + done.stderr
+        assert len(list(project.glob("multirun/*/*/[01]/.hydra/config.yaml"))) == 2 * number + 2
+
+
+def test_its_study_is_stopped_and_resumed(environ: dict[str, str]) -> None:
+    project = Path(environ["HOME"])
+    assert COMMANDS[2].startswith("python study.py ")
+    command = ["python", "study.py"]
+    with subprocess.Popen(command, cwd=project, env=environ, start_new_session=True) as program:
+        end = time.monotonic() + 120
+        while (project / "study.log").exists() is False or (project / "study.log").read_text().count('"job"') < 3:
+            assert time.monotonic() < end and program.poll() is None
+            time.sleep(0.02)
+        os.kill(program.pid, signal.SIGKILL)
+    done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("6 trials, best: {'lr': "), done.stdout
+    assert len(list(project.glob("runs/*/finished.json"))) == 6, "no trial ran twice"
