@@ -71,10 +71,6 @@ class HpcenvConf:
     # These are hpcenv's own.
     torchrun: bool = False
     cluster: str | None = None
-    project: str = "."
-    accept: str | None = None
-    lock: str | None = None
-    allow_dirty: bool = False
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="hpcenv", node=HpcenvConf, provider="hpcenv")
@@ -85,9 +81,7 @@ class HpcenvLauncher(Launcher):
 
     def __init__(self, **_parameters: Any) -> None:
         # `launch` reads them from the config of each trial: a config group may choose the nodes of its trials.
-        self.context: HydraContext
-        self.task: TaskFunction
-        self.config: DictConfig
+        super().__init__()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what Hydra gives."""
@@ -125,7 +119,8 @@ class HpcenvLauncher(Launcher):
             asked = OmegaConf.to_container(config.hydra.launcher, resolve=True)
             alike.setdefault(json.dumps(asked), []).append(place)
         base, resolvers = _globals()
-        task, jobs = _findable(self.task), {}
+        task = _findable(self.task)
+        jobs: dict[int, Any] = {}
         for text, places in alike.items():
             executor = _executor(json.loads(text), configs[0].hydra.sweep.dir)
             with executor.batch():
@@ -147,7 +142,7 @@ def _executor(asked: dict[str, Any], outputs: str) -> "hpcenv.AutoExecutor":
 
 def _globals() -> tuple[str, bytes]:
     """Return the version base, and the resolvers that the program registered, pickled by value as its functions are."""
-    import cloudpickle
+    import cloudpickle  # type: ignore[import-untyped]
 
     version.base_at_least("1.1")  # sets it where the program did not
     known = BaseContainer._resolvers  # noqa: SLF001  (as Hydra itself does: core/singleton.py)

@@ -58,7 +58,7 @@ class Trial:
 
     def set_globals(self) -> None:
         """Set what `@hydra.main` and the program set on the login node."""
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped]
         from hydra import version
         from hydra.core.utils import setup_globals
         from omegaconf.basecontainer import BaseContainer

@@ -218,7 +218,7 @@ def test_trials_that_ask_for_the_same_are_one_array_and_another_python_finds_the
     def runs() -> list[Path]:
         return sorted(project.glob("runs/*/0*"), key=lambda run: ("--nodes=2" in (run / "job.sbatch").read_text(), run))
 
-    command = [PYTHON, *SWEEP, "lr=1,2", "size=small,large"]
+    command = [PYTHON, *SWEEP, "+hydra.launcher.frozen=true", "lr=1,2", "size=small,large"]
     with subprocess.Popen(command, cwd=project, env=environ, text=True, stderr=subprocess.PIPE) as program:
         try:
             wait_until(lambda: len([run for run in runs() if (run / "submission.json").exists()]) == 4, program)
@@ -240,7 +240,7 @@ SUITE = """
 import pytest
 from hydra.test_utils.launcher_common_tests import BatchedSweeperTestSuite, IntegrationTestSuite, LauncherTestSuite
 
-HERE = ["hydra.launcher.cluster=local", "hydra.launcher.project=PROJECT"]
+HERE = ["hydra.launcher.cluster=local", "+hydra.launcher.project=PROJECT"]
 
 
 @pytest.mark.parametrize("launcher_name, overrides", [("hpcenv", HERE)])
