@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
-import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
+
+from tests import hydra_world
 
 from .conftest import HOST_PYTHON, Cluster, Project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-# Plain Python; PyYAML has a part in C, without which it also works.
-PACKAGES = ("hydra", "omegaconf", "antlr4", "yaml", "_yaml", "pyyaml", "packaging")
 SITE = "lib/python3.11/site-packages"
 CONFIG = "lr: 1\nsquare: ${times:${lr},${lr}}\n"
 PROGRAM = """
@@ -66,15 +63,10 @@ ConfigStore.instance().store(group="hydra/sweeper", name="show", node=node, prov
 
 def packed() -> str:
     """Return Hydra, and what it needs, as a tar file in text."""
-    python = os.environ.get("HPCENV_TEST_HYDRA_PYTHON") or "false"
-    done = subprocess.run([python, "-c", "import hydra; print(hydra.__path__[0])"], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip("NOT RUN: Hydra is not installed (HPCENV_TEST_HYDRA_PYTHON names a Python that has it)")
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for path in sorted(Path(done.stdout.strip()).parent.iterdir()):
-            if path.name.lower().partition("-")[0].removesuffix("_core") in PACKAGES or path.name.startswith("antlr4"):
-                archive.add(path, path.name)
+        for path in hydra_world.packages():
+            archive.add(path, path.name)
     return base64.b64encode(content.getvalue()).decode()
 
 

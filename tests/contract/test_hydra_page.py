@@ -11,38 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import accept, hpcenv, state_home
+from tests import hydra_world
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "hydra.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 FILES = {text.splitlines()[0].removeprefix("# "): text for kind, text in BLOCKS if kind in ("python", "yaml")}
 COMMANDS = [text for kind, text in BLOCKS if kind == "sh"]
-PYTHON = os.environ.get("HPCENV_TEST_HYDRA_PYTHON", "")
 
 
 @pytest.fixture
 def environ(tmp_path: Path, plugin_path: Path) -> dict[str, str]:
-    """The page's files in a locked project, whose Python is the one that has Hydra and Optuna."""
-    words = [PYTHON or "false", "-c", "import hydra, optuna"]
-    if subprocess.run(words, capture_output=True).returncode != 0:
-        pytest.skip("NOT RUN: no Hydra or no Optuna (HPCENV_TEST_HYDRA_PYTHON names a Python that has both)")
+    """The page's files in a locked project."""
     folder = tmp_path / "project"
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    policy = '[policy]\n"torch.version" = "info"\n'
-    (folder / "hpcenv.toml").write_text(f'image = "host"\npython = "{PYTHON}"\n{policy}')
-    locked = hpcenv("lock", cwd=folder)
-    assert locked.status == 0, locked.stderr
-    accept(folder, {"XDG_STATE_HOME": str(state_home(folder))})
-    paths = (plugin_path, ROOT, ROOT / "hpcenv" / "plugins")
-    return {
-        "PATH": f"{Path(PYTHON).parent}:/usr/bin:/bin",
-        "HOME": str(folder),
-        "PYTHONPATH": ":".join(map(str, paths)),
-        "XDG_STATE_HOME": str(state_home(folder)),
-    }
+    hydra_world.make_locked(folder, tmp_path / "venv", FILES, {})
+    return hydra_world.variables(folder, plugin_path)
 
 
 def test_the_page_has_what_this_file_runs() -> None:

@@ -19,7 +19,6 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from hydra_plugins.hpcenv_trial import Trial
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.basecontainer import BaseContainer
 
@@ -114,6 +113,9 @@ class HpcenvLauncher(Launcher):
         return config
 
     def _submit(self, configs: Sequence[DictConfig]) -> list["hpcenv.Job[str]"]:
+        # Hydra runs the files of plug-ins again when it looks for them: what was imported before is another class.
+        from hydra_plugins.hpcenv_trial import Trial
+
         alike: dict[str, list[int]] = {}
         for place, config in enumerate(configs):
             asked = OmegaConf.to_container(config.hydra.launcher, resolve=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -18,11 +17,9 @@ from hpcenv.identity import code
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
-from tests.conftest import FAKES, TORCH, FakeSlurm, accept, hpcenv, make_python, state_home
-
-ROOT = Path(__file__).resolve().parents[3]
-# Hydra brings a plug-in for pytest, so it is in an environment of its own.
-PYTHON = os.environ.get("HPCENV_TEST_HYDRA_PYTHON", "")
+from tests import hydra_world
+from tests.conftest import FAKES, TORCH, FakeSlurm
+from tests.hydra_world import PYTHON
 
 PROGRAM = """
 import os
@@ -79,37 +76,20 @@ ConfigStore.instance().store(group="hydra/sweeper", name="show", node=node, prov
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A locked project, whose environment has Hydra and a stand-in for torch."""
-    found = [PYTHON, "-c", "import hydra; print(hydra.__path__[0])"] if PYTHON else ["false"]
-    done = subprocess.run(found, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip("NOT RUN: Hydra is not installed (HPCENV_TEST_HYDRA_PYTHON names a Python that has it)")
-    python = make_python(tmp_path_factory.mktemp("with-hydra") / "venv", TORCH)
-    (site,) = python.parent.parent.glob("lib/python*/site-packages")
-    (site / "hydra.pth").write_text(str(Path(done.stdout.strip()).parent) + "\n")
     folder = tmp_path_factory.mktemp("locked") / "project"
-    for name, text in {"train.py": PROGRAM, **CONFIG}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    (folder / "hpcenv.toml").write_text(f'image = "host"\npython = "{python}"\n[submit]\nassume-shared = true\n')
-    locked = hpcenv("lock", cwd=folder)
-    assert locked.status == 0, locked.stderr
+    venv = tmp_path_factory.mktemp("with-hydra") / "venv"
+    hydra_world.make_locked(folder, venv, {"train.py": PROGRAM, **CONFIG}, TORCH)
     return folder
 
 
 @pytest.fixture
 def project(locked: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    shutil.copytree(locked, folder)
-    accept(folder, {"XDG_STATE_HOME": str(state_home(folder))})
-    return folder
+    return shutil.copytree(locked, tmp_path / "project")
 
 
 @pytest.fixture
 def environ(project: Path, plugin_path: Path) -> dict[str, str]:
-    paths = (plugin_path, ROOT, ROOT / "hpcenv" / "plugins")
-    variables = {"PATH": "/usr/bin:/bin", "HOME": str(project), "LANG": "C.UTF-8"}
-    variables |= {"PYTHONPATH": ":".join(map(str, paths)), "XDG_STATE_HOME": str(state_home(project))}
-    return variables
+    return hydra_world.variables(project, plugin_path)
 
 
 SWEEP = ("train.py", "-m", "hydra/launcher=hpcenv", "hydra.sweep.dir=sweep")
