@@ -100,6 +100,7 @@ time.sleep(1000)
 SLOW = (
     HEAD
     + """\
+from hpcenv import training
 LENGTH = 27
 here = os.environ["HPCENV_RUN_FOLDER"]
 def seconds(length=LENGTH):
@@ -145,6 +146,10 @@ def evaluates(model=torch.nn.Linear(2, 2)):
                 out = model(torch.ones(64, 2))
                 loss = out.pow(2).sum()
                 loss = loss + out.abs().mean()
+def saves():
+    with training.saving(10 + rank) as file:
+        time.sleep(LENGTH)
+        torch.save(parameter, file)
 def closure():
     computes(2)
     optimizer.zero_grad()
@@ -166,14 +171,10 @@ elif case == "one-call":
 elif case == "one-call-in-all":
     one_call()
 elif case == "saves":
-    from hpcenv import training
-    with training.saving(4):
-        time.sleep(LENGTH)
+    saves()
 elif case == "rank-0-saves":
-    from hpcenv import training
     if rank == 0:
-        with training.saving(4):
-            time.sleep(LENGTH)
+        saves()
     dist.barrier()
 elif case == "writes":
     if rank == 0:

@@ -127,8 +127,9 @@ elif case == "compile":
 elif case == "save":
     train(30)
     busy = False
-    with training.saving(3):
+    with training.saving(3) as file:
         time.sleep(seconds - 60)
+        torch.save(parameter, file)
     busy = True
     train(seconds)
 elif case == "accumulation":
