@@ -139,8 +139,16 @@ def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
     for rank in sorted(set(looks) - set(inside)):
         others.setdefault(_other(looks[rank], waits.get(rank), wait, named=named), []).append(rank)
     for words, ranks in others.items():
-        parts.append(f"{ranks_in_words(ranks)} {words.replace('it is', 'they are') if len(ranks) > 1 else words}")
+        parts.append(f"{ranks_in_words(ranks)} {_of_several(words) if len(ranks) > 1 else words}")
     yield "; ".join(parts)
+
+
+def _of_several(words: str) -> str:
+    """Return words about one rank as words about several."""
+    pairs = (("is not in", "are not in"), ("has left", "have left"), ("it is", "they are"), ("it waits", "they wait"))
+    for one, several in pairs:
+        words = words.replace(one, several, 1)
+    return words
 
 
 def _operation(wait: _Wait, *, named: bool) -> str:
@@ -154,7 +162,7 @@ def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> 
     if wait.group.ranks and look.rank not in wait.group.ranks:
         return f"is not in this group: {where}"
     if look.groups is None:
-        return f"did not say whether it entered it: {where}" if look.process.state else "has ended"
+        return f"did not say whether it entered it: {where}" if look.process.state else "ended"
     last = next((group.last for group in look.groups if group.name == wait.group.name), None)
     if last is None or last.number < wait.number:
         return f"never entered it: {where}"
