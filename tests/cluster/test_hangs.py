@@ -253,7 +253,7 @@ ANSWERS = {
     "stopped": WAIT + "did not say whether it entered it: it is stopped",
     "skipped": r"ranks 0-2 wait in barrier no. 4 \(hang.py:{barrier}\); "
     r"rank 3 called all_reduce in its place: it waits in all_reduce no. 4 \(hang.py:{reduce}\)",
-    "ended": r"ranks 0-2 are in wait \(hang.py:{waits}\); rank 3 is gone: its process has ended",
+    "ended": r"ranks 0-2 are in <module> \(hang.py:{waits}\); rank 3 is gone: its process has ended",
     "groups": r"ranks 0, 2 wait in all_reduce no. 1 of group 1 \(hang.py:{crossed}\); "
     r"ranks 1, 3 never entered it: they wait in all_reduce no. 1 of group 2 \(hang.py:{crossed}\)",
 }
