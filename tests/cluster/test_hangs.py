@@ -297,11 +297,13 @@ def check(project: Project, run: str, case: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def hanging(project: Project) -> Project:
+def hanging(project: Project) -> Iterator[Project]:
     """Runs of all cases, at the same time."""
     for case in ANSWERS:
         project.must("submit", "hang.py", *SHAPE, "--name", case, "--", case)
-    return project
+    yield project
+    for case in ANSWERS:
+        project.hpcenv("cancel", case)
 
 
 @pytest.mark.long
