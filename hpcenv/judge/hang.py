@@ -21,10 +21,12 @@ from hpcenv.records.hangs import (
     StackRequest,
 )
 
-# A rank that reads or writes so much between two looks works: it saves or loads.
+# A rank that reads or writes so much between two looks works, itself or by its workers: it saves or loads.
 _LEAST_BYTES = 1 << 20
-# A rank whose children use this share of a CPU works: a compiler, or workers that compute.
+# A rank whose children use this share of a CPU works: a compiler, or workers that compute. Its own main thread does
+# nothing at all where it waits, and gets little of a CPU that it shares.
 _LEAST_SHARE = 0.1
+_LEAST_OWN_SHARE = 0.02
 _MOST_FRAMES = 8
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in a call that cannot be interrupted", "Z": "ended"}
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/start-hook/|\A<")
@@ -66,12 +68,18 @@ def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
         return True  # it saves, has just begun, or is on its way
     if not now.process.state:
         return False
-    old, new = before.process.written, now.process.written
-    grown = 0 if old is None or new is None else new - old
     busy = now.process.busy - before.process.busy
+    # One long call. A rank that waits for others in NCCL computes, too.
+    waits = now.groups is None or any(group.waits for group in now.groups)
+    computes = not waits and now.process.cpu - before.process.cpu >= _LEAST_OWN_SHARE * max(gap, 1.0)
     moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
     operations = before.groups is not None and now.groups is not None and _entered(before) != _entered(now)
-    return moved or operations or grown >= _LEAST_BYTES or busy >= _LEAST_SHARE * max(gap, 1.0)
+    grown = _bytes(now) - _bytes(before)
+    return moved or operations or computes or grown >= _LEAST_BYTES or busy >= _LEAST_SHARE * max(gap, 1.0)
+
+
+def _bytes(look: RankStacks) -> int:
+    return sum(process.written or 0 for process in (look.process, *look.workers))
 
 
 def lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -131,8 +139,16 @@ def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
     for rank in sorted(set(looks) - set(inside)):
         others.setdefault(_other(looks[rank], waits.get(rank), wait, named=named), []).append(rank)
     for words, ranks in others.items():
-        parts.append(f"{ranks_in_words(ranks)} {words.replace('it is', 'they are') if len(ranks) > 1 else words}")
+        parts.append(f"{ranks_in_words(ranks)} {_of_several(words) if len(ranks) > 1 else words}")
     yield "; ".join(parts)
+
+
+def _of_several(words: str) -> str:
+    """Return words about one rank as words about several."""
+    pairs = (("is not in", "are not in"), ("has left", "have left"), ("it is", "they are"), ("it waits", "they wait"))
+    for one, several in pairs:
+        words = words.replace(one, several, 1)
+    return words
 
 
 def _operation(wait: _Wait, *, named: bool) -> str:
@@ -146,7 +162,7 @@ def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> 
     if wait.group.ranks and look.rank not in wait.group.ranks:
         return f"is not in this group: {where}"
     if look.groups is None:
-        return f"did not say whether it entered it: {where}" if look.process.state else "has ended"
+        return f"did not say whether it entered it: {where}" if look.process.state else "ended"
     last = next((group.last for group in look.groups if group.name == wait.group.name), None)
     if last is None or last.number < wait.number:
         return f"never entered it: {where}"

@@ -65,7 +65,7 @@ class ProcessState:
         call: the system call it is in; empty if it is in none, or that may not be read.
         file, mount: of that call, and type and place of the file's mount.
         written: bytes that it read or wrote; None if unknown.
-        busy: seconds of CPU of the processes below it.
+        busy, cpu: seconds of CPU of the processes below it, and of its own main thread.
     """
 
     pid: int
@@ -76,6 +76,7 @@ class ProcessState:
     mount: str = ""
     written: int | None = None
     busy: float = 0.0
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

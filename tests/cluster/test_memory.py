@@ -1,11 +1,13 @@
 """A rank that takes more memory than its job has: the real kernel ends it, under the real Slurm, and the report says so.
 
-A site of its own, whose jobs are held to their memory by control groups.
+Also what the report says of memory near the limit, and of memory that grows. A site of its own, whose jobs are held to
+their memory by control groups.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 
@@ -27,6 +29,22 @@ while rank == 1:
     taken.append(b"x" * 20_000_000)
     time.sleep(0.02)
 time.sleep(600)
+"""
+
+# CASE: what a training does with its memory.
+USES = """\
+import sys, time
+import torch
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+case, taken, began = sys.argv[1], [], time.time()
+if case == "near":
+    taken.append(b"x" * 1_000_000_000)
+while time.time() < began + (30 if case == "near" else 1000):
+    # A cache is full when half of the time is over.
+    if case == "leaks" or (case == "fills" and time.time() < began + 500):
+        taken.append(b"x" * 150_000)
+    time.sleep(0.2)
+    optimizer.step()
 """
 
 
@@ -53,6 +71,7 @@ def project(site: Cluster) -> Project:
     found = Project(site, "/home/alice/memory")
     site.write(f"{found.folder}/hpcenv.toml", f'image = "host"\npython = "{HOST_PYTHON}"\n')
     site.write(f"{found.folder}/eats.py", SCRIPT)
+    site.write(f"{found.folder}/uses.py", USES)
     found.must("lock", timeout=600)
     return found
 
@@ -89,3 +108,33 @@ def test_enough_memory_is_no_lack_of_it(project: Project) -> None:
     done = project.hpcenv("submit", "fits.py", *shape, "--wait", timeout=200)
     assert done.status == 0, done.text
     assert project.record("fits", "exits/n1.json")["oom_kills"] == 0, "counted, and none"
+
+
+def start(project: Project, case: str, megabytes: int) -> None:
+    shape = ("--gpus", "0", "--nproc", "1", "--cpus", "1", "--mem", f"{megabytes}M", "--time", "30", "--name", case)
+    project.must("submit", "uses.py", *shape, "--", case)
+
+
+def used(project: Project, case: str) -> list[str]:
+    """Return the sentences about a run that has ended well."""
+    done = project.hpcenv("wait", case, timeout=1300)
+    assert done.status == 0, done.text
+    use = project.json("report", case)["data"]["use"]
+    print(f"{case}: {use['samples']} samples, {use['figures']}: {[one['text'] for one in use['sentences']]}")
+    assert use["samples"] and not use["unknown"], use
+    return [one["text"] for one in use["sentences"]]
+
+
+def test_memory_near_the_limit_has_its_sentence(project: Project) -> None:
+    start(project, "near", 1400)
+    [said] = used(project, "near")
+    assert re.fullmatch(r"peak memory 1\.[2-4] of 1\.5 GB of n1", said), said
+
+
+@pytest.mark.timeout(1800)
+def test_memory_that_grows_has_its_sentence_and_a_cache_that_fills_has_none(project: Project) -> None:
+    for case in ("leaks", "fills"):
+        start(project, case, 2000)
+    assert used(project, "fills") == []
+    [said] = used(project, "leaks")
+    assert re.fullmatch(r"memory grows by 1[3-7](\.\d)? MB in 100 steps since step \d+", said), said

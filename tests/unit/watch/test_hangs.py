@@ -241,6 +241,28 @@ def test_ranks_whose_lines_move_are_working(job: Job) -> None:
     assert found.lines[0].startswith("no optimizer step for ") and found.lines[0].endswith(", the ranks are working")
 
 
+@pytest.mark.parametrize("works", ["calls", "loads"])
+def test_a_rank_on_one_line_that_computes_or_whose_worker_reads_is_working(job: Job, works: str) -> None:
+    """The others wait for it. Its call does not hold Python's lock; `read` of a file is counted by the kernel."""
+    job.start(f"""
+        import hashlib
+        class Reads(torch.utils.data.Dataset):
+            def __len__(self):
+                return 1
+            def __getitem__(self, index):
+                while True:
+                    open("/dev/zero", "rb").read(4000000)
+                    time.sleep(0.2)
+        if rank == 1 and {works!r} == "calls":
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)
+        elif rank == 1:
+            next(iter(torch.utils.data.DataLoader(Reads(), num_workers=1)))
+        step()
+    """)
+    found = job.watch(150)
+    assert found is not None and found.kind == "working", found
+
+
 @pytest.mark.long
 def test_a_rank_that_saves_is_left_alone(job: Job) -> None:
     job.start("""
