@@ -149,7 +149,7 @@ def test_where_containers_cannot_start_another_isolation_is_named(tools):
 
 def test_an_engine_that_is_not_installed_is_named(tools):
     with pytest.raises(ToolMissing, match="podman is not on PATH"):
-        made(tools, engine="podman")
+        made(tools, engine="podman", only_these=True)
 
 
 def test_without_an_engine_the_error_says_how_else_to_get_an_image(tools):
