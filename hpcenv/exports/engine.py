@@ -1,0 +1,80 @@
+"""The parts of a format: what it returns, its comment, YAML.
+
+Runs on: LOGIN NODE. Each module of `formats/` is one engine; its function `render` takes the training, the folder of the
+export and the claim of `--volume`, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcenv.exports.training import Training
+from hpcenv.records.manifest import Secret
+
+_WIDTH = 118
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of a Kubernetes cluster with the code on it, and where the container sees it."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """The files for one engine.
+
+    Attributes:
+        files: name -> content.
+        lost: what this engine does not do, in addition to what none does.
+        needs: what must be there, one sentence each.
+        start: the commands that start it, in the folder.
+    """
+
+    files: Mapping[str, str]
+    lost: tuple[str, ...]
+    needs: tuple[str, ...]
+    start: str
+
+
+def with_header(training: Training, lost: Sequence[str], start: str, text: str) -> str:
+    """Return a file with the comment at its top."""
+    lines = [
+        f"{training.name}: {training.request.shape}. Written by hpcenv.",
+        f"Start it in this folder: {start}",
+        "The first program of each container compares the container with the lockfile. It ends with status 90 if they",
+        "differ, and with 91 if that is unknown; it must not be tried again then. Else it becomes torchrun.",
+        "What is not here:",
+        *(f"  {one}" for one in (*training.lost, *lost)),
+    ]
+    folded = (part for line in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent="    "))
+    # A word of the user must not end the comment.
+    return "".join(f"# {part if part.isprintable() else ascii(part)}\n" for part in folded) + text
+
+
+def yaml_text(*documents: Mapping[str, object]) -> str:
+    """Return documents as YAML, their keys in the given order."""
+    import yaml  # only an export loads it
+
+    return str(
+        yaml.safe_dump_all(
+            documents, sort_keys=False, allow_unicode=True, width=_WIDTH, explicit_start=len(documents) > 1
+        )
+    )
+
+
+def variable_of(secret: Secret) -> str:
+    """Return the variable of the user's shell that holds a secret; its own name if it is read from a file."""
+    kind, _, name = secret.source.partition(":")
+    return name if kind == "env" else secret.name
+
+
+def from_shell(secret: Secret) -> str:
+    """Return the sentence on a secret that the engine reads from the shell that starts it."""
+    kind, _, path = secret.source.partition(":")
+    name = variable_of(secret)
+    return f"the secret {name} in the environment" + ("" if kind == "env" else f': export {name}="$(cat {path})"')

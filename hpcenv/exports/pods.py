@@ -1,0 +1,189 @@
+"""What the formats for Kubernetes share: the pod of one node, ConfigMaps, and what is tried again.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
+from hpcenv.exports.engine import Claim
+from hpcenv.exports.files import Files
+from hpcenv.exports.training import CHECK, CODE, LOCK, Training
+
+# `kubectl apply` keeps a second copy in an annotation, which may have 256 KiB.
+APPLY = "kubectl create -f configmaps.yaml -f {}.yaml"
+
+# What Kubernetes accepts in a ConfigMap.
+_LARGEST = 1 << 20
+_RETRIES = 3
+
+
+def config_maps(training: Training, files: Files, claim: Claim | None) -> dict[str, dict[str, Any]]:
+    """Return the ConfigMaps by the name of their volume: check, lock, and code unless a claim has it.
+
+    Raises:
+        UsageError: one is larger than Kubernetes accepts.
+    """
+    contents = {
+        "check": {files.archive.name: files.archive.read_bytes()},
+        "lock": {files.lock.name: files.lock.read_bytes()},
+    }
+    if claim is None:
+        contents["code"] = {_key(number): content for number, (_, content, _) in enumerate(files.code_files())}
+    return {name: _config_map(training, name, content) for name, content in contents.items()}
+
+
+def _key(number: int) -> str:
+    # A key has no `/`: the pod names the path of each.
+    return f"file-{number}"
+
+
+def _config_map(training: Training, name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+    size = sum(map(len, files.values()))
+    if size > _LARGEST:
+        raise UsageError(
+            f"the {name} has {size / _LARGEST:.1f} MiB, and Kubernetes accepts 1 MiB in a ConfigMap",
+            why=f"{len(files)} files" if name == "code" else None,
+            hint="--volume CLAIM:/path names a claim that has the code" if name == "code" else None,
+        )
+    text, binary = {}, {}
+    for key, content in files.items():
+        try:
+            text[key] = content.decode()
+        except UnicodeDecodeError:
+            binary[key] = base64.b64encode(content).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{training.name}-{name}", "labels": training.labels},
+        **({"data": text} if text else {}),
+        **({"binaryData": binary} if binary else {}),
+    }
+
+
+def pod(
+    training: Training,
+    maps: Mapping[str, Mapping[str, Any]],
+    files: Files,
+    claim: Claim | None,
+    *,
+    container: str,
+    host: str,
+) -> dict[str, Any]:
+    """Return the spec of the pod of one node.
+
+    Args:
+        container: its name.
+        host: name of the first pod.
+    """
+    mounts = [
+        {"name": "check", "mountPath": CHECK, "readOnly": True},
+        {"name": "lock", "mountPath": LOCK, "readOnly": True},
+        {"name": "code", "mountPath": CODE if claim is None else claim.path, "readOnly": claim is None},
+        # Workers of a DataLoader hand over batches there.
+        {"name": "shm", "mountPath": "/dev/shm"},
+        *({"name": _volume(one.name), "mountPath": one.path, "readOnly": True} for one in training.data),
+    ]
+    code = {"persistentVolumeClaim": {"claimName": claim.name}} if claim else _code_volume(training, files)
+    volumes = [
+        *({"name": name, "configMap": {"name": maps[name]["metadata"]["name"]}} for name in ("check", "lock")),
+        {"name": "code", **code},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        *(
+            {"name": _volume(one.name), "persistentVolumeClaim": {"claimName": _volume(one.name), "readOnly": True}}
+            for one in training.data
+        ),
+    ]
+    environment = [{"name": name, "value": _literal(value)} for name, value in training.variables.items()]
+    environment += [
+        {"name": one.name, "valueFrom": {"secretKeyRef": {"name": _secrets(training), "key": one.name}}}
+        for one in training.secrets
+    ]
+    return {
+        "restartPolicy": "Never",
+        "containers": [
+            {
+                "name": container,
+                "image": training.image,
+                "command": [_literal(word) for word in training.check],
+                "args": [_literal(word) for word in training.torchrun(*training.meeting(host))],
+                "workingDir": f"{CODE if claim is None else claim.path}/{training.workdir}",
+                **({"env": environment} if environment else {}),
+                **_resources(training),
+                "volumeMounts": mounts,
+            }
+        ],
+        "volumes": volumes,
+    }
+
+
+def _code_volume(training: Training, files: Files) -> dict[str, Any]:
+    items = [
+        {"key": _key(number), "path": path, **({"mode": 0o555} if program else {})}
+        for number, (path, _, program) in enumerate(files.code_files())
+    ]
+    return {"configMap": {"name": f"{training.name}-code", "items": items}}
+
+
+def _resources(training: Training) -> dict[str, Any]:
+    request = training.request
+    asked: dict[str, object] = {}
+    if request.cpus_per_task:
+        asked["cpu"] = str(request.cpus_per_task)
+    if training.memory:
+        asked["memory"] = f"{training.memory}Mi"
+    if request.gpus_per_node:
+        asked["nvidia.com/gpu"] = str(request.gpus_per_node)
+    # Requests are equal to limits where none are given.
+    return {"resources": {"limits": asked}} if asked else {}
+
+
+def policy(container: str) -> dict[str, Any]:
+    """Return the rules for a pod that ends: a container that is not the locked one is not tried again."""
+    final = [NodeRejected.exit_status, NodesUnknown.exit_status]
+    return {
+        "rules": [
+            {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "In", "values": final}},
+            # A pod that the cluster evicts does not count as a failure.
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        ]
+    }
+
+
+def retries(training: Training) -> int:
+    """Return how many pods may fail: if one node does, all pods do."""
+    return _RETRIES * training.request.nodes
+
+
+def needs(training: Training, claim: Claim | None) -> Iterator[str]:
+    """Yield what must be in the cluster."""
+    if claim is not None:
+        yield f"the claim {claim.name} with the content of code/: kubectl cp code/. POD:{claim.path}"
+    for one in training.data:
+        yield f"the claim {_volume(one.name)} with the data {one.path}"
+    if training.secrets:
+        words = " ".join(_from(one.name, one.source) for one in training.secrets)
+        yield f"kubectl create secret generic {_secrets(training)} {words}"
+
+
+def _from(name: str, source: str) -> str:
+    kind, _, place = source.partition(":")
+    return f'--from-literal={name}="${place}"' if kind == "env" else f"--from-file={name}={place}"
+
+
+def _secrets(training: Training) -> str:
+    return f"{training.name}-secrets"
+
+
+def _volume(data: str) -> str:
+    return "data-" + re.sub(r"[^a-z0-9]+", "-", data.lower()).strip("-")[:50].rstrip("-")
+
+
+def _literal(text: str) -> str:
+    """Return text in which Kubernetes replaces no `$(VARIABLE)`."""
+    return text.replace("$", "$$")
