@@ -45,8 +45,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Write a folder that a person without hpcenv can submit. Nothing is submitted.",
         ),
         click.option(
-            "--format", "engine", cls=RareOption, type=click.Choice((_SLURM, *ENGINES)), default=_SLURM, show_default=True,
-            help="With --export: what will start the job.",
+            "--format", "engine", cls=RareOption, type=click.Choice((_SLURM, *ENGINES)),
+            default=_SLURM, show_default=True, help="With --export: what will start the job.",
         ),
         click.option(
             "--volume", cls=RareOption, metavar="CLAIM:PATH",

@@ -28,8 +28,7 @@ _MAIN = """\
 import os, sys
 
 if sys.version_info < (3, 10):
-    sys.stderr.write("error[nodes-unknown]: the check needs Python 3.10 or later, and `python3` in this container is %d.%d\\n"
-                     % sys.version_info[:2])
+    sys.stderr.write("error: the check needs Python 3.10 or later; this container has %d.%d\\n" % sys.version_info[:2])
     sys.exit(91)
 from hpcenv.steps.container_check import main
 sys.exit(main(sys.argv[1:], os.environ))

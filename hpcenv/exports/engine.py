@@ -1,11 +1,12 @@
 """The parts of a format: what it returns, its comment, YAML.
 
-Runs on: LOGIN NODE. Each module of `formats/` is one engine; its function `render` takes the training, the folder of the
-export and the claim of `--volume`, and writes nothing.
+Runs on: LOGIN NODE. Each module of `formats/` is one engine. Its function `render` takes the training, the folder of
+the export and the claim of `--volume`, and writes nothing.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,15 +57,30 @@ def with_header(training: Training, lost: Sequence[str], start: str, text: str) 
     return "".join(f"# {part if part.isprintable() else ascii(part)}\n" for part in folded) + text
 
 
+# Plain text in every version of YAML, whatever reads it: in YAML 1.2, `3e-4` is a number.
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 ._/:@=-]*[A-Za-z0-9]")
+
+
 def yaml_text(*documents: Mapping[str, object]) -> str:
     """Return documents as YAML, their keys in the given order."""
     import yaml  # only an export loads it
 
-    return str(
-        yaml.safe_dump_all(
-            documents, sort_keys=False, allow_unicode=True, width=_WIDTH, explicit_start=len(documents) > 1
-        )
+    class Dumper(yaml.SafeDumper):
+        """Writes no alias, and no text that another version of YAML takes for a number."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def text(dumper: Dumper, value: str) -> object:
+        style = "|" if "\n" in value else None if _PLAIN.fullmatch(value) else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    first = len(documents) > 1
+    written = yaml.dump_all(
+        documents, None, Dumper, sort_keys=False, width=10**6, allow_unicode=True, explicit_start=first
     )
+    return str(written)
 
 
 def variable_of(secret: Secret) -> str:

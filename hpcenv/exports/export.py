@@ -75,9 +75,12 @@ def export_training(
         rendered = render(training, files, claim)
         for name, text in rendered.files.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except BaseException as error:
+    except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise filesystem.refused(folder, error) from error if isinstance(error, OSError) else error
+        raise filesystem.refused(folder, error) from error
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return Exported(
         folder=folder,
         engine=engine,

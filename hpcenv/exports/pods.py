@@ -86,7 +86,7 @@ def pod(
         {"name": "lock", "mountPath": LOCK, "readOnly": True},
         {"name": "code", "mountPath": CODE if claim is None else claim.path, "readOnly": claim is None},
         # Workers of a DataLoader hand over batches there.
-        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  (in the container)
         *({"name": _volume(one.name), "mountPath": one.path, "readOnly": True} for one in training.data),
     ]
     code = {"persistentVolumeClaim": {"claimName": claim.name}} if claim else _code_volume(training, files)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,9 +35,9 @@ PORT = 29500
 
 # Options whose effect is in the files, and options about the submission itself. Any other one has no effect there.
 _USED = frozenset({
-    "nodes", "gpus", "allow_cpu_torch", "gpu_type", "gpu_request", "nproc", "cpus", "mem", "module", "entry", "launcher",
-    "torchrun_args", "lock", "frozen", "env", "secret", "determinism", "seed", "workdir", "include", "allow_dirty",
-    "name", "runs_dir", "cluster", "site", "assume_shared", "runtime",
+    "nodes", "gpus", "allow_cpu_torch", "gpu_type", "gpu_request", "nproc", "cpus", "mem", "module", "entry",
+    "launcher", "torchrun_args", "lock", "frozen", "env", "secret", "determinism", "seed", "workdir", "include",
+    "allow_dirty", "name", "runs_dir", "cluster", "site", "assume_shared", "runtime",
 })  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
         variables={setting.name: setting.value for setting in variables},
         secrets=secrets,
         data=data,
-        lost=tuple(_lost(workspace, merged, lock, profile, request)),
+        lost=tuple(_lost(workspace, merged, profile, request)),
         notes=(*hidden, *code.notes),
     )
     return training, code
@@ -232,9 +232,7 @@ def _mebibytes(mem: str | None) -> int | None:
     return max(1, int(number) * 1024 ** "KMGT".index(unit or "M") // 1024)
 
 
-def _lost(
-    workspace: Workspace, merged: MergedOptions, lock: Manifest, profile: Profile | None, request: Request
-) -> Iterator[str]:
+def _lost(workspace: Workspace, merged: MergedOptions, profile: Profile | None, request: Request) -> Iterator[str]:
     """Yield what Slurm, or hpcenv on Slurm, would do, and no engine does."""
     yield "the nodes are not compared with each other, and GPUs are not tried before the training"
     if request.nodes > 1:

@@ -74,6 +74,6 @@ def _become(command: Sequence[str], environ: Mapping[str, str]) -> int:
     paths = [os.path.abspath(__file__).partition("/hpcenv/steps/")[0], environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONNOUSERSITE": "1"}
     try:
-        os.execvpe(command[0], list(command), {**environ, **own})
+        os.execvpe(command[0], list(command), {**environ, **own})  # noqa: S606  (it is given by the export)
     except OSError as error:
         raise NodesUnknown(f"cannot start `{command[0]}` in this container", why=error.strerror) from error

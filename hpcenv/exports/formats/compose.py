@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcenv.exports.engine import Claim, Rendered, from_shell, variable_of, with_header, yaml_text
-from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 from hpcenv.exports.files import Files
+from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 
 _LOST = ("all nodes are containers of this machine", "a container that fails is not started again")
 
