@@ -6,10 +6,12 @@ the export and the claim of `--volume`, and writes nothing.
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hpcenv.exports.training import Training
 from hpcenv.records.manifest import Secret
@@ -65,22 +67,16 @@ def yaml_text(*documents: Mapping[str, object]) -> str:
     """Return documents as YAML, their keys in the given order."""
     import yaml  # only an export loads it
 
-    class Dumper(yaml.SafeDumper):
-        """Writes no alias, and no text that another version of YAML takes for a number."""
-
-        def ignore_aliases(self, data: object) -> bool:
-            return True
-
-    def text(dumper: Dumper, value: str) -> object:
+    def text(dumper: Any, value: str) -> Any:
         style = "|" if "\n" in value else None if _PLAIN.fullmatch(value) else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
-    Dumper.add_representer(str, text)
-    first = len(documents) > 1
-    written = yaml.dump_all(
-        documents, None, Dumper, sort_keys=False, width=10**6, allow_unicode=True, explicit_start=first
-    )
-    return str(written)
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+    dumper.add_representer(str, text)
+    # An object that is there twice would become an alias.
+    apart = [json.loads(json.dumps(one)) for one in documents]
+    lines = {"sort_keys": False, "allow_unicode": True, "width": 10**6}
+    return str(yaml.dump_all(apart, None, dumper, explicit_start=len(apart) > 1, **lines))
 
 
 def variable_of(secret: Secret) -> str:

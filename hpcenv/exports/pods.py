@@ -99,7 +99,9 @@ def pod(
             for one in training.data
         ),
     ]
-    environment = [{"name": name, "value": _literal(value)} for name, value in training.variables.items()]
+    environment: list[dict[str, Any]] = [
+        {"name": name, "value": _literal(value)} for name, value in training.variables.items()
+    ]
     environment += [
         {"name": one.name, "valueFrom": {"secretKeyRef": {"name": _secrets(training), "key": one.name}}}
         for one in training.secrets

@@ -226,10 +226,10 @@ def _data(workspace: Workspace, locked: Lockfile) -> tuple[RecordedData, ...]:
 
 def _mebibytes(mem: str | None) -> int | None:
     """Return the memory that `--mem` asks for; None for all memory of a node."""
-    number, unit = re.fullmatch(r"([0-9]*)([KMGT]?)", (mem or "").upper()).groups()  # type: ignore[union-attr]
-    if not number or not int(number):
+    match = re.fullmatch(r"([0-9]+)([KMGT]?)", (mem or "").upper())
+    if match is None or not int(match[1]):
         return None
-    return max(1, int(number) * 1024 ** "KMGT".index(unit or "M") // 1024)
+    return max(1, int(int(match[1]) * 1024.0 ** ("KMGT".index(match[2] or "M") - 1)))
 
 
 def _lost(workspace: Workspace, merged: MergedOptions, profile: Profile | None, request: Request) -> Iterator[str]:
