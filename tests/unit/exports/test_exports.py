@@ -66,7 +66,9 @@ def started(folder: Path, engine: str) -> list[list[str]]:
         pods = [job_of(folder)["spec"]["template"]["spec"]]
     else:
         runtime = documents(folder / "trainjob.yaml")[0]
-        pods = [one["template"]["spec"]["template"]["spec"] for one in runtime["spec"]["template"]["spec"]["replicatedJobs"]]
+        pods = [
+            one["template"]["spec"]["template"]["spec"] for one in runtime["spec"]["template"]["spec"]["replicatedJobs"]
+        ]
     assert all("initContainers" not in pod and len(pod["containers"]) == 1 for pod in pods)
     containers = [pod["containers"][0] for pod in pods]
     return [[word.replace("$$", "$") for word in (*one["command"], *one["args"])] for one in containers]
@@ -285,10 +287,14 @@ def test_a_container_that_matches_becomes_the_training(project: Path, hpcenv: An
     assert "hpcenv verdict: match" in done.stdout
     assert "nodes: not compared with each other" in done.stdout
     assert f"RAN it's 1 {folder}/check/check.pyz/hpcenv/training.py" in done.stdout
-    assert check(folder, "/bin/sh", "-c", "exit 7").returncode == 7, "the status of the training is that of the container"
+    assert check(folder, "/bin/sh", "-c", "exit 7").returncode == 7, (
+        "the status of the training is that of the container"
+    )
 
 
-def test_one_changed_package_ends_it_with_90(project: Path, hpcenv: Any, python_with_torch: Path, tmp_path: Path) -> None:
+def test_one_changed_package_ends_it_with_90(
+    project: Path, hpcenv: Any, python_with_torch: Path, tmp_path: Path
+) -> None:
     folder, _ = export(hpcenv, project, "compose")
     site = next(python_with_torch.parents[1].glob("lib/python*/site-packages"))
     version = site / "torch" / "version.py"
