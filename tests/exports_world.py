@@ -5,11 +5,11 @@ So `check.pyz` runs here as it does in the container: the packages are those tha
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import tomlkit
+import tomllib
 
 from hpcenv.project import lockfile as lock_model
 

@@ -96,16 +96,10 @@ def run(
         verb: name of the command, for the JSON envelope.
     """
     folder = Path(os.path.abspath(context.cwd / output))
-    if engine == _SLURM:
-        if volume is not None:
-            raise UsageError("`--volume` is for Kubernetes", why="nodes of Slurm see the folder")
-        handover = export_job(workspace, options, context, folder)
-        lost: tuple[str, ...] = ()
-        result: Any = handover
-        start = "sbatch job.sbatch"
+    if engine == _SLURM and volume is None:
+        result = export_job(workspace, options, context, folder)
     else:
         result = export_training(workspace, options, context, folder, engine=engine, volume=volume)
-        lost, start = result.lost, result.start
     if as_json:
         _render.success(verb, result)
         return 0
@@ -114,7 +108,7 @@ def run(
     _render.say(f"wrote {result.folder}: {result.shape}")
     for need in result.needs:
         _render.tell(f"it needs {need}")
-    for one in lost:
+    for one in result.lost:
         _render.tell(f"not there: {one}")
-    _render.tell("\nnext: " + _render.quoted(("cd", str(result.folder))) + f" && {start}")
+    _render.tell("\nnext: " + _render.quoted(("cd", str(result.folder))) + f" && {result.start}")
     return 0

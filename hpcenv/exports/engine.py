@@ -11,10 +11,14 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from hpcenv.exports.archive import check_archive
 from hpcenv.exports.training import Training
+from hpcenv.records.codec import encode_record
 from hpcenv.records.manifest import Secret
+from hpcenv.records.run_folder import RunFolder
 
 _WIDTH = 118
 
@@ -25,6 +29,44 @@ class Claim:
 
     name: str
     path: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """The folder of an export, with what is the same for all engines."""
+
+    folder: Path
+
+    @property
+    def code(self) -> RunFolder:
+        """The copy of the code; it has the layout of a run folder."""
+        return RunFolder(self.folder / "code")
+
+    @property
+    def archive(self) -> Path:
+        """What the first program of a container runs."""
+        return self.folder / "check" / "check.pyz"
+
+    @property
+    def lock(self) -> Path:
+        """What it compares the container with."""
+        return self.folder / "lock" / "lock.json"
+
+    def write(self, training: Training) -> None:
+        """Write archive and lock.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        self.archive.parent.mkdir()
+        self.lock.parent.mkdir()
+        self.archive.write_bytes(check_archive())
+        self.lock.write_text(encode_record(training.lock), encoding="utf-8")
+        self.lock.with_name("lock.toml").write_text(training.lockfile, encoding="utf-8")
+
+    def code_files(self) -> list[Path]:
+        """Return the files of the code, without the records of the copy beside its folders."""
+        return [one for one in sorted(self.code.path.rglob("*")) if one.is_file() and one.parent != self.code.path]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hpcenv import filesystem
 from hpcenv.errors import UsageError
 from hpcenv.exports import training as trainings
-from hpcenv.exports.engine import Claim, Rendered
-from hpcenv.exports.files import Files
+from hpcenv.exports.engine import Claim, Files, Rendered
 from hpcenv.exports.training import Training
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
 from hpcenv.submission import snapshot
-from hpcenv.submission.handover import require_exportable
+from hpcenv.submission.handover import Handover, require_exportable
 from hpcenv.submission.request import SubmitOptions
 
 # The name of an engine is that of its module.
@@ -25,32 +24,9 @@ ENGINES = ("compose", "kubernetes", "trainjob", "skypilot")
 _WITH_CLAIMS = ("kubernetes", "trainjob")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """A written folder.
-
-    Attributes:
-        engine: who starts it.
-        files: what it reads.
-        shape: nodes, GPUs and ranks in words.
-        needs: what must be there, one sentence each.
-        lost: what is not there that Slurm, or hpcenv on Slurm, would do.
-        start: what to type in the folder.
-    """
-
-    folder: Path
-    engine: str
-    files: tuple[str, ...]
-    shape: str
-    needs: tuple[str, ...]
-    lost: tuple[str, ...]
-    start: str
-    notes: tuple[str, ...]
-
-
 def export_training(
     workspace: Workspace, options: SubmitOptions, context: Context, folder: Path, *, engine: str, volume: str | None
-) -> Exported:
+) -> Handover:
     """Write the folder; start nothing.
 
     Args:
@@ -81,10 +57,8 @@ def export_training(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return Exported(
+    return Handover(
         folder=folder,
-        engine=engine,
-        files=tuple(rendered.files),
         shape=training.request.shape,
         needs=rendered.needs,
         lost=(*training.lost, *rendered.lost),
@@ -98,9 +72,7 @@ def _claim(volume: str | None, engine: str) -> Claim | None:
         return None
     name, colon, path = volume.partition(":")
     if engine not in _WITH_CLAIMS:
-        raise UsageError("`--volume` is for Kubernetes", why=f"with --format {engine}, the code is beside its files")
+        raise UsageError("`--volume` is for Kubernetes", why=f"with --format {engine}, the code is in the folder")
     if not name or not colon or not path.startswith("/"):
-        raise UsageError(
-            f"`--volume {volume}` is not CLAIM:/path", why="a claim of the cluster, and where the code is seen"
-        )
+        raise UsageError(f"`--volume {volume}` is not CLAIM:/path")
     return Claim(name=name, path=path.rstrip("/"))

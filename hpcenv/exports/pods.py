@@ -6,13 +6,13 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
-from hpcenv.exports.engine import Claim
-from hpcenv.exports.files import Files
+from hpcenv.exports.engine import Claim, Files
 from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 
 # `kubectl apply` keeps a second copy in an annotation, which may have 256 KiB.
@@ -34,7 +34,7 @@ def config_maps(training: Training, files: Files, claim: Claim | None) -> dict[s
         "lock": {files.lock.name: files.lock.read_bytes()},
     }
     if claim is None:
-        contents["code"] = {_key(number): content for number, (_, content, _) in enumerate(files.code_files())}
+        contents["code"] = {_key(number): path.read_bytes() for number, path in enumerate(files.code_files())}
     return {name: _config_map(training, name, content) for name, content in contents.items()}
 
 
@@ -125,10 +125,10 @@ def pod(
 
 
 def _code_volume(training: Training, files: Files) -> dict[str, Any]:
-    items = [
-        {"key": _key(number), "path": path, **({"mode": 0o555} if program else {})}
-        for number, (path, _, program) in enumerate(files.code_files())
-    ]
+    items = []
+    for number, path in enumerate(files.code_files()):
+        mode = {"mode": 0o555} if os.access(path, os.X_OK) else {}
+        items.append({"key": _key(number), "path": str(path.relative_to(files.code.path)), **mode})
     return {"configMap": {"name": f"{training.name}-code", "items": items}}
 
 

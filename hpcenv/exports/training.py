@@ -135,7 +135,7 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
     variables, secrets = _variables(workspace, merged.options, locked, request, context)
     data = _data(workspace, locked)
     request = replace(request, fingerprint=next((r.found for r in reasons if r.name == "edited"), locked.fingerprint))
-    lock = lock_of.container_lock(workspace, merged.options, locked, request, variables, data, workspace.shown(path))
+    lock = lock_of.container_lock(workspace, merged.options, locked, path, request, variables, data)
     assert code.source is not None
     training = Training(
         name=_name(options.name or code_folder.name),

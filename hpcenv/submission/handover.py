@@ -34,12 +34,16 @@ class Handover:
 
     Attributes:
         needs: what a cluster must have to run the job, one sentence each.
+        lost: what another engine does not do that Slurm, or hpcenv on Slurm, would do.
+        start: what to type in the folder.
     """
 
     folder: Path
     shape: str
     needs: tuple[str, ...]
     notes: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+    start: str = "sbatch job.sbatch"
 
 
 def export_job(workspace: Workspace, options: SubmitOptions, context: Context, folder: Path) -> Handover:

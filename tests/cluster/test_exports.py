@@ -11,15 +11,16 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
-from conftest import Cluster, Project
+
+from .conftest import Cluster, Project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 

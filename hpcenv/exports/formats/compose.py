@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcenv.exports.engine import Claim, Rendered, from_shell, variable_of, with_header, yaml_text
-from hpcenv.exports.files import Files
+from hpcenv.exports.engine import Claim, Files, Rendered, from_shell, variable_of, with_header, yaml_text
 from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 
 _LOST = ("all nodes are containers of this machine", "a container that fails is not started again")

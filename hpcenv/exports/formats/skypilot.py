@@ -6,8 +6,7 @@ import shlex
 from typing import Any
 
 from hpcenv.errors import UsageError
-from hpcenv.exports.engine import Claim, Rendered, from_shell, variable_of, with_header, yaml_text
-from hpcenv.exports.files import Files
+from hpcenv.exports.engine import Claim, Files, Rendered, from_shell, variable_of, with_header, yaml_text
 from hpcenv.exports.training import CHECK, LOCK, PORT, Training
 
 _LOST = ("shared memory and ulimits: those of SkyPilot's container", "a failed run is not started again")

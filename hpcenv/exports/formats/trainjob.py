@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpcenv.exports.engine import Claim, Rendered, with_header, yaml_text
-from hpcenv.exports.files import Files
+from hpcenv.exports.engine import Claim, Files, Rendered, with_header, yaml_text
 from hpcenv.exports.pods import APPLY, config_maps, needs, pod, policy, retries
 from hpcenv.exports.training import Training
 

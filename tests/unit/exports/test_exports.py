@@ -12,11 +12,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import exports_world
 import pytest
 import yaml
+from exports_world import IMAGE, name_image
 
-import exports_world
-from exports_world import DIGEST, IMAGE, name_image
 from hpcenv.exports.archive import LARGEST, check_archive
 from hpcenv.exports.export import ENGINES
 
