@@ -8,34 +8,25 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
-from hpcenv.exports.engine import Claim, Files
+from hpcenv.exports.engine import Claim, Files, Rendered, with_header, yaml_text
 from hpcenv.exports.training import CHECK, CODE, LOCK, Training
-
-# `kubectl apply` keeps a second copy in an annotation, which may have 256 KiB.
-APPLY = "kubectl create -f configmaps.yaml -f {}.yaml"
 
 # What Kubernetes accepts in a ConfigMap.
 _LARGEST = 1 << 20
 _RETRIES = 3
 
 
-def config_maps(training: Training, files: Files, claim: Claim | None) -> dict[str, dict[str, Any]]:
-    """Return the ConfigMaps by the name of their volume: check, lock, and code unless a claim has it.
-
-    Raises:
-        UsageError: one is larger than Kubernetes accepts.
-    """
-    contents = {
-        "check": {files.archive.name: files.archive.read_bytes()},
-        "lock": {files.lock.name: files.lock.read_bytes()},
-    }
+def _config_maps(training: Training, files: Files, claim: Claim | None) -> Iterator[dict[str, Any]]:
+    """Yield the ConfigMaps of check and lock, and of the code unless a claim has it."""
+    for name, path in (("check", files.archive), ("lock", files.lock)):
+        yield _config_map(training, name, {path.name: path.read_bytes()})
     if claim is None:
-        contents["code"] = {_key(number): path.read_bytes() for number, path in enumerate(files.code_files())}
-    return {name: _config_map(training, name, content) for name, content in contents.items()}
+        code = {_key(number): path.read_bytes() for number, path in enumerate(files.code_files())}
+        yield _config_map(training, "code", code)
 
 
 def _key(number: int) -> str:
@@ -60,27 +51,40 @@ def _config_map(training: Training, name: str, files: Mapping[str, bytes]) -> di
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": f"{training.name}-{name}", "labels": training.labels},
+        "metadata": {"name": f"{training.name}-{name}", "labels": labels(training)},
         **({"data": text} if text else {}),
         **({"binaryData": binary} if binary else {}),
     }
 
 
-def pod(
-    training: Training,
-    maps: Mapping[str, Mapping[str, Any]],
-    files: Files,
-    claim: Claim | None,
-    *,
-    container: str,
-    host: str,
-) -> dict[str, Any]:
-    """Return the spec of the pod of one node.
+def job_spec(training: Training, files: Files, claim: Claim | None, container: str, host: str) -> dict[str, Any]:
+    """Return the spec of the job whose pods are the nodes: a container that is not the locked one is not tried again.
 
     Args:
         container: its name.
         host: name of the first pod.
     """
+    final = [NodeRejected.exit_status, NodesUnknown.exit_status]
+    rules = [
+        {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "In", "values": final}},
+        # A pod that the cluster evicts does not count as a failure.
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    pod = _pod(training, files, claim, container, host)
+    return {
+        # If one node fails, all pods do.
+        "backoffLimit": _RETRIES * training.request.nodes,
+        "podFailurePolicy": {"rules": rules},
+        "template": {"metadata": {"labels": labels(training)}, "spec": pod},
+    }
+
+
+def labels(training: Training) -> dict[str, str]:
+    """Return the labels of all objects; the name selects the pods."""
+    return {"app.kubernetes.io/name": training.name, **training.labels}
+
+
+def _pod(training: Training, files: Files, claim: Claim | None, container: str, host: str) -> dict[str, Any]:
     mounts = [
         {"name": "check", "mountPath": CHECK, "readOnly": True},
         {"name": "lock", "mountPath": LOCK, "readOnly": True},
@@ -91,7 +95,7 @@ def pod(
     ]
     code = {"persistentVolumeClaim": {"claimName": claim.name}} if claim else _code_volume(training, files)
     volumes = [
-        *({"name": name, "configMap": {"name": maps[name]["metadata"]["name"]}} for name in ("check", "lock")),
+        *({"name": name, "configMap": {"name": f"{training.name}-{name}"}} for name in ("check", "lock")),
         {"name": "code", **code},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         *(
@@ -145,25 +149,25 @@ def _resources(training: Training) -> dict[str, Any]:
     return {"resources": {"limits": asked}} if asked else {}
 
 
-def policy(container: str) -> dict[str, Any]:
-    """Return the rules for a pod that ends: a container that is not the locked one is not tried again."""
-    final = [NodeRejected.exit_status, NodesUnknown.exit_status]
-    return {
-        "rules": [
-            {"action": "FailJob", "onExitCodes": {"containerName": container, "operator": "In", "values": final}},
-            # A pod that the cluster evicts does not count as a failure.
-            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        ]
-    }
+def rendered(
+    training: Training, files: Files, claim: Claim | None, name: str, documents: Sequence[Mapping[str, Any]]
+) -> Rendered:
+    """Return the files: NAME.yaml with the documents, and the ConfigMaps that its pods mount."""
+    lost = ("ulimits: those of the cluster's nodes",)
+    # `kubectl apply` would keep a second copy in an annotation, which may have 256 KiB.
+    start = f"kubectl create -f configmaps.yaml -f {name}.yaml"
+    return Rendered(
+        files={
+            "configmaps.yaml": yaml_text(*_config_maps(training, files, claim)),
+            f"{name}.yaml": with_header(training, lost, start, yaml_text(*documents)),
+        },
+        lost=lost,
+        needs=tuple(_needs(training, claim)),
+        start=start,
+    )
 
 
-def retries(training: Training) -> int:
-    """Return how many pods may fail: if one node does, all pods do."""
-    return _RETRIES * training.request.nodes
-
-
-def needs(training: Training, claim: Claim | None) -> Iterator[str]:
-    """Yield what must be in the cluster."""
+def _needs(training: Training, claim: Claim | None) -> Iterator[str]:
     if claim is not None:
         yield f"the claim {claim.name} with the content of code/: kubectl cp code/. POD:{claim.path}"
     for one in training.data:

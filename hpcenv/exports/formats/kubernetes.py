@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-from hpcenv.exports.engine import Claim, Files, Rendered, with_header, yaml_text
-from hpcenv.exports.pods import APPLY, config_maps, needs, pod, policy, retries
+from hpcenv.exports.engine import Claim, Files, Rendered
+from hpcenv.exports.pods import job_spec, labels, rendered
 from hpcenv.exports.training import PORT, Training
-
-_CONTAINER = "training"
 
 
 def render(training: Training, files: Files, claim: Claim | None) -> Rendered:
     """Return kubernetes.yaml, and the ConfigMaps that it mounts."""
-    name, nodes, label = training.name, training.request.nodes, {"app.kubernetes.io/name": training.name}
-    selected = {**label, **training.labels}
+    name, nodes = training.name, training.request.nodes
+    metadata = {"name": name, "labels": labels(training)}
+    # Pods find each other before they are ready, and none gets an address of the service.
     service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": selected},
-        # Pods find each other before they are ready, and none gets an address of the service.
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": label, "ports": [{"port": PORT}]},
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"app.kubernetes.io/name": name},
+        "ports": [{"port": PORT}],
     }
-    maps = config_maps(training, files, claim)
-    template = pod(training, maps, files, claim, container=_CONTAINER, host=f"{name}-0.{name}")
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": selected},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": nodes,
-            "parallelism": nodes,
-            "backoffLimit": retries(training),
-            "podFailurePolicy": policy(_CONTAINER),
-            "template": {"metadata": {"labels": selected}, "spec": {"subdomain": name, **template}},
-        },
-    }
-    lost: tuple[str, ...] = ("ulimits: those of the cluster's nodes",)
-    return Rendered(
-        files={
-            "configmaps.yaml": yaml_text(*maps.values()),
-            "kubernetes.yaml": with_header(training, lost, APPLY.format("kubernetes"), yaml_text(service, job)),
-        },
-        lost=lost,
-        needs=tuple(needs(training, claim)),
-        start=APPLY.format("kubernetes"),
+    spec = job_spec(training, files, claim, "training", f"{name}-0.{name}")
+    spec["template"]["spec"]["subdomain"] = name
+    job = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes, **spec}
+    documents = (
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job},
     )
+    return rendered(training, files, claim, "kubernetes", documents)
