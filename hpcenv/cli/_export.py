@@ -58,7 +58,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def require_none(engine: str, volume: str | None) -> None:
-    """Refuse options of an export where there is none."""
+    """Refuse options of an export without `--export`."""
     if engine != _SLURM or volume is not None:
         raise UsageError("`--format` and `--volume` need `--export DIR`")
 

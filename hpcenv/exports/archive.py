@@ -14,7 +14,7 @@ from hpcenv.submission.node_code import node_modules, package_folder
 LARGEST = 500_000
 
 _ROOMS = ("container", "facts", "identity", "incontainer", "judge", "machine", "records")
-_STEPS = ("steps/__init__.py", "steps/container_check.py", "steps/this_step.py")
+_STEPS = ("steps/__init__.py", "steps/container_check.py")
 # What the launch in a job, its watching and its end need.
 _NOT_HERE = (
     "facts/loaded.py", "facts/second_look.py", "identity/stage/stage.py", "incontainer/agent.py", "incontainer/call.py",

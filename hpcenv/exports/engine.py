@@ -70,7 +70,7 @@ class Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rendered:
+class EngineFiles:
     """The files for one engine.
 
     Attributes:

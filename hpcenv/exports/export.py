@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcenv import filesystem
 from hpcenv.errors import UsageError
 from hpcenv.exports import training as trainings
-from hpcenv.exports.engine import Claim, Files, Rendered
+from hpcenv.exports.engine import Claim, EngineFiles, Files
 from hpcenv.exports.training import Training
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
@@ -40,7 +40,7 @@ def export_training(
     claim, files = _claim(volume, engine), Files(folder)
     named = replace(options, name=folder.name, handover=True)
     training, code = trainings.find(workspace, named, context, files.code.path)
-    render: Callable[[Training, Files, Claim | None], Rendered]
+    render: Callable[[Training, Files, Claim | None], EngineFiles]
     render = importlib.import_module(f"hpcenv.exports.formats.{engine}").render
     assert code.source is not None
     try:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
-from hpcenv.exports.engine import Claim, Files, Rendered, with_header, yaml_text
+from hpcenv.exports.engine import Claim, EngineFiles, Files, with_header, yaml_text
 from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 
 # What Kubernetes accepts in a ConfigMap.
@@ -151,12 +151,12 @@ def _resources(training: Training) -> dict[str, Any]:
 
 def rendered(
     training: Training, files: Files, claim: Claim | None, name: str, documents: Sequence[Mapping[str, Any]]
-) -> Rendered:
+) -> EngineFiles:
     """Return the files: NAME.yaml with the documents, and the ConfigMaps that its pods mount."""
     lost = ("ulimits: those of the cluster's nodes",)
     # `kubectl apply` would keep a second copy in an annotation, which may have 256 KiB.
     start = f"kubectl create -f configmaps.yaml -f {name}.yaml"
-    return Rendered(
+    return EngineFiles(
         files={
             "configmaps.yaml": yaml_text(*_config_maps(training, files, claim)),
             f"{name}.yaml": with_header(training, lost, start, yaml_text(*documents)),

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from hpcenv.container.probe_source import probe_source
-from hpcenv.errors import HpcenvError, NodesUnknown, UsageError
+from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, UsageError
 from hpcenv.facts import facts
 from hpcenv.judge import decide, verdict_table
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.verdict import Verdict
-from hpcenv.steps.this_step import exit_status, say
 
 _ALONE = "nodes: not compared with each other; outside Slurm each container is compared with the lockfile only"
 
@@ -40,13 +41,15 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         manifest = load_record(Manifest, Path(arguments[0]))
         verdict = judge_container(manifest, environ)
         print(verdict_table.brief(verdict, lockfile=manifest.lockfile), flush=True)
-        return exit_status(verdict) or _become(arguments[2:], environ)
+        if verdict.result == "match":
+            _become(arguments[2:], environ)
+        return NodeRejected.exit_status if verdict.result == "mismatch" else NodesUnknown.exit_status
     except HpcenvError as error:
-        say(f"error[{error.code}]: {error}")
+        print(f"error[{error.code}]: {error}", file=sys.stderr)
     except Exception:  # noqa: BLE001  (status 1 would say that the training failed, and it would be tried again)
         import traceback
 
-        say(f"error[{HpcenvError.code}]: the check failed\nwhy: {traceback.format_exc().strip()}")
+        print(f"error[{HpcenvError.code}]: the check failed\nwhy: {traceback.format_exc().strip()}", file=sys.stderr)
     return NodesUnknown.exit_status
 
 
@@ -69,7 +72,7 @@ def judge_container(manifest: Manifest, environ: Mapping[str, str]) -> Verdict:
     return replace(verdict, rendezvous=None, settings={}, inherited={}, notes=(*verdict.notes, _ALONE))
 
 
-def _become(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     # hpcenv.training is in the archive. The probe did not look into ~/.local, so the ranks must not either.
     paths = [os.path.abspath(__file__).partition("/hpcenv/steps/")[0], environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONNOUSERSITE": "1"}

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
+from hpcenv.launch.previous_job import number_in_chain
 from hpcenv.machine.this_node import ThisNode, find_this_node
 from hpcenv.records.files import read_json
 from hpcenv.records.manifest import Manifest
@@ -36,8 +37,6 @@ def find_place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -
     place = find_this_node(environ, cluster=manifest.cluster)
     if manifest.chain < 2:
         return place
-
-    from hpcenv.launch.previous_job import number_in_chain  # the check of a container has no room `launch`
 
     number = number_in_chain(run, job_id=place.job_id, restarts=place.restarts)
     return ThisNode(node=place.node, nodes=place.nodes, attempt=number, job_id=place.job_id, restarts=place.restarts)

@@ -154,7 +154,7 @@ def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Reru
 
 
 def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> SubmitOptions:
-    """Return the options of a run that is exported: without those about a job of one's own.
+    """Return the options of a run that is exported: without those that name it or let it wait.
 
     Raises:
         UsageError: a sweep, or as for `plan_again`.

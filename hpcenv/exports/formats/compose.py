@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcenv.exports.engine import Claim, Files, Rendered, from_shell, variable_of, with_header, yaml_text
+from hpcenv.exports.engine import Claim, EngineFiles, Files, from_shell, variable_of, with_header, yaml_text
 from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 
 _LOST = ("all nodes are containers of this machine", "a container that fails is not started again")
 
 
-def render(training: Training, _files: Files, _claim: Claim | None) -> Rendered:
+def render(training: Training, _files: Files, _claim: Claim | None) -> EngineFiles:
     """Return compose.yaml."""
     volumes = {_literal(one.name): {"external": True} for one in training.data}
     project = {
@@ -20,7 +20,7 @@ def render(training: Training, _files: Files, _claim: Claim | None) -> Rendered:
     }
     start = "docker compose up"
     create = "docker volume create --opt type=none --opt o=bind --opt device=FOLDER"
-    return Rendered(
+    return EngineFiles(
         files={"compose.yaml": with_header(training, _LOST, start, yaml_text(project))},
         lost=_LOST,
         needs=(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hpcenv.exports.engine import Claim, Files, Rendered
+from hpcenv.exports.engine import Claim, EngineFiles, Files
 from hpcenv.exports.pods import job_spec, labels, rendered
 from hpcenv.exports.training import PORT, Training
 
 
-def render(training: Training, files: Files, claim: Claim | None) -> Rendered:
+def render(training: Training, files: Files, claim: Claim | None) -> EngineFiles:
     """Return kubernetes.yaml, and the ConfigMaps that it mounts."""
     name, nodes = training.name, training.request.nodes
     metadata = {"name": name, "labels": labels(training)}

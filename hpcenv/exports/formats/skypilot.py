@@ -6,13 +6,13 @@ import shlex
 from typing import Any
 
 from hpcenv.errors import UsageError
-from hpcenv.exports.engine import Claim, Files, Rendered, from_shell, variable_of, with_header, yaml_text
+from hpcenv.exports.engine import Claim, EngineFiles, Files, from_shell, variable_of, with_header, yaml_text
 from hpcenv.exports.training import CHECK, LOCK, PORT, Training
 
 _LOST = ("shared memory and ulimits: those of SkyPilot's container", "a failed run is not started again")
 
 
-def render(training: Training, _files: Files, _claim: Claim | None) -> Rendered:
+def render(training: Training, _files: Files, _claim: Claim | None) -> EngineFiles:
     """Return task.yaml.
 
     Raises:
@@ -30,7 +30,7 @@ def render(training: Training, _files: Files, _claim: Claim | None) -> Rendered:
     }
     given = "".join(f' --secret {one.name}="${variable_of(one)}"' for one in training.secrets)
     start = f"sky launch{given} task.yaml"
-    return Rendered(
+    return EngineFiles(
         files={"task.yaml": with_header(training, _LOST, start, yaml_text(task))},
         lost=_LOST,
         needs=(

@@ -1,8 +1,8 @@
-"""Kubeflow Trainer 2: a TrainJob with a TrainingRuntime of its own, in its namespace (`v1alpha1`)."""
+"""Kubeflow Trainer 2: a TrainJob and its TrainingRuntime, in one namespace (`v1alpha1`)."""
 
 from __future__ import annotations
 
-from hpcenv.exports.engine import Claim, Files, Rendered
+from hpcenv.exports.engine import Claim, EngineFiles, Files
 from hpcenv.exports.pods import job_spec, labels, rendered
 from hpcenv.exports.training import Training
 
@@ -11,7 +11,7 @@ _GROUP = "trainer.kubeflow.org"
 _NODE = "node"
 
 
-def render(training: Training, files: Files, claim: Claim | None) -> Rendered:
+def render(training: Training, files: Files, claim: Claim | None) -> EngineFiles:
     """Return trainjob.yaml, and the ConfigMaps that it mounts."""
     name, nodes = training.name, training.request.nodes
     common = {"apiVersion": f"{_GROUP}/v1alpha1", "metadata": {"name": name, "labels": labels(training)}}

@@ -282,11 +282,12 @@ SAY = "import os, hpcenv.training as t; print('RAN', os.environ['A'], os.environ
 
 def test_a_container_that_matches_becomes_the_training(project: Path, hpcenv: Any) -> None:
     folder, _ = export(hpcenv, project, "compose")
-    done = check(folder, sys.executable, "-c", SAY, A="it's", PYTHONPATH="/image/lib")
+    done = check(folder, sys.executable, "-c", SAY, A="it's")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hpcenv verdict: match" in done.stdout
     assert "nodes: not compared with each other" in done.stdout
     assert f"RAN it's 1 {folder}/check/check.pyz/hpcenv/training.py" in done.stdout
+    assert check(folder, "/bin/echo", "RAN", PYTHONPATH="/other").returncode == 90, "what the ranks get, the check sees"
     assert check(folder, "/bin/sh", "-c", "exit 7").returncode == 7, (
         "the status of the training is that of the container"
     )
@@ -343,8 +344,8 @@ def test_each_import_of_the_archive_is_in_it(tmp_path: Path) -> None:
     missing = {
         (name, module)
         for name, text in texts.items()
-        # The package's own names are for users; a job has the rest of its steps.
-        if name not in ("hpcenv/__init__.py", "hpcenv/steps/this_step.py")
+        # The names of the package itself are for users.
+        if name != "hpcenv/__init__.py"
         for node in ast.walk(ast.parse(text))
         for module in modules_of(node)
         if not any(f"{module.replace('.', '/')}{end}" in texts for end in (".py", "/__init__.py"))
