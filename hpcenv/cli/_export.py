@@ -1,18 +1,24 @@
-"""`hpcenv submit --export DIR`: a folder with a job in place of a submission."""
+"""`--export DIR` of `hpcenv submit` and `hpcenv rerun`: a folder with a job in place of a submission."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import click
 
 from hpcenv.cli import _render
+from hpcenv.cli._help_all import RareOption
 from hpcenv.errors import UsageError
+from hpcenv.exports.export import ENGINES, export_training
 from hpcenv.project.context import Context
 from hpcenv.project.option_values import argv_of
 from hpcenv.project.options import BY_NAME
 from hpcenv.project.workspace import Workspace
 from hpcenv.submission.handover import export_job
-from hpcenv.submission.request import SubmitOptions, value_of
+from hpcenv.submission.request import SubmitOptions
 
 # Options about a job of your own: the folder is submitted later, by somebody else.
 _NOT_HERE = (
@@ -28,32 +34,81 @@ _NOT_HERE = (
     "after",
 )
 
+_SLURM = "slurm"
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of an export."""
+    for option in reversed((
+        click.option(
+            "--export", cls=RareOption, metavar="DIR",
+            help="Write a folder that a person without hpcenv can submit. Nothing is submitted.",
+        ),
+        click.option(
+            "--format", "engine", cls=RareOption, type=click.Choice((_SLURM, *ENGINES)),
+            default=_SLURM, show_default=True, help="With --export: what will start the job.",
+        ),
+        click.option(
+            "--volume", cls=RareOption, metavar="CLAIM:PATH",
+            help="With --export to Kubernetes: the claim that has the code, and where the container sees it.",
+        ),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def require_none(engine: str, volume: str | None) -> None:
+    """Refuse options of an export without `--export`."""
+    if engine != _SLURM or volume is not None:
+        raise UsageError("`--format` and `--volume` need `--export DIR`")
+
+
+def refuse(typed: Mapping[str, Any], *, alone: bool) -> None:
+    """Refuse what has no meaning for a job that is submitted later.
+
+    Args:
+        typed: options by name.
+        alone: `--wait`, `--dry-run` and `--test-only` are not given.
+    """
+    flags = [flag for name in _NOT_HERE if name in typed for flag in argv_of(BY_NAME[name], typed[name])[:1]]
+    if flags or not alone:
+        word = flags[0] if flags else "--wait, --dry-run or --test-only"
+        raise UsageError(f"`--export` does not go together with {word}", why="the folder is submitted later")
+
 
 def run(
-    workspace: Workspace, options: SubmitOptions, context: Context, output: str, *, alone: bool, as_json: bool
+    workspace: Workspace,
+    options: SubmitOptions,
+    context: Context,
+    output: str,
+    *,
+    engine: str,
+    volume: str | None,
+    as_json: bool,
+    verb: str = "submit",
 ) -> int:
     """Write the folder and print what it needs; return the exit status.
 
     Args:
         output: the folder to make.
-        alone: `--wait`, `--dry-run` and `--test-only` are not given.
-
-    Raises:
-        UsageError: an option that has no meaning for a job that is submitted later.
+        engine: value of `--format`.
+        volume: value of `--volume`.
+        verb: name of the command, for the JSON envelope.
     """
-    typed = [flag for name in _NOT_HERE for flag in argv_of(BY_NAME[name], value_of(options, BY_NAME[name]))[:1]]
-    if typed or not alone:
-        word = typed[0] if typed else "--wait, --dry-run or --test-only"
-        raise UsageError(f"`--export` does not go together with {word}", why="the folder is submitted later")
     folder = Path(os.path.abspath(context.cwd / output))
-    result = export_job(workspace, options, context, folder)
+    if engine == _SLURM and volume is None:
+        result = export_job(workspace, options, context, folder)
+    else:
+        result = export_training(workspace, options, context, folder, engine=engine, volume=volume)
     if as_json:
-        _render.success("submit", result)
+        _render.success(verb, result)
         return 0
     for note in result.notes:
         _render.tell(f"note: {note}")
     _render.say(f"wrote {result.folder}: {result.shape}")
     for need in result.needs:
         _render.tell(f"it needs {need}")
-    _render.tell("\nnext: " + _render.quoted(("cd", str(result.folder))) + " && sbatch job.sbatch")
+    for one in result.lost:
+        _render.tell(f"not there: {one}")
+    _render.tell("\nnext: " + _render.quoted(("cd", str(result.folder))) + f" && {result.start}")
     return 0

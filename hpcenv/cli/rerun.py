@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hpcenv.cli import _accept, _render, _sweep
+from hpcenv.cli import _accept, _export, _render, _sweep
 from hpcenv.cli import submit as submit_cli
 from hpcenv.cli._complete import run_names
 from hpcenv.cli._dashes import WithDashes, after_dashes
@@ -36,6 +36,7 @@ class _RerunCommand(WithDashes, GroupedCommand):
 @click.option("--failed", is_flag=True, help="Of a sweep, only the runs that failed. They run in their own folders.")
 @click.option("--allow-changed", is_flag=True, help="Submit even if script, code or SIF have changed since the run.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted. Nothing is written or submitted.")
+@_export.options
 @_accept.option
 @wait_options
 @_render.json_option
@@ -48,6 +49,9 @@ def command(
     failed: bool,
     allow_changed: bool,
     dry_run: bool,
+    export: str | None,
+    engine: str,
+    volume: str | None,
     accept: str | None,
     wait: bool,
     timeout: float | None,
@@ -70,6 +74,10 @@ def command(
         if name != "runs_dir" and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
     given = request.parse_flags(typed)
+    if export is None:
+        _export.require_none(engine, volume)
+    else:
+        _export.refuse(given, alone=not (wait or dry_run or failed))
     if failed:
         words = _typed_words(given, without, allow_changed=allow_changed)
         by_name = params["runs_dir"] is None
@@ -77,6 +85,14 @@ def command(
             _accept.require(_render.open_project(), accept, as_json=as_json)
         return _rerun_failed(found, words, by_name=by_name, dry_run=dry_run, wait=waiting, as_json=as_json)
     new = rerun.choose(found, given, without, after_dashes(), submit_cli.context_of())
+    if export is not None:
+        workspace = _render.open_project(new.context.cwd)
+        _accept.require(workspace, accept, as_json=as_json, more=new.recorded)
+        old = rerun.for_export(new, workspace, allow_changed=allow_changed)
+        return _export.run(
+            workspace, old, new.context, os.path.abspath(export), engine=engine, volume=volume, as_json=as_json,
+            verb="rerun",
+        )  # fmt: skip
     return _again(new, accept, allow_changed=allow_changed, dry_run=dry_run, wait=waiting, as_json=as_json)
 
 

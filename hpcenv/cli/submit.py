@@ -35,10 +35,7 @@ class _SubmitCommand(KnowsDashes, GroupedCommand):
     "--test-only", cls=RareOption, is_flag=True, help="Ask Slurm when the job would start. Nothing is submitted."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted. Nothing is written or submitted.")
-@click.option(
-    "--export", cls=RareOption, metavar="DIR",
-    help="Write a folder that a person without hpcenv can submit. Nothing is submitted.",
-)  # fmt: skip
+@_export.options
 @_accept.option
 @wait_options
 @_render.json_option
@@ -49,6 +46,8 @@ def command(
     timeout: float | None,
     verbose: bool,
     export: str | None,
+    engine: str,
+    volume: str | None,
     accept: str | None,
     as_json: bool,
     **params: Any,
@@ -69,8 +68,9 @@ def command(
     if not (dry_run or test_only):
         _accept.require(workspace, accept, as_json=as_json)
     if export is not None:
-        alone = not (test_only or dry_run or wait)
-        return _export.run(workspace, options, context, export, alone=alone, as_json=as_json)
+        _export.refuse(vars(options), alone=not (test_only or dry_run or wait))
+        return _export.run(workspace, options, context, export, engine=engine, volume=volume, as_json=as_json)
+    _export.require_none(engine, volume)
     if test_only:
         return _estimate.show(workspace, options, context, alone=not (dry_run or wait), as_json=as_json)
     if options.sweep or options.array is not None:

@@ -34,12 +34,16 @@ class Handover:
 
     Attributes:
         needs: what a cluster must have to run the job, one sentence each.
+        lost: what another engine does not do that Slurm, or hpcenv on Slurm, would do.
+        start: what to type in the folder.
     """
 
     folder: Path
     shape: str
     needs: tuple[str, ...]
     notes: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+    start: str = "sbatch job.sbatch"
 
 
 def export_job(workspace: Workspace, options: SubmitOptions, context: Context, folder: Path) -> Handover:
@@ -52,16 +56,7 @@ def export_job(workspace: Workspace, options: SubmitOptions, context: Context, f
         HpcenvError: as for `plan_job`.
         WouldOverwrite: the folder exists.
     """
-    if os.path.lexists(folder):
-        raise WouldOverwrite(
-            f"`{folder}` exists", why="a new folder is written", hint="choose another one: --export DIR"
-        )
-    if options.workdir == "live":
-        raise UsageError(
-            "`--workdir live` cannot be exported", why="the folder must have the code", hint="leave --workdir out"
-        )
-    if options.stage_data:
-        raise UsageError("`--stage-data` cannot be exported", why="the packed copies are in your folder of runs")
+    require_exportable(options, folder)
     named = replace(options, name=folder.name, runs_dir=str(folder.parent), cluster="slurm", handover=True)
     plan = plan_job(workspace, named, context)
     script = _render(plan, context)
@@ -75,6 +70,24 @@ def export_job(workspace: Workspace, options: SubmitOptions, context: Context, f
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return Handover(folder=folder, shape=plan.request.shape, needs=needs, notes=plan.notes)
+
+
+def require_exportable(options: SubmitOptions, folder: Path) -> None:
+    """Refuse a folder that exists, and options that cannot be exported.
+
+    Raises:
+        WouldOverwrite, UsageError: they cannot be.
+    """
+    if os.path.lexists(folder):
+        raise WouldOverwrite(
+            f"`{folder}` exists", why="a new folder is written", hint="choose another one: --export DIR"
+        )
+    if options.workdir == "live":
+        raise UsageError(
+            "`--workdir live` cannot be exported", why="the folder must have the code", hint="leave --workdir out"
+        )
+    if options.stage_data:
+        raise UsageError("`--stage-data` cannot be exported", why="the packed copies are in your folder of runs")
 
 
 # The path of the folder is known only when the job starts.

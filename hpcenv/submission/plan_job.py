@@ -478,10 +478,15 @@ def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _
     )
 
 
-def plan_code(workspace: Workspace, options: SubmitOptions, context: Context) -> tuple[Code, str]:
-    """Decide only what a run of a script has of the project: for a comparison before anything else is done.
+def plan_code(
+    workspace: Workspace, options: SubmitOptions, context: Context, run_folder: Path | None = None
+) -> tuple[Code, str]:
+    """Decide only what a run of a script has of the project: for a comparison, or for an engine other than Slurm.
 
     Neither the image nor Slurm is needed, and nothing but git is started.
+
+    Args:
+        run_folder: where the code will be copied; None if it is not copied.
 
     Returns:
         What is copied, and the sha256 of the script; empty where there is no file.
@@ -492,7 +497,7 @@ def plan_code(workspace: Workspace, options: SubmitOptions, context: Context) ->
     workspace = workspace.for_lock(options.lock)
     options = merge(options, workspace, {}, "local", None).options
     script, content = _script(options, context)
-    run_folder = workspace.runs / "new"
+    run_folder = run_folder or workspace.runs / "new"
     place = CodePlace(script=script, run_folder=run_folder, workspace=workspace, options=options, context=context)
     with asked(workspace, options, context, "local") as answers:
         code = snapshot.find(place, answers.tree)

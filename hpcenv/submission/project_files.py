@@ -264,7 +264,7 @@ class _ProjectWalk:
         if not names.isdisjoint(_ENVIRONMENT):
             self._live(place, path, uncovered=False)
             return False
-        is_run = "sweep.json" in names or {"manifest.json", "code"} <= names
+        is_run = "sweep.json" in names or {"manifest.json", "code"} <= names or {"check", "lock", "code"} <= names
         is_of_executor = any(name.endswith("_submitted.pkl") for name in names)
         is_cache = "CACHEDIR.TAG" in names
         return not (is_run or is_of_executor or is_cache or os.path.realpath(place) in self._rules.skipped)

@@ -153,6 +153,23 @@ def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Reru
     return RerunPlan(plan=plan, sweep=sweep, changed=changed)
 
 
+def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> SubmitOptions:
+    """Return the options of a run that is exported: without those that name it or let it wait.
+
+    Raises:
+        UsageError: a sweep, or as for `plan_again`.
+        HpcenvError: as for `plan_again`.
+    """
+    if new.options.sweep or new.options.array is not None:
+        raise UsageError("a sweep cannot be exported", why="an export is one run", hint="name one of its runs")
+    plan_again(new, workspace, allow_changed=allow_changed)
+    other_lock = new.options.lock != new.old.lock
+    options = new.options if other_lock else with_own_lockfile(new.options, RunFolder(new.folder))
+    return replace(
+        options, name=None, runs_dir=None, cluster=None, chain=None, stage_data=(), dependency=None, after=()
+    )
+
+
 def _compared(plan: Plan, new: Rerun) -> Plan:
     """Return the plan with what the nodes compare with the first run, and notes on options that are gone."""
     path = new.first.verdict

@@ -94,7 +94,9 @@ def verify(
     hint = "verify with --gpus 0, or lock a torch built for CUDA or ROCm"
     refuse_gpus_for_cpu_torch(locked, gpus=count, origin=origin, hint=hint)
     environment, absent = _environment(workspace, locked, sif, environ, profile, gpus=count)
-    manifest = _manifest(workspace, locked, path, environment, level or default_level(environment), count, profile)
+    manifest = manifest_of_one_node(
+        workspace, locked, path, environment, level or default_level(environment), count, profile
+    )
     manifest = site_values.complete(manifest, None, environ)
     untried = ["GPUs: not tried (hpcenv verify --nodes N does)"] if count else []
     manifest = replace(manifest, imported=(*manifest.imported, *_without_modules(profile), *untried))
@@ -208,7 +210,7 @@ def _environment(
     return replace(environment, binds=binds, revision=locked.revision), absent
 
 
-def _manifest(
+def manifest_of_one_node(
     workspace: Workspace,
     locked: Lockfile,
     path: Path,

@@ -176,3 +176,22 @@ def test_a_folder_in_the_way_is_kept(project: Path, hpcenv: Any) -> None:
     done = hpcenv("submit", "train.py", "--nproc", "1", "--export", "x", cwd=project)
     assert "error[would-overwrite]" in done.stderr
     assert os.listdir(project / "x") == []
+
+
+def test_a_run_is_exported_again(project: Path, hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
+    environ = {**fake_slurm.environ, "HOME": str(tmp_path)}
+    done = hpcenv("submit", "train.py", "--nproc", "1", "--name", "first", "--", "old", cwd=project, environ=environ)
+    assert done.status == 0, done.stderr
+    again = ("rerun", "first", "--export", "again")
+    done = hpcenv(*again, "--", "new", cwd=project, environ=environ)
+    assert done.status == 0, done.stderr
+    manifest = load_record(Manifest, project / "again" / "manifest.json")
+    assert (manifest.run, manifest.args) == ("again", ("new",))
+    assert len(fake_slurm.calls("sbatch")) == 1
+    for words in (("--wait",), ("--name", "x"), ("--failed",), ("--volume", "a:/b")):
+        assert hpcenv("rerun", "first", "--export", "other", *words, cwd=project, environ=environ).status == 2, words
+    assert hpcenv("rerun", "first", "--format", "compose", cwd=project, environ=environ).status == 2
+    (project / "train.py").write_text("print('changed')\n")
+    done = hpcenv("rerun", "first", "--export", "other", cwd=project, environ=environ)
+    assert done.status == 2
+    assert "--allow-changed" in done.stderr

@@ -1,0 +1,134 @@
+"""The parts of a format: what it returns, its comment, YAML.
+
+Runs on: LOGIN NODE. Each module of `formats/` is one engine. Its function `render` takes the training, the folder of
+the export and the claim of `--volume`, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcenv.exports.archive import check_archive
+from hpcenv.exports.training import Training
+from hpcenv.records.codec import encode_record
+from hpcenv.records.manifest import Secret
+from hpcenv.records.run_folder import RunFolder
+
+_WIDTH = 118
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of a Kubernetes cluster with the code on it, and where the container sees it."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """The folder of an export, with what is the same for all engines."""
+
+    folder: Path
+
+    @property
+    def code(self) -> RunFolder:
+        """The copy of the code; it has the layout of a run folder."""
+        return RunFolder(self.folder / "code")
+
+    @property
+    def archive(self) -> Path:
+        """What the first program of a container runs."""
+        return self.folder / "check" / "check.pyz"
+
+    @property
+    def lock(self) -> Path:
+        """What it compares the container with."""
+        return self.folder / "lock" / "lock.json"
+
+    def write(self, training: Training) -> None:
+        """Write archive and lock.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        self.archive.parent.mkdir()
+        self.lock.parent.mkdir()
+        self.archive.write_bytes(check_archive())
+        self.lock.write_text(encode_record(training.lock), encoding="utf-8")
+        self.lock.with_name("lock.toml").write_text(training.lockfile, encoding="utf-8")
+
+    def code_files(self) -> list[Path]:
+        """Return the files of the code, without the records of the copy beside its folders."""
+        return [one for one in sorted(self.code.path.rglob("*")) if one.is_file() and one.parent != self.code.path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFiles:
+    """The files for one engine.
+
+    Attributes:
+        files: name -> content.
+        lost: what this engine does not do, in addition to what none does.
+        needs: what must be there, one sentence each.
+        start: the commands that start it, in the folder.
+    """
+
+    files: Mapping[str, str]
+    lost: tuple[str, ...]
+    needs: tuple[str, ...]
+    start: str
+
+
+def with_header(training: Training, lost: Sequence[str], start: str, text: str) -> str:
+    """Return a file with the comment at its top."""
+    lines = [
+        f"{training.name}: {training.request.shape}. Written by hpcenv.",
+        f"Start it in this folder: {start}",
+        "The first program of each container compares the container with the lockfile. It ends with status 90 if they",
+        "differ, and with 91 if that is unknown; it must not be tried again then. Else it becomes torchrun.",
+        "What is not here:",
+        *(f"  {one}" for one in (*training.lost, *lost)),
+    ]
+    folded = (part for line in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent="    "))
+    # A word of the user must not end the comment.
+    return "".join(f"# {part if part.isprintable() else ascii(part)}\n" for part in folded) + text
+
+
+# Plain text in every version of YAML, whatever reads it: in YAML 1.2, `3e-4` is a number.
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 ._/:@=-]*[A-Za-z0-9]")
+
+
+def yaml_text(*documents: Mapping[str, object]) -> str:
+    """Return documents as YAML, their keys in the given order."""
+    import yaml  # only an export loads it
+
+    def text(dumper: Any, value: str) -> Any:
+        style = "|" if "\n" in value else None if _PLAIN.fullmatch(value) else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+    dumper.add_representer(str, text)
+    # An object that is there twice would become an alias.
+    apart = [json.loads(json.dumps(one)) for one in documents]
+    lines = {"sort_keys": False, "allow_unicode": True, "width": 10**6}
+    return str(yaml.dump_all(apart, None, dumper, explicit_start=len(apart) > 1, **lines))
+
+
+def variable_of(secret: Secret) -> str:
+    """Return the variable of the user's shell that holds a secret; its own name if it is read from a file."""
+    kind, _, name = secret.source.partition(":")
+    return name if kind == "env" else secret.name
+
+
+def from_shell(secret: Secret) -> str:
+    """Return the sentence on a secret that the engine reads from the shell that starts it."""
+    kind, _, path = secret.source.partition(":")
+    name = variable_of(secret)
+    return f"the secret {name} in the environment" + ("" if kind == "env" else f': export {name}="$(cat {path})"')
