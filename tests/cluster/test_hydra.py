@@ -21,8 +21,6 @@ PROGRAM = """
 import os
 
 import hydra
-import torch
-import torch.distributed as dist
 from omegaconf import OmegaConf
 
 OmegaConf.register_new_resolver("times", lambda one, other: one * other)
@@ -30,6 +28,10 @@ OmegaConf.register_new_resolver("times", lambda one, other: one * other)
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def train(cfg):
+    # The Python that submits has no torch.
+    import torch
+    import torch.distributed as dist
+
     total = torch.tensor(float(cfg.square))
     if "RANK" in os.environ:
         dist.init_process_group("gloo")

@@ -58,4 +58,4 @@ def test_its_study_is_stopped_and_resumed(environ: dict[str, str]) -> None:
     done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("6 trials, best: {'lr': "), done.stdout
-    assert len(list(project.glob("runs/*/finished.json"))) == 6, "no trial ran twice"
+    assert len(list(project.glob("runs/*/submission.json"))) == 6, "no trial ran twice"
