@@ -75,7 +75,13 @@ def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
     moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
     operations = before.groups is not None and now.groups is not None and _entered(before) != _entered(now)
     grown = _bytes(now) - _bytes(before)
-    return moved or operations or computes or grown >= _LEAST_BYTES or busy >= _LEAST_SHARE * max(gap, 1.0)
+    computes = computes or busy >= _LEAST_SHARE * max(gap, 1.0) or bool(_running(before) & _running(now))
+    return moved or operations or computes or grown >= _LEAST_BYTES
+
+
+def _running(look: RankStacks) -> set[int]:
+    """Return the children that compute; one that shares its CPU with many gets little of it."""
+    return {worker.pid for worker in look.workers if worker.state == "R"}
 
 
 def _bytes(look: RankStacks) -> int:

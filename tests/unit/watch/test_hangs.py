@@ -17,9 +17,18 @@ from typing import Any
 
 import pytest
 
+from hpcenv.judge.hang import judge
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.files import load_record
-from hpcenv.records.hangs import HangFound, found_path, requests_of
+from hpcenv.records.hangs import (
+    HangFound,
+    ProcessState,
+    RankStacks,
+    StackAnswer,
+    StackRequest,
+    found_path,
+    requests_of,
+)
 from hpcenv.records.manifest import WatchOptions
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import node_code
@@ -261,6 +270,15 @@ def test_a_rank_on_one_line_that_computes_or_whose_worker_reads_is_working(job: 
     """)
     found = job.watch(150)
     assert found is not None and found.kind == "working", found
+
+
+@pytest.mark.parametrize(("state", "kind"), [("R", "working"), ("S", "hang")])
+def test_a_child_that_computes_and_gets_little_of_a_cpu_is_work(state: str, kind: str) -> None:
+    child = ProcessState(pid=8, state=state)
+    look = RankStacks(rank=0, process=ProcessState(pid=7, state="S"), workers=(child,), groups=())
+    answers = [StackAnswer(node="n0", look=number, at=0.0, ranks=(look,)) for number in (1, 2)]
+    request = StackRequest(id="x", asked=0.0, stalled=300.0, looks=2, gap=60.0)
+    assert judge(request, answers, nodes=["n0"], at=0.0).kind == kind
 
 
 @pytest.mark.long
