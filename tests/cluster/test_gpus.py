@@ -132,7 +132,8 @@ def test_a_broken_library_of_nv_on_one_node_ends_the_job_after_one_attempt(
     finished = sif_project.record(run, "finished.json")
     assert (finished["status"], finished["again"], finished["before_training"]) == (91, False, False)
     assert cluster.run("test", "-e", f"{sif_project.folder}/runs/{run}/attempts").status == 1
-    cause = sif_project.json("diagnose", run)["data"]["cause"]
+    found = sif_project.json("diagnose", run)["data"]
+    cause = (found["diagnoses"][0] if "diagnoses" in found else found)["cause"]
     assert (cause["pattern"], cause["node"]) == ("gate-start-refused", "n2")
 
 
