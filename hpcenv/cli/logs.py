@@ -12,11 +12,13 @@ import click
 from hpcenv.cli import _render, _terminal
 from hpcenv.cli._pending import PendingLine
 from hpcenv.cli._wait import interruptible
+from hpcenv.cli.wait import tell_exit_status, tell_state
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.logs import RankNodes, Selection, follow_selected, read_selected
 from hpcenv.runs.state import read_states, resolve_states
-from hpcenv.runs.status import read_details
+from hpcenv.runs.status import read_details, read_status
+from hpcenv.runs.wait import exit_status_of
 
 
 @click.command("logs")
@@ -30,7 +32,7 @@ from hpcenv.runs.status import read_details
 @_render.json_option
 def command(
     run: str | None, runs: str | None, follow: bool, ranks: tuple[int, ...], node: str | None, err: bool, as_json: bool
-) -> None:
+) -> int:
     """Print the log of a run.
 
     RUN is a run folder, a run name or a job id; the default is the latest run. On a terminal,
@@ -41,8 +43,7 @@ def command(
     selection = Selection(ranks=ranks, node=node, err=err)
     if follow and not as_json:
         with interruptible("the run continues", run or str(opened.folder.path), again=("logs", "-f")):
-            _follow(opened, selection)
-        return
+            return _follow(opened, selection)
     if follow:
         pieces = follow_selected(
             opened, selection, ended=lambda: read_states([opened], os.environ)[0].quiet, pause=time.sleep
@@ -53,15 +54,20 @@ def command(
         text = "".join(pieces)
         lines = text.removesuffix("\n").split("\n") if text else []
         _render.success("logs", {"run": opened.manifest.run, "path": opened.folder.log, "lines": lines})
-        return
+        return 0
     show = LogPrinter(opened)
     for piece in pieces:
         show(piece)
     show.end()
+    return 0
 
 
-def _follow(run: Run, selection: Selection) -> None:
-    """Print the log of a run while it grows; while the run waits, say why."""
+def _follow(run: Run, selection: Selection) -> int:
+    """Print the log of a run while it grows; while the run waits, say why.
+
+    Returns:
+        the exit status of `wait` if the run ended before it had a log, and 0 otherwise.
+    """
     show = LogPrinter(run)
     with PendingLine(os.environ) as line:
 
@@ -75,6 +81,12 @@ def _follow(run: Run, selection: Selection) -> None:
             line.clear()
             show(piece)
     show.end()
+    if run.folder.log.exists():
+        return 0
+    status = read_status(run, os.environ)
+    tell_state(status)
+    tell_exit_status(status)
+    return exit_status_of(status)
 
 
 # Six colours that can be read on dark and light backgrounds (SGR 31 to 36).

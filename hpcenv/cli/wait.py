@@ -90,7 +90,8 @@ def tell_exit_status(status: RunStatus) -> None:
     """Print to stderr where hpcenv's own exit status comes from: the last line of commands that wait."""
     code = exit_status_of(status)
     if code == RunEndUnknown.exit_status and status.exit_status is None:
-        _render.tell(f"exit status {code}: run {status.run} ended, and its exit status is unknown")
+        why = "was cancelled" if status.state == "cancelled" else "ended, and its exit status is unknown"
+        _render.tell(f"exit status {code}: run {status.run} {why}")
     else:
         _render.tell(f"exit status {code}: from run {status.run}")
 

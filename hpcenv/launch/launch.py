@@ -49,7 +49,7 @@ from hpcenv.records.outcome import NodeExit
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.watch.process import watched
-from hpcenv.watch.watched_node import FOLDER, folder_of_ranks, folders_prefix
+from hpcenv.watch.watched_node import FOLDER, bind_of_ranks, folder_of_ranks, folders_prefix
 
 # First bytes on the standard input of incontainer/agent.py. They tell the agent that its standard input is a
 # pipe from this process. The agent ends the ranks when the pipe closes (PARENT_PIPE there).
@@ -457,7 +457,8 @@ def _begin(
             passed=manifest.pass_env,
         )
     else:
-        binds = [gate.bind, *container_binds(manifest, tmp), *settings.binds]
+        watch = [bind_of_ranks(outside)] if watched_in else []
+        binds = [gate.bind, *watch, *container_binds(manifest, tmp), *settings.binds]
         start = _outliving(_in_container(node, argv, variables, binds, sif[0], stack), outside)
     before = process.below(os.getpid())
     what = "torchrun" if manifest.launch.launcher == "torchrun" else "the training"

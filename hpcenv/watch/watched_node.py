@@ -3,8 +3,9 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 The ranks and this process meet in a folder of the node (TMPDIR), not on the shared file system: a rank writes after
-each step. It is below the folder of the start gate, which is in every container (container/start_gate.py). With
-`--launcher srun` each task has its own container, and so its own folder.
+each step. It is below the folder of the start gate, which is in every container (container/start_gate.py), but
+read-only there: this folder has a bind of its own. With `--launcher srun` each task has its own container, and so its
+own folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from hpcenv.container.start_gate import INSIDE
 from hpcenv.machine.this_node import ThisNode
-from hpcenv.records.manifest import Manifest, WatchOptions
+from hpcenv.records.manifest import Bind, Manifest, WatchOptions
 from hpcenv.records.run_folder import RunFolder
 
 # Below the folder of a start gate: what the start hook of a rank writes for the watching process.
@@ -56,3 +57,8 @@ def folders_prefix(this_node: ThisNode) -> str:
 def folder_of_ranks(gate: Path, *, in_container: bool) -> str:
     """Return the folder of a gate's ranks as they see it."""
     return f"{INSIDE}/{FOLDER}" if in_container else str(gate / FOLDER)
+
+
+def bind_of_ranks(gate: Path) -> Bind:
+    """Return the bind by which the ranks in a container write into that folder."""
+    return Bind(source=str(gate / FOLDER), target=folder_of_ranks(gate, in_container=True))

@@ -54,7 +54,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=5
 SelectType=select/cons_tres
 {select}
-GresTypes=gpu
+GresTypes=gpu,nvme
 SlurmdParameters=config_overrides
 # A job of `low` gets its --signal, then GraceTime, then is requeued when `high` needs its nodes.
 PreemptType=preempt/partition_prio
@@ -64,7 +64,7 @@ PreemptMode=REQUEUE
 EnforcePartLimits=ALL
 SlurmctldDebug=info
 SlurmdDebug=info
-NodeName={nodes} CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus} State=UNKNOWN
+NodeName={nodes} CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus},nvme:100 State=UNKNOWN
 PartitionName=DEFAULT DefaultTime=01:00:00 MaxTime=1-00:00:00 PriorityTier=1 PreemptMode=OFF
 PartitionName=batch Nodes={nodes} Default=YES
 PartitionName=low Nodes={nodes} PreemptMode=REQUEUE GraceTime=10
@@ -94,6 +94,11 @@ StorageUser=slurm
 StorageLoc=slurm_acct_db
 # No StorageHost and no StoragePass: MariaDB's unix_socket login knows user slurm by its uid.
 """
+# nvme: the disks of nodes, which some sites share out by gigabytes.
+_GRES_CONF = """\
+NodeName={nodes} Name=gpu File=/dev/fakegpu[0-{last}]
+NodeName={nodes} Name=nvme Count=100
+"""
 _REGISTRY_CONF = """\
 version: 0.1
 log: {level: info}
@@ -119,7 +124,7 @@ def files(layout: Layout) -> dict[str, str]:
     )
     return {
         "slurm/slurm.conf": slurm_conf,
-        "slurm/gres.conf": f"NodeName={nodes} Name=gpu File=/dev/fakegpu[0-{GPUS - 1}]\n",
+        "slurm/gres.conf": _GRES_CONF.format(nodes=nodes, last=GPUS - 1),
         "slurm/cgroup.conf": cgroup.conf(layout),
         "slurm/slurmdbd.conf": _DBD_CONF,
         "registry.yml": _REGISTRY_CONF,

@@ -52,6 +52,40 @@ def test_a_run_folder_that_nodes_cannot_see_is_refused(sif_project: Project) -> 
     assert "tmpfs" in error["why"]
 
 
+IN_TMP = """
+import hpcenv
+import submitit
+
+
+def add(a, b):
+    return a + b
+
+
+if __name__ == "__main__":
+    for executor in (
+        submitit.AutoExecutor(folder="/tmp/x", cluster="hpcenv"),
+        hpcenv.AutoExecutor(folder="/tmp/x"),
+        hpcenv.Executor(folder="/tmp/x"),
+    ):
+        for call, given in ((executor.submit, (1, 2)), (executor.map_array, ([1, 2], [3, 4]))):
+            try:
+                print("SUBMITTED", call(add, *given))
+            except hpcenv.HpcenvError as error:
+                print(error.code, str(error).splitlines()[:2])
+"""
+
+
+def test_a_folder_of_an_executor_that_nodes_cannot_see_is_refused(host_project: Project, cluster: Cluster) -> None:
+    cluster.write(f"{host_project.folder}/in_tmp.py", IN_TMP)
+    done = cluster.run("/shared/hpcenv/venv/bin/python", "in_tmp.py", cwd=host_project.folder)
+    why = "'compute nodes cannot see the folder of the executor `/tmp/x`', 'why: /tmp is a tmpfs file system"
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6, done.text
+    for line in lines:
+        assert line.startswith(f"run-folder-not-shared [{why}"), line
+    assert cluster.must("squeue", "-h", "-u", "alice") == ""
+
+
 def test_a_script_outside_the_shared_file_system_is_refused(sif_project: Project, cluster: Cluster) -> None:
     cluster.write("/tmp/elsewhere/train.py", "print('hello')\n")
     assert refused(sif_project, "submit", "/tmp/elsewhere/train.py", *SHAPE)["code"] == "run-folder-not-shared"

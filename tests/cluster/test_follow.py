@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -102,3 +103,54 @@ def test_the_run_again_and_then_its_folder_goes(running: Project) -> None:
     assert "  - --nodes 2\n  + --nodes 1\n" in told.stderr, told.text
     assert running.json("clean", "watched", "--yes")["data"]["done"]["removed"][0]["name"] == "watched"
     assert running.must("status", "watched").startswith("watched: cancelled (its run folder is gone)\n")
+
+
+NEVER = """
+import sys
+import hpcenv
+
+
+def add(a, b):
+    return a + b
+
+
+if __name__ == "__main__":
+    executor = hpcenv.AutoExecutor("jobs")
+    executor.update_parameters(timeout_min=5, slurm_dependency=sys.argv[1])
+    try:
+        executor.submit(add, 1, 2).result()
+    except hpcenv.HpcenvError as error:
+        print("ENDED", error.why)
+"""
+
+
+def test_a_job_that_can_never_start_ends_the_wait(host_project: Project, all_nodes_busy: Any) -> None:
+    """The job that it depends on fails: Slurm itself would keep it in the queue for ever."""
+    folder, cluster = host_project.folder, host_project.cluster
+    cluster.write(f"{folder}/fails.py", "raise SystemExit(3)\n")
+    cluster.write(f"{folder}/never.py", NEVER)
+    shape = ("--gpus", "0", "--nproc", "1", "--time", "5")
+    host_project.must("submit", "fails.py", *shape, "--name", "fails")
+    failing = f"afterok:{host_project.record('fails', 'submission.json')['job_id']}"
+    commands = {
+        "waited": ("wait", "waited"), "followed": ("logs", "-f", "followed"),
+        "at-once": ("submit", "fails.py", *shape, "--name", "at-once", "--dependency", failing, "--wait"),
+    }  # fmt: skip
+    for name in ("waited", "followed"):
+        host_project.must("submit", "fails.py", *shape, "--name", name, "--dependency", failing)
+    with ThreadPoolExecutor() as pool:
+        ends = {name: pool.submit(host_project.hpcenv, *words) for name, words in commands.items()}
+        until = time.monotonic() + 60
+        while "at-once: pending" not in host_project.hpcenv("status", "at-once").text:
+            assert time.monotonic() < until, host_project.hpcenv("status", "at-once").text
+            time.sleep(1)
+        all_nodes_busy()
+    for name, end in ends.items():
+        done = end.result()
+        assert done.status == 25, done.text
+        assert f"{name}: pending" in done.stderr and "it waits for the end of another job" in done.stderr
+        assert f"{name}: cancelled (before it started (hpcenv cancel, scancel, or a dependency that can" in done.stderr
+        assert f"exit status 25: run {name} was cancelled" in done.stderr
+
+    program = cluster.run("/shared/hpcenv/venv/bin/python", "never.py", failing, cwd=folder)
+    assert "ENDED cancelled" in program.stdout, program.text

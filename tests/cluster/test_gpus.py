@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.stand_in_torch import GCC
 
 from .conftest import Cluster, Project
 
@@ -94,6 +99,42 @@ def test_a_cpu_build_of_torch_gets_gpus_only_where_it_is_allowed(
     assert "they are recorded, not compared" in done.text
     models = [sif_project.record(run, f"facts/{node}.json")["values"]["host.gpu-models"][0] for node in ("n1", "n2")]
     assert models == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"]
+
+
+# A library of the node that --nv brings into the container, with none of the symbols that torch needs. $1 is its name.
+BROKEN = """
+mkdir -p /run/broken && base64 -d > "/run/broken/$1.6" && cd /run/broken && echo /run/broken > conf
+/usr/sbin/ldconfig -X -C cache -f conf && (cat /etc/apptainer/nvliblist.conf && echo "$1") > list
+mount --bind cache /etc/ld.so.cache && mount --bind list /etc/apptainer/nvliblist.conf
+"""
+MENDED = "umount /etc/ld.so.cache /etc/apptainer/nvliblist.conf; rm -rf /run/broken"
+
+
+@pytest.mark.skipif(GCC is None, reason="NOT RUN: no C compiler")
+def test_a_broken_library_of_nv_on_one_node_ends_the_job_after_one_attempt(
+    sif_project: Project, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The check does not start torch with --nv: the start gate does, and n1, which srun ends then, was not asked to stop."""
+    library = tmp_path / "libstdc++.so.6"
+    words = [str(GCC), "-shared", "-xc", "/dev/null", f"-Wl,-soname,{library.name}", "-o", str(library)]
+    subprocess.run(words, check=True)
+    run = f"broken-{uuid.uuid4().hex[:6]}"
+    shape = ("--nodes", "2", "--gpus", "8", "--nproc", "1", "--allow-cpu-torch", "--requeue", "always", "--time", "10")
+    content = base64.b64encode(library.read_bytes()).decode()
+    cluster.must("sh", "-ec", BROKEN, "sh", "libstdc++.so", stdin=content, node="n2", user="root")
+    try:
+        done = sif_project.hpcenv("submit", "examples/train.py", *shape, "--wait", "--name", run, timeout=400)
+    finally:
+        cluster.must("sh", "-c", MENDED, node="n2", user="root")
+    assert done.status == 91, done.text
+    assert "world_size" not in done.stdout, "a line of train.py ran"
+    assert "hpcenv: node n2: loaded.differs (must): locked read, loaded torch cannot be imported" in done.stdout
+    finished = sif_project.record(run, "finished.json")
+    assert (finished["status"], finished["again"], finished["before_training"]) == (91, False, False)
+    assert cluster.run("test", "-e", f"{sif_project.folder}/runs/{run}/attempts").status == 1
+    found = sif_project.json("diagnose", run)["data"]
+    cause = (found["diagnoses"][0] if "diagnoses" in found else found)["cause"]
+    assert (cause["pattern"], cause["node"]) == ("gate-start-refused", "n2")
 
 
 SHOWS_CPUS = (

@@ -117,6 +117,21 @@ def test_two_nodes_four_ranks_on_every_slurm(site: Site, version: str, kind: str
     failed = site.alice("hpcenv", "submit", "fails.py", *SHAPE, "--wait", "--name", "seven")
     assert failed.returncode == 7, failed.stdout + failed.stderr
     assert re.search(r"first failure: node n2, rank 3, exit 7", failed.stdout), failed.stdout
+    _gets_gpus_and_disks(site, kind)
+
+
+def _gets_gpus_and_disks(site: Site, kind: str) -> None:
+    """Ask for GPUs in both forms, each with the disk of the node: 26.05 refuses `--gres=gpu:N` beside --gpus-per-node."""
+    site.put(f"{FOLDER}/works.py", "print('WORKS', flush=True)\n")
+    shape = "--nodes 2 --gpus 2 --allow-cpu-torch --nproc 1 --sbatch gres=nvme:10 --time 5".split()
+    for form in ("gpus-per-node", "gres"):
+        site.put(f"{FOLDER}/hpcenv.toml", f'{SPECS[kind]}[submit]\ngpu-request = "{form}"\n')
+        done = site.alice("hpcenv", "submit", "works.py", *shape, "--wait", "--name", form)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("WORKS") == 2
+        job = str(site.record(form, "submission.json")["job_id"])
+        shown = site.must("exec", "--", "scontrol", "show", "job", job)
+        assert re.search(r"TresPerNode=\S*gpu:2\b", shown) and re.search(r"TresPerNode=\S*nvme:10\b", shown), shown
 
 
 @pytest.mark.parametrize("site", [("host", ("--no-accounting",))], indirect=True, ids=["no-accounting"])

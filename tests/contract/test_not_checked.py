@@ -23,6 +23,7 @@ SHOWN_BY: dict[str, tuple[tuple[str, str], ...]] = {
     "files of code outside the environment": (
         (CORPUS, "not-checked-module-below-pythonpath"),
         (CORPUS, "not-checked-module-in-a-folder-of-a-pth-file"),
+        (CORPUS, "not-checked-module-behind-an-import-hook"),
     ),
     "files of an editable install that git does not track": ((CORPUS, "not-checked-data-of-an-editable-install"),),
     "files of a host environment between the check and the end": (

@@ -466,6 +466,31 @@ def edited_file_that_was_unlisted_before(case: Case) -> None:
     case.edit("/share/linked_a/inside.py", "a", "c")
 
 
+# What setuptools writes for an editable install whose packages are not in one folder (__editable___NAME_finder.py).
+_FINDER = """import sys
+from importlib.util import spec_from_file_location
+MAPPING = {mapping!r}
+class _Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return spec_from_file_location(name, MAPPING[name]) if name in MAPPING else None
+def install():
+    sys.meta_path.append(_Finder)
+"""
+
+
+def import_hook(case: Case, mapping: dict[str, str]) -> None:
+    case.write("__editable___mine_finder.py", _FINDER.format(mapping=mapping))
+    case.write("__editable__.mine.pth", "import __editable___mine_finder; __editable___mine_finder.install()\n")
+
+
+@mutation("record", "packages.unlisted-digest")
+def import_hook_that_leads_to_another_file(case: Case) -> None:
+    import_hook(case, {"hooked": "/home/me/mine/hooked.py"})
+    case.world.lock(case.root)
+    import_hook(case, {"hooked": "/home/me/fork/hooked.py"})
+
+
 # -- what runs at the start of Python -----------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from corpus_harmless import harmless
 from corpus_interpreter import LIB, own_file
+from corpus_mutations import import_hook
 from corpus_world import MINOR, Case
 
 
@@ -35,6 +36,14 @@ def _pythonpath(case: Case) -> None:
 def _pth(case: Case) -> None:
     module = outside(case, "outside_module.py", "X = 1\n")
     case.write("develop.pth", f"{module.parent}\n")
+    case.world.lock(case.root)
+    module.write_text("X = 2\n")
+
+
+@harmless(name="not-checked-module-behind-an-import-hook")
+def _hook(case: Case) -> None:
+    module = outside(case, "hooked.py", "X = 1\n")
+    import_hook(case, {"hooked": str(module)})
     case.world.lock(case.root)
     module.write_text("X = 2\n")
 

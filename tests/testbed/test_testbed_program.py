@@ -195,7 +195,7 @@ def test_every_machine_has_its_own_address_and_hosts_names_them_all() -> None:
 
 def test_slurm_conf_names_the_nodes_and_the_preemptible_pair() -> None:
     conf = slurm.files(layout(nodes=3))["slurm/slurm.conf"]
-    assert "NodeName=n[1-3] CPUs=16 RealMemory=8000 Gres=gpu:8" in conf
+    assert "NodeName=n[1-3] CPUs=16 RealMemory=8000 Gres=gpu:8,nvme:100 " in conf
     assert "PreemptParameters=send_user_signal" in conf
     assert "PartitionName=low Nodes=n[1-3]" in conf
     assert "NodeName=n1 CPUs" in slurm.files(layout(nodes=1))["slurm/slurm.conf"]

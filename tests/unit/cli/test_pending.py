@@ -71,6 +71,18 @@ def test_in_a_log_the_line_stands_once_and_slurm_is_asked_once(
     assert len(fake_slurm.calls("squeue")) >= 4, "the state itself was asked for more often"
 
 
+@pytest.mark.parametrize("words", [("wait",), ("logs", "-f")])
+def test_a_run_that_is_cancelled_before_it_starts_ends_the_wait(
+    words: tuple[str, ...], project: Path, fake_slurm: Any, hpcenv: Any
+) -> None:
+    fake_slurm.answers("squeue", "")
+    fake_slurm.answers("sacct", "10|CANCELLED|0:0|None assigned|00:00:00\n")
+    done = hpcenv(*words, "waiting", cwd=project, environ=fake_slurm.environ)
+    assert done.status == 25, done.stderr
+    assert "waiting: cancelled (before it started (hpcenv cancel, scancel, or a dependency that can" in done.stderr
+    assert done.stderr.endswith("exit status 25: run waiting was cancelled\n")
+
+
 def test_on_a_terminal_the_line_is_renewed_and_gone_when_the_run_starts(project: Path, fake_slurm: Any) -> None:
     own, terminal = pty.openpty()
     environ = {**fake_slurm.environ, "COLUMNS": "200"}

@@ -94,7 +94,8 @@ def test_only_an_allow_list_of_the_host_remains():
     inherited = {
         "PATH": "/usr/bin", "HOME": "/home/a", "USER": "a", "LD_PRELOAD": "x", "LD_LIBRARY_PATH": "y",
         "APPTAINER_BIND": "/", "APPTAINERENV_X": "1", "SINGULARITY_CONTAINALL": "1", "SINGULARITYENV_Y": "2",
-        "APPTAINER_CACHEDIR": "/c", "PYTHONPATH": "/p", "TERM": "xterm", "http_proxy": "p", "SLURM_JOB_ID": "1",
+        "APPTAINER_CACHEDIR": "/c", "APPTAINER_NOENV": "NCCL_DEBUG", "PYTHONPATH": "/p", "TERM": "xterm",
+        "http_proxy": "p", "SLURM_JOB_ID": "1",
     }  # fmt: skip
     assert apptainer.host_environment(inherited) == {"PATH": "/usr/bin", "HOME": "/home/a", "USER": "a"}
 

@@ -98,7 +98,7 @@ def test_what_is_not_taken_is_told() -> None:
     found = effects(
         {},
         {"APPTAINER_BIND": "x.sqsh:/sw:image-src=/,rel", "APPTAINERENV_API_TOKEN": "hush", "APPTAINER_NV": "1",
-         "NCCL_NET_PLUGIN": "/opt/aws/libnccl-net.so"},
+         "APPTAINER_NOENV": "NCCL_DEBUG", "NCCL_NET_PLUGIN": "/opt/aws/libnccl-net.so"},
     )  # fmt: skip
     # Without a value: hpcenv sets nothing, and the job's own value does not reach the container either.
     assert shown(found) == {"NCCL_NET_PLUGIN": ""}
@@ -110,6 +110,7 @@ def test_what_is_not_taken_is_told() -> None:
         "`rel` is not used: a path is not absolute",
         "API_TOKEN looks like a credential",
         "APPTAINER_NV is not used",
+        "APPTAINER_NOENV is not used",
         "/opt/aws/libnccl-net.so is a library of the host, which the container does not see",
     ):
         assert part in text

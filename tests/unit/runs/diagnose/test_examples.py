@@ -121,15 +121,34 @@ def test_a_start_that_a_node_refused_is_a_rejection_by_the_gate(tmp_path: Path) 
     assert cause is not None and cause.pattern == "gate-mismatch"
 
 
-def test_what_the_gate_says_of_a_refused_start_goes_before_words_of_the_driver_in_it(tmp_path: Path) -> None:
-    """On a machine with an H200: the reason quotes the driver, and a pattern knows these words."""
+NO_TORCH = "torch cannot be imported: ImportError: /x/libc10.so: undefined symbol: _ZTV, version GLIBCXX_3.4.21"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # On a machine with an H200: the reason quotes the driver, and a pattern knows these words.
+        (
+            "error[node-rejected]: torch sees 0 of 1 GPUs in the container on n2",
+            "why: CUDA_VISIBLE_DEVICES='-1' (--env) hides 1 of 1 GPUs (cuInit: 100 no CUDA-capable device is detected)",
+            "hint: leave the variable out; to start nevertheless: --skip-check cuda.start",
+            "hpcenv: the verdict is now mismatch: the start was refused on n2",
+        ),
+        # A library of --nv on n2 with which torch cannot be imported (tests/cluster/test_gpus.py).
+        (
+            f"hpcenv: node n2: loaded.differs (must): locked read, loaded {NO_TORCH}",
+            "error[nodes-unknown]: node n2 cannot tell which libraries torch has loaded",
+            f"why: {NO_TORCH}",
+            "hpcenv: the verdict is now unknown: the start was refused on n2",
+        ),
+    ],
+    ids=["a driver", "a library"],
+)
+def test_what_the_gate_says_of_a_refused_start_goes_before_what_it_quotes(
+    tmp_path: Path, lines: tuple[str, ...]
+) -> None:
     log = tmp_path / "job.log"
-    log.write_text(
-        "error[node-rejected]: torch sees 0 of 1 GPUs in the container on n2\n"
-        "why: CUDA_VISIBLE_DEVICES='-1' (--env) hides 1 of 1 GPUs (cuInit: 100 no CUDA-capable device is detected)\n"
-        "hint: leave the variable out; to start nevertheless: --skip-check cuda.start\n"
-        "hpcenv: the verdict is now mismatch: the start was refused on n2\n"
-    )
+    log.write_text("\n".join(lines) + "\n")
     cause = diagnose_files([log], ["job.log"]).cause
     assert cause is not None and (cause.pattern, cause.node) == ("gate-start-refused", "n2")
 

@@ -8,6 +8,7 @@ import time
 import pytest
 import tomllib
 
+from hpcenv.project.options import OPTIONS
 from hpcenv.runs.diagnose.patterns import TABLE, patterns_for, read_patterns
 from hpcenv.runs.diagnose.scan import key_of
 
@@ -50,6 +51,16 @@ def test_a_row_says_cause_hint_and_source_in_sentences(pattern: object) -> None:
         assert text.endswith(".")
     assert pattern.source  # type: ignore[attr-defined]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", pattern.retrieved)  # type: ignore[attr-defined]
+
+
+def test_an_option_that_a_hint_names_can_be_typed() -> None:
+    """`--requeue` alone was refused: it needs one of its words. (An option at the end of a sentence is only named.)"""
+    found = []
+    for pattern in PATTERNS:
+        for option in OPTIONS:
+            for word in re.findall(rf"{option.flag} ([a-z]+)", f"{pattern.cause} {pattern.hint}"):
+                found.append((pattern.id, option.flag, word, option.choices))
+    assert [one for one in found if one[3] and one[2] not in one[3]] == []
 
 
 def test_an_anchor_has_a_word_that_can_be_searched() -> None:
