@@ -18,6 +18,7 @@ from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
 from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
+from hpcenv.cli.session import VERBS as SESSION_VERBS
 from hpcenv.errors import RunNotFound
 from hpcenv.version import VERSION
 
@@ -79,7 +80,8 @@ def _wants_json(argv: list[str]) -> bool:
 def _command_name(argv: list[str]) -> str:
     """Return the command that was typed, for the JSON envelope: `lock`, `image pull`."""
     name = next((word for word in argv if word in VERBS or word == "--"), "")
-    verbs = {"bundle": BUNDLE_VERBS, "data": DATA_VERBS, "image": IMAGE_VERBS, "net": NET_VERBS}.get(name)
+    groups = {"bundle": BUNDLE_VERBS, "data": DATA_VERBS, "image": IMAGE_VERBS, "net": NET_VERBS}
+    verbs = {**groups, "session": SESSION_VERBS}.get(name)
     if verbs is None:
         return name.removeprefix("--")
     inner = next((word for word in argv[argv.index(name) + 1 :] if word in verbs), None)

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from hpcenv.container.manifest import open_manifest
 from hpcenv.launch import launch
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.sessions.beside import opened
 from hpcenv.steps.this_step import find_place, say
 
 
 def task(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Launch the training of this run on this node; return its exit status."""
     manifest = open_manifest(run, environ)
-    return launch.launch(manifest, find_place(run, manifest, environ), environ, say=say)
+    place = find_place(run, manifest, environ)
+    with opened(manifest, environ):
+        return launch.launch(manifest, place, environ, say=say)
