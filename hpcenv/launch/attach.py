@@ -13,9 +13,11 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from hpcenv import process
-from hpcenv.container import secret
+from hpcenv.container import apptainer, secret
 from hpcenv.container.manifest import open_manifest
 from hpcenv.container.start_command import StartCommand, build_start_command, opened, own_folders
 from hpcenv.container.start_gate import is_unchanged
@@ -34,14 +36,48 @@ from hpcenv.records.verdict import NodeSettings
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What starts a command in the environment of the ranks.
+
+    Attributes:
+        pass_fds: open files that the program inherits under the same numbers.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path | None
+    pass_fds: tuple[int, ...]
+
+
 def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *, secrets: bool) -> int:
     """Run `command`, or a shell if it is empty, on this terminal; return its exit status.
+
+    The arguments and errors are those of `prepared`.
+    """
+    with prepared(run, environ, tuple(command) or SHELL, secrets=secrets) as start:
+        return process.run_in_terminal(start.argv, env=start.env, cwd=start.cwd, pass_fds=start.pass_fds)
+
+
+@contextlib.contextmanager
+def prepared(
+    run: RunFolder,
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    secrets: bool,
+    binds: Sequence[Bind] = (),
+    own_network: bool = False,
+) -> Iterator[Prepared]:
+    """Yield what starts `command` as the ranks were started; its folders and open files are there inside the block.
 
     Args:
         run: the run folder.
         environ: environment variables of this job step.
         command: argv of the command.
         secrets: whether the command gets the run's secrets.
+        binds: in a SIF, beside those of the run.
+        own_network: in a SIF, start it in a network namespace of its own, which has 127.0.0.1 only.
 
     Raises:
         NodesUnknown: this node does not train for this run now, or its SIF has changed.
@@ -65,11 +101,11 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
         ),
     }
     with ExitStack() as stack:
-        start, descriptors = _start_command(
-            manifest, run, this_node, tuple(command) or SHELL, variables, environ, stack
-        )
+        start, descriptors = _start_command(manifest, run, this_node, command, variables, environ, stack, binds)
         argv, files = stack.enter_context(opened(start))
-        return process.run_in_terminal(argv, env=start.env, cwd=start.cwd, pass_fds=(*descriptors, *files))
+        if own_network and descriptors:
+            argv = apptainer.with_own_network(argv)
+        yield Prepared(argv=argv, env=start.env, cwd=start.cwd, pass_fds=(*descriptors, *files))
 
 
 def _this_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> ThisNode:
@@ -95,6 +131,7 @@ def _start_command(
     variables: Mapping[str, str],
     environ: Mapping[str, str],
     stack: ExitStack,
+    binds: Sequence[Bind],
 ) -> tuple[StartCommand, tuple[int, ...]]:
     """Return the command started as the ranks were started, and the open files that it inherits."""
     if manifest.environment.kind == "host":
@@ -114,7 +151,7 @@ def _start_command(
         passed=manifest.pass_env,
         image=f"/proc/self/fd/{descriptor}",
         home=str(run.home_of(this_node.node)),
-        binds=[private_tmp, *own_folders(manifest)],
+        binds=[private_tmp, *own_folders(manifest), *binds],
         data=data_binds(manifest, staged_here(manifest, this_node)),
     )
     return start, (descriptor,)
