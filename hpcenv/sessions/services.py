@@ -169,6 +169,8 @@ def _jupyter(
         # Jupyter refuses uid 0 without it, also where a user namespace only shows 0.
         "--ServerApp.allow_root=True",
         "--KernelManager.transport=ipc",
+        # What a user installs from the web page would not be in the lockfile.
+        "--LabApp.extension_manager=readonly",
         # Kernels of other environments, which the user installed some time, were not checked.
         "--KernelSpecManager.allowed_kernelspecs=python3",
     ]
@@ -246,6 +248,8 @@ def serving(
     """
     require_private(folder)
     manifest = open_manifest(run, environ)
+    for place in (settings, logs):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
     services = [_render(one, manifest, folder, settings, allow_port=allow_port) for one in requests]
     for one in services if allow_port else ():
         if one.config["port"] is not None:
@@ -254,7 +258,11 @@ def serving(
         for one in services:
             stack.callback(_remove, one)
             _write(one)
-        running = [stack.enter_context(_started(one, manifest, run, environ, logs)) for one in services]
+        needs = stack.enter_context(ExitStack())
+        running: list[Running] = []
+        stack.callback(_end, running)
+        for one in services:
+            running.append(_start(one, manifest, run, environ, logs, needs))  # noqa: PERF401  (a later one may fail)
         for started in running:
             _wait(started, manifest)
         watched = [Path(name) for one in requests if one.kind == "tensorboard" for name in one.argv]
@@ -264,7 +272,6 @@ def serving(
 
 
 def _render(request: ServiceRequest, manifest: Manifest, folder: Path, settings: Path, *, allow_port: bool) -> Service:
-    settings.mkdir(mode=0o700, parents=True, exist_ok=True)
     return render(
         request,
         str(folder),
@@ -317,38 +324,37 @@ def _remove(service: Service) -> None:
             os.unlink(name)
 
 
-@contextlib.contextmanager
-def _started(
-    service: Service, manifest: Manifest, run: RunFolder, environ: Mapping[str, str], logs: Path
-) -> Iterator[Running]:
+def _start(
+    service: Service, manifest: Manifest, run: RunFolder, environ: Mapping[str, str], logs: Path, needs: ExitStack
+) -> Running:
+    """Start a service; what it needs to run is there until the end of `needs`."""
     program = run.code / "hpcenv" / "incontainer" / "service.py"
     command = [manifest.environment.python, str(program), _config_of(service)]
-    logs.mkdir(parents=True, exist_ok=True)
+    own_network = bool(service.config["private"])
+    start = needs.enter_context(
+        attach.prepared(run, environ, command, secrets=False, binds=service.binds, own_network=own_network)
+    )
     log = logs / f"{service.name}.log"
-    with (
-        attach.prepared(
-            run, environ, command, secrets=False, binds=service.binds, own_network=bool(service.config["private"])
-        ) as start,
-        log.open("ab") as output,
-    ):
+    with log.open("ab") as output:
         child = process.start(
             start.argv, env=start.env, cwd=start.cwd, pass_fds=start.pass_fds, stdout=output, stderr=output
         )
-        try:
-            yield Running(service=service, child=child, log=log)
-        finally:
-            _end(child)
+    return Running(service=service, child=child, log=log)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask a service to end, which lets Jupyter save and end its kernels; kill what is left."""
-    every = process.below(child.pid)
-    child.terminate()  # the container runtime passes it on
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_SECONDS_TO_END)
-    processes.send({*every, *process.below(child.pid)}, signal.SIGKILL)
-    child.kill()
-    child.wait()
+def _end(running: Sequence[Running]) -> None:
+    """Ask all services to end, which lets Jupyter end its kernels; kill what is left."""
+    every = {pid for one in running for pid in process.below(one.child.pid)}
+    for one in running:
+        one.child.terminate()  # the container runtime passes it on
+    until = time.monotonic() + _SECONDS_TO_END
+    for one in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.child.wait(max(0.0, until - time.monotonic()))
+    processes.send({*every, *(pid for one in running for pid in process.below(one.child.pid))}, signal.SIGKILL)
+    for one in running:
+        one.child.kill()
+        one.child.wait()
 
 
 # -- is it there, and closed? ---------------------------------------------------------------

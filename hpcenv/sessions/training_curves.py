@@ -46,7 +46,9 @@ class Curves:
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join()
 
