@@ -12,6 +12,7 @@ from hpcenv.cli._help import VERBS
 from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
 from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.cli.kernel import VERBS as KERNEL_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 
 KEYS = {"schema", "command", "ok", "data", "error"}
@@ -77,6 +78,7 @@ def check(done: Any, *, command: str, ok: bool) -> dict[str, Any]:
 
 
 EVERY = [verb for verb in VERBS if verb not in ("bundle", "data", "image", "net")]
+EVERY += [f"kernel {verb}" for verb in KERNEL_VERBS]
 EVERY += [f"image {verb}" for verb in IMAGE_VERBS] + [f"net {verb}" for verb in NET_VERBS]
 EVERY += [f"data {verb}" for verb in DATA_VERBS]
 EVERY += [f"bundle {verb}" for verb in BUNDLE_VERBS]
