@@ -15,6 +15,7 @@ from hpcenv.cli._submit_options import submit_options, table_values
 from hpcenv.cli._wait import interruptible
 from hpcenv.cli.submit import context_of
 from hpcenv.cli.wait import say_failure, tell_exit_status, tell_state
+from hpcenv.errors import ToolFailed
 from hpcenv.judge import verdict_table
 from hpcenv.records.session import SessionFolder, SessionNode, SessionService
 from hpcenv.runs.entries import open_run
@@ -27,11 +28,11 @@ from hpcenv.submission.session import prepare_folder, read_keys, with_session
 from hpcenv.submission.submit import SubmitResult, submit
 
 # Options of a submission that mean something without a script.
-_OPTIONS = frozenset(
-    "nodes gpus allow_cpu_torch gpu_type cpus mem time partition account qos constraint reservation exclude nodelist "
-    "dependency comment sbatch site lock frozen runtime bind env pass_env secret preflight skip_check stage stage_data "
-    "stage_dir runs_dir".split()
-)
+_OPTIONS = frozenset((
+    "nodes", "gpus", "allow_cpu_torch", "gpu_type", "cpus", "mem", "time", "partition", "account", "qos", "constraint",
+    "reservation", "exclude", "nodelist", "dependency", "comment", "sbatch", "site", "lock", "frozen", "runtime",
+    "bind", "env", "pass_env", "secret", "preflight", "skip_check", "stage", "stage_data", "stage_dir", "runs_dir",
+))  # fmt: skip
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +48,7 @@ def begin(
     accept: str | None,
     as_json: bool,
     services: Sequence[SessionService] = (),
+    allow_port: bool = False,
     ends_unused: int = 0,
 ) -> SubmitResult:
     """Submit the job of a session, and print what a submission prints."""
@@ -54,7 +56,15 @@ def begin(
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
     options = SubmitOptions(script=None, **parse_flags(table_values(params)))
-    options = with_session(workspace, options, name, os.environ, services=services, ends_unused=ends_unused)
+    options = with_session(
+        workspace,
+        options,
+        name,
+        os.environ,
+        services=services,
+        allow_port=allow_port,
+        ends_unused=ends_unused,
+    )
     plan = plan_job(workspace, options, context)
     keys, notes = read_keys(None if key is None else Path(key), Path.home())
     _accept.remember_typed(workspace, options, plan)
@@ -80,6 +90,8 @@ def wait_open(result: SubmitResult, name: str, *, as_json: bool) -> tuple[int, S
 
     with interruptible(f"the session {name} continues", name, again=("status",)), line:
         status, door = wait_until_open(run, environ=os.environ, pause=pause, on_status=on_status)
+    if door is not None and door.problem:
+        raise ToolFailed(f"the session {name} ends: a service has not started", why=door.problem)
     if door is not None:
         return 0, door
     if not as_json:

@@ -98,7 +98,7 @@ def task_variables(manifest: Manifest, environ: Mapping[str, str]) -> dict[str, 
 
 
 def python_words(manifest: Manifest) -> list[str]:
-    """Return what Python starts as a rank: a script, a module, or a console script; in a session, what holds the job."""
+    """Return what Python starts as a rank: a script, a module, or a console script, or what holds a session."""
     if manifest.session is not None:
         run = RunFolder(Path(manifest.run_folder))
         return [str(run.code / _HOLD), str(run.session_end)]

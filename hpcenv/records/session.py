@@ -34,18 +34,23 @@ class SessionOptions:
         name: all runs of this name are one session, one after the other.
         folder: on the shared disk, of this user only; it outlives the run. See `SessionFolder`.
         services: programs that the first node starts.
+        allow_port: a service may listen on 127.0.0.1 of the node, where it can have no network of its own.
         ends_unused: seconds without a shell after which the session ends (`hpcenv shell`); 0 for never.
     """
 
     name: str
     folder: str
     services: tuple[SessionService, ...] = ()
+    allow_port: bool = False
     ends_unused: int = 0
 
 
 @dataclass(frozen=True)
 class SessionFolder:
-    """The lasting files of a session, of all its runs. Only their user can read them."""
+    """The lasting files of a session, of all its runs. Only their user can read them.
+
+    The host key is among them: so what a laptop knows of a session holds for its next run.
+    """
 
     path: Path
 
@@ -56,14 +61,22 @@ class SessionFolder:
 
     @property
     def host_key(self) -> Path:
+        """The private key of the session's sshd."""
         return self.path / "host_key"
 
     @property
     def public_key(self) -> Path:
+        """The public key of it, for the laptop."""
         return self.path / "host_key.pub"
 
     @property
+    def jupyter(self) -> Path:
+        """What the user sets in Jupyter."""
+        return self.path / "jupyter"
+
+    @property
     def authorized_keys(self) -> Path:
+        """The public keys that open the session."""
         return self.path / "authorized_keys"
 
 
@@ -80,6 +93,7 @@ class NodeFolder:
 
     @property
     def sshd_config(self) -> Path:
+        """What the node's sshd reads."""
         return self.path / "sshd_config"
 
     @property
@@ -100,7 +114,10 @@ class SessionNode:
     Attributes:
         folder: its folder on the node's own disk.
         sshd: path of the node's sshd; empty where the node has none.
+        ready: its services have started, too.
+        problem: why a service has not started; then the session ends.
         sockets: service -> its Unix socket.
+        token_file: of Jupyter; empty without it.
         ports: `ADDRESS:PORT (PROGRAM)` of what programs of the session listen to.
     """
 
@@ -110,5 +127,8 @@ class SessionNode:
     attempt: int
     folder: str
     sshd: str = ""
+    ready: bool = False
+    problem: str = ""
     sockets: dict[str, str] = field(default_factory=dict)
+    token_file: str = ""
     ports: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ def wait_until_open(
     pause: Callable[[float], None],
     on_status: Callable[[RunStatus], None],
 ) -> tuple[RunStatus, SessionNode | None]:
-    """Wait until a session is open, or has ended; return its state, and what its first node says.
+    """Wait until a session and its services are there, or it has ended; return its state, and what its first node says.
 
     Args:
         environ: environment variables, for the Slurm commands.
@@ -72,7 +72,7 @@ def wait_until_open(
         status = read_status(run, environ)
         on_status(status)
         door = read_door(run, status)
-        if door is not None or status.quiet:
+        if status.quiet or (door is not None and (door.ready or door.problem)):
             return status, door
         pause(seconds)
         # A job may wait for hours; one that runs is open soon.
@@ -94,6 +94,15 @@ def plan_connect(start: Path, word: str, *, environ: Mapping[str, str], runs: st
     kept = slurm_command.clean_environment(environ).items()
     env = {name: value for name, value in kept if _FOR_SRUN.match(name)}
     return Attachment(run=status.run, node=node, argv=tuple(argv), env=env)
+
+
+def read_token(status: RunStatus, door: SessionNode, environ: Mapping[str, str]) -> str:
+    """Read the token of Jupyter from the node's own disk, by a step of the job; empty without Jupyter."""
+    if not door.token_file:
+        return ""
+    argv = slurm.shell_argv(status.job_id, door.node, ["cat", door.token_file], environ, tty=False)
+    env = slurm_command.clean_environment(environ)
+    return slurm_command.run(argv, env, timeout=60).stdout.strip()
 
 
 def render_ssh_config(start: Path, word: str, *, login: str, user: str, program: str, runs: str | None = None) -> str:

@@ -16,12 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.container.manifest import open_manifest
-from hpcenv.errors import FileUnusable
+from hpcenv.errors import FileUnusable, HpcenvError
 from hpcenv.machine.this_node import ThisNode, find_this_node
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
@@ -29,7 +29,8 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionFolder, SessionNode
 from hpcenv.sessions import ports
-from hpcenv.sessions.notices import Notices
+from hpcenv.sessions.notices import Notices, say
+from hpcenv.sessions.services import ServiceRequest, Services, serving
 from hpcenv.sessions.ssh import find_sshd, sshd_config
 
 _PREFIX = "hpcenv-session-"
@@ -44,15 +45,43 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
     assert manifest.session is not None
     this_node = find_this_node(environ, cluster=manifest.cluster)
     with ExitStack() as stack:
-        folder = stack.enter_context(_node_folder())
+        folder = stack.enter_context(node_folder())
         door = _prepare(run, manifest, this_node, folder, environ)
+        save_record(door, run.session_of(this_node.node))  # ssh works now; services may need a minute
+        services = Services(())
+        try:
+            if this_node.rank == 0:
+                services = stack.enter_context(_serving(run, manifest, folder, environ))
+            door = replace(door, ready=True, sockets=services.sockets, token_file=str(services.token_file or ""))
+        except HpcenvError as error:
+            say(f"error[{error.code}]: {error}")
+            door = replace(door, problem=str(error))
+            run.session_end.touch()
         save_record(door, run.session_of(this_node.node))
-        _watch(run, manifest, door, environ)
+        _watch(run, manifest, door, services, environ)
     return 0
 
 
+def _serving(
+    run: RunFolder, manifest: Manifest, folder: NodeFolder, environ: Mapping[str, str]
+) -> AbstractContextManager[Services]:
+    session = manifest.session
+    if session is None or not session.services:
+        return nullcontext(Services(()))
+    return serving(
+        [ServiceRequest(one.kind, one.argv, one.port) for one in session.services],
+        run=run,
+        environ=environ,
+        folder=folder.path,
+        settings=SessionFolder(Path(session.folder)).jupyter,
+        logs=run.session / "logs",
+        say=say,
+        allow_port=session.allow_port,
+    )
+
+
 @contextmanager
-def _node_folder() -> Iterator[NodeFolder]:
+def node_folder() -> Iterator[NodeFolder]:
     """Make the folder of a session on this node, which only its user can read; remove it after the block.
 
     Also remove what a session of this user left here whose processes were killed: nobody holds its lock.
@@ -117,7 +146,9 @@ def _prepare(
     )
 
 
-def _watch(run: RunFolder, manifest: Manifest, door: SessionNode, environ: Mapping[str, str]) -> None:
+def _watch(
+    run: RunFolder, manifest: Manifest, door: SessionNode, services: Services, environ: Mapping[str, str]
+) -> None:
     """Look at the session from time to time, until standard input is closed."""
     assert manifest.session is not None
     folder, unused = NodeFolder(Path(door.folder)), manifest.session.ends_unused
@@ -128,8 +159,10 @@ def _watch(run: RunFolder, manifest: Manifest, door: SessionNode, environ: Mappi
         if terminals:
             last_used = time.monotonic()
         elif unused and time.monotonic() - last_used > unused:
-            print(f"hpcenv: the session ends: no shell for {unused} s", file=sys.stderr, flush=True)
+            say(f"hpcenv: the session ends: no shell for {unused} s")
             run.session_end.touch()
+        for line in services.ended():
+            say(f"hpcenv: {line}")
         if (found := ports.listening(environ)) != door.ports:
             door = replace(door, ports=found)
             save_record(door, run.session_of(door.node))

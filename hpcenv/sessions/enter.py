@@ -60,7 +60,7 @@ def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
         )
     folder = NodeFolder(Path(door.folder))
     argv = (door.sshd, "-i", "-e", "-f", str(folder.sshd_config))
-    with _marked_open(folder):
+    with marked_open(folder):
         return process.run_in_terminal(argv, env={"PATH": "/usr/bin:/bin"}, cwd=folder.path)
 
 
@@ -116,13 +116,13 @@ def _inside(
     secrets: bool,
 ) -> int:
     """Start a command with the variables of the launch step, of which sshd and srun drop some."""
-    with _marked_open(folder):
+    with marked_open(folder):
         given = {name: environ[name] for name in _OF_CONNECTION if name in environ}
         return attach_step.attach(run, _environment(folder), command, secrets=secrets, given=given, binds=binds)
 
 
 @contextmanager
-def _marked_open(folder: NodeFolder) -> Iterator[None]:
+def marked_open(folder: NodeFolder) -> Iterator[None]:
     """Keep a locked file inside the block: the session does not end as unused. It has the path of the terminal."""
     try:
         path = folder.open / uuid.uuid4().hex

@@ -14,6 +14,12 @@ from collections.abc import Iterable, Mapping
 MINUTES = (30, 5)
 
 
+def say(text: str) -> None:
+    """Write a line to the log of the job."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 class Notices:
     """Gives each notice once.
 
@@ -31,7 +37,7 @@ class Notices:
         text = self.due(now)
         if not text:
             return
-        print(f"hpcenv: {text}", file=sys.stderr, flush=True)
+        say(f"hpcenv: {text}")
         for path in terminals:
             # A terminal that is stopped (^S) must not stop this process.
             with (

@@ -111,6 +111,7 @@ def ssh_config(host: SshHost) -> str:
     """Return the `Host` blocks for the configuration of ssh on the user's own machine (ssh_config(5))."""
     # ssh has no option for a key itself; KnownHostsCommand (OpenSSH 8.5) prints it, without a file to be kept.
     alias = f"hpcenv-{host.name}"
+    shared = "-o ControlMaster=auto -o ControlPath=~/.ssh/hpcenv-%%C -o ControlPersist=10m"
     connect = shlex.join(host.connect).replace("%", "%%")
     return f"""\
 # hpcenv session {host.name}. VS Code: "remote.SSH.remoteServerListenOnSocket": true, so that its server opens no port.
@@ -126,7 +127,7 @@ Host {host.name}
     ForwardAgent no
     ForwardX11 no
     ServerAliveInterval 60
-    ProxyCommand ssh -T -o ControlMaster=auto -o ControlPath=~/.ssh/hpcenv-%%C -o ControlPersist=10m {host.login} {shlex.quote(connect)}
+    ProxyCommand ssh -T {shared} {host.login} {shlex.quote(connect)}
 """
 
 

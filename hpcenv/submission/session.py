@@ -33,6 +33,7 @@ def with_session(
     environ: Mapping[str, str],
     *,
     services: Sequence[SessionService] = (),
+    allow_port: bool = False,
     ends_unused: int = 0,
 ) -> SubmitOptions:
     """Return the options of a session.
@@ -41,7 +42,7 @@ def with_session(
         options: of the command line.
         name: of the session.
         environ: environment variables, for the Slurm commands.
-        services, ends_unused: see `SessionOptions`.
+        services, allow_port, ends_unused: see `SessionOptions`.
 
     Raises:
         UsageError: it is not a name, or there is no Slurm.
@@ -65,7 +66,13 @@ def with_session(
             )
     # Other users may keep their runs here, too.
     folder = runs / f".sessions-{os.getuid()}" / name
-    session = SessionOptions(name=name, folder=str(folder), services=tuple(services), ends_unused=ends_unused)
+    session = SessionOptions(
+        name=name,
+        folder=str(folder),
+        services=tuple(services),
+        allow_port=allow_port,
+        ends_unused=ends_unused,
+    )
     return replace(options, script=None, session=session)
 
 
