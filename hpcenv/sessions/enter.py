@@ -32,6 +32,9 @@ _COMMAND = ("/bin/sh", "-c", 'command -v bash >/dev/null && exec bash -c "$1"; e
 # What a program in the session knows of the connection. Not SSH_CLIENT, with which bash reads .bashrc for a command.
 _OF_CONNECTION = ("TERM", "SSH_CONNECTION", "SSH_TTY")
 
+# sshd's status after each connection, however it ends: of it srun would write a line.
+_CONNECTION_ENDED = 255
+
 # Where distributions have it: Debian; Red Hat; SUSE; Alpine.
 _SFTP_PLACES = ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh", "/usr/libexec")
 # Where the node's sftp server and its libraries are in a container: the image may have other ones, or none.
@@ -61,7 +64,8 @@ def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
     folder = NodeFolder(Path(door.folder))
     argv = (door.sshd, "-i", "-e", "-f", str(folder.sshd_config))
     with marked_open(folder):
-        return process.run_in_terminal(argv, env={"PATH": "/usr/bin:/bin"}, cwd=folder.path)
+        status = process.run_in_terminal(argv, env={"PATH": "/usr/bin:/bin"}, cwd=folder.path)
+    return 0 if status == _CONNECTION_ENDED else status
 
 
 def run_ssh_command(run: RunFolder, environ: Mapping[str, str], folder: str) -> int:
