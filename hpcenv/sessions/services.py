@@ -107,6 +107,8 @@ def render(
     token: str,
     workdir: str,
     settings: str,
+    python: str,
+    programs: str,
     in_image: bool,
     allow_port: bool = False,
 ) -> Service:
@@ -117,6 +119,8 @@ def render(
         token: for Jupyter.
         workdir: the folder that Jupyter shows, and in which a command starts.
         settings: a lasting folder for what the user sets in Jupyter.
+        python: of the environment, for kernels.
+        programs: folder of the programs that run inside the image.
         in_image: whether the environment is an image: then its runtime makes the network namespace.
         allow_port: let a program listen on 127.0.0.1 of the node.
 
@@ -136,7 +140,17 @@ def render(
     }
     own = Bind(source=folder, target=folder)
     if request.kind == "jupyter":
-        return _jupyter(request, config, folder, token=token, workdir=workdir, settings=settings, own=own)
+        return _jupyter(
+            request,
+            config,
+            folder,
+            token=token,
+            workdir=workdir,
+            settings=settings,
+            python=python,
+            programs=programs,
+            own=own,
+        )
     if request.kind == "tensorboard":
         curves = f"{folder}/curves"
         argv = ["--logdir", curves, "--host", "127.0.0.1", "--port", "{port}", "--reload_multifile", "true"]
@@ -156,11 +170,13 @@ def _jupyter(
     token: str,
     workdir: str,
     settings: str,
+    python: str,
+    programs: str,
     own: Bind,
 ) -> Service:
     if not token:
         raise UsageError("Jupyter without a token", why="with an empty token it asks nobody for one")
-    runtime, file = f"{folder}/jupyter", f"{folder}/jupyter.token"
+    runtime, file, kernel = f"{folder}/jupyter", f"{folder}/jupyter.token", f"{folder}/kernels/python3"
     argv = [
         f"--ServerApp.sock={config['socket']}",
         "--ServerApp.sock_mode=0600",
@@ -175,10 +191,28 @@ def _jupyter(
         "--KernelSpecManager.allowed_kernelspecs=python3",
     ]
     # jpserver-PID-open.html in the runtime folder has the token, and mode 0644 (jupyter_server 2.21).
-    variables = {"JUPYTER_TOKEN_FILE": file, "JUPYTER_RUNTIME_DIR": runtime, "JUPYTER_CONFIG_DIR": settings}
+    variables = {
+        "JUPYTER_TOKEN_FILE": file,
+        "JUPYTER_RUNTIME_DIR": runtime,
+        "JUPYTER_CONFIG_DIR": settings,
+        # `kernels/NAME/kernel.json` below it comes before every kernel of the environment.
+        "JUPYTER_PATH": folder,
+    }
+    spec = {
+        "argv": [python, f"{programs}/kernel.py", "-f", "{connection_file}"],
+        "display_name": "Python (locked)",
+        "language": "python",
+        # The debugger listens on a port.
+        "metadata": {"debugger": False},
+    }
     config |= {"module": "jupyterlab", "argv": argv, "variables": variables}
-    binds = (own, Bind(source=settings, target=settings))
-    return Service(request=request, config=config, files={file: token}, folders=(runtime,), binds=binds)
+    return Service(
+        request=request,
+        config=config,
+        files={file: token, f"{kernel}/kernel.json": json.dumps(spec)},
+        folders=(runtime, os.path.dirname(kernel), kernel),
+        binds=(own, Bind(source=settings, target=settings)),
+    )
 
 
 # -- start and end ------------------------------------------------------------------------
@@ -278,9 +312,15 @@ def _render(request: ServiceRequest, manifest: Manifest, folder: Path, settings:
         token=secrets.token_urlsafe(32),
         workdir=manifest.workdir,
         settings=str(settings),
+        python=manifest.environment.python,
+        programs=str(_programs(manifest)),
         in_image=manifest.environment.kind != "host",
         allow_port=allow_port,
     )
+
+
+def _programs(manifest: Manifest) -> Path:
+    return RunFolder(Path(manifest.run_folder)).code / "hpcenv" / "incontainer"
 
 
 def require_private(folder: Path) -> None:
@@ -328,8 +368,7 @@ def _start(
     service: Service, manifest: Manifest, run: RunFolder, environ: Mapping[str, str], logs: Path, needs: ExitStack
 ) -> Running:
     """Start a service; what it needs to run is there until the end of `needs`."""
-    program = run.code / "hpcenv" / "incontainer" / "service.py"
-    command = [manifest.environment.python, str(program), _config_of(service)]
+    command = [manifest.environment.python, str(_programs(manifest) / "service.py"), _config_of(service)]
     own_network = bool(service.config["private"])
     start = needs.enter_context(
         attach.prepared(run, environ, command, secrets=False, binds=service.binds, own_network=own_network)
