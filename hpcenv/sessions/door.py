@@ -1,6 +1,6 @@
 """Keep a session open on a node: its folder there, its services, notices to its shells, and its end.
 
-Runs on: COMPUTE NODE, as one process beside what holds the job (beside.py). Standard library only.
+Runs on: COMPUTE NODE, as one process beside what holds the job. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pwd
 import select
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +45,9 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
     manifest = open_manifest(run, environ)
     assert manifest.session is not None
     this_node = find_this_node(environ, cluster=manifest.cluster)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        # It ends after what holds the job. Not ignored: a service would inherit that.
+        signal.signal(number, lambda _number, _frame: None)
     with ExitStack() as stack:
         folder = stack.enter_context(node_folder())
         door = _prepare(run, manifest, this_node, folder, environ)

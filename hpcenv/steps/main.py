@@ -68,7 +68,7 @@ STEPS = {
     "smoke-judge": Step(f"{_STEPS}.smoke_judge", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),
     "watch": Step(f"{_STEPS}.watch", "watch", lasting=True),
-    "session": Step("hpcenv.sessions.door", "keep_open", lasting=True),
+    "session": Step("hpcenv.sessions.door", "keep_open"),
     "ssh-server": Step("hpcenv.sessions.enter", "serve_ssh"),
     "ssh-command": Step("hpcenv.sessions.enter", "run_ssh_command", takes="command"),
     "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes="command", lasting=True),

@@ -137,7 +137,9 @@ def test_what_is_refused(session: Session, cluster: Cluster) -> None:
     assert (remote.status, "forwarding failed" in remote.stderr) == (255, True), remote.text
     laptop.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/other")
     config = (laptop.home / ".ssh" / "config").read_text()
-    laptop.write("other-key", config.replace("Host lab\n", "Host lab\n    IdentityFile ~/.ssh/other\n    IdentitiesOnly yes\n"))
+    laptop.write(
+        "other-key", config.replace("Host lab\n", "Host lab\n    IdentityFile ~/.ssh/other\n    IdentitiesOnly yes\n")
+    )
     wrong = laptop.ssh("-F", "other-key", "lab", "true")
     assert (wrong.status, "Permission denied (publickey)" in wrong.stderr) == (255, True), wrong.text
     other = (laptop.home / ".ssh" / "other.pub").read_text().split()[1]
@@ -148,7 +150,10 @@ def test_what_is_refused(session: Session, cluster: Cluster) -> None:
     bob = cluster.run("hpcenv", "session", "connect", run, user="bob")
     assert bob.status != 0
     assert bob.stdout == ""
-    for path in (f"{session.project.folder}/runs/.sessions-2001/lab/host_key", "/tmp/hpcenv-session-*/environment.json"):
+    for path in (
+        f"{session.project.folder}/runs/.sessions-2001/lab/host_key",
+        "/tmp/hpcenv-session-*/environment.json",
+    ):
         assert cluster.run("sh", "-c", f"cat {path}", user="bob", node="n1").status != 0
     twice = session.project.hpcenv("session", "start", "lab")
     assert "the session `lab` has not ended" in twice.stderr

@@ -65,9 +65,7 @@ def test_the_folder_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(place.glob("hpcenv-session-*")) == []
 
 
-def test_what_a_killed_session_left_goes_and_an_open_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_session_left_goes_and_an_open_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The path of a test is too long for a socket: then /tmp is used.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", "t")
