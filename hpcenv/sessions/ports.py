@@ -19,6 +19,7 @@ _LISTEN = "0A"
 def listening(environ: Mapping[str, str], proc: Path = Path("/proc")) -> tuple[str, ...]:
     """Return `ADDRESS:PORT (PROGRAM)` for each port that a process of this user's job listens to, sorted.
 
+    srun itself listens, for its own steps: it is left out.
     Where Slurm has no cgroups, processes of other jobs of this user on this node are among them.
     """
     sockets = {inode: address for name in ("tcp", "tcp6") for address, inode in _sockets(proc / "net" / name)}
@@ -29,9 +30,9 @@ def listening(environ: Mapping[str, str], proc: Path = Path("/proc")) -> tuple[s
     for process in proc.glob("[0-9]*"):
         if by_cgroup and not job_cgroup.is_of(_text(process / "cgroup"), environ):
             continue
-        for inode in _open_sockets(process):
-            if inode in sockets:
-                found.add(f"{sockets[inode]} ({_text(process / 'comm').strip() or '?'})")
+        name = _text(process / "comm").strip() or "?"
+        own = set() if name == "srun" else sockets.keys() & set(_open_sockets(process))
+        found |= {f"{sockets[inode]} ({name})" for inode in own}
     return tuple(sorted(found))
 
 

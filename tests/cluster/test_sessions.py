@@ -20,7 +20,7 @@ from .laptop import Laptop, plugged_in
 pytestmark = pytest.mark.cluster
 
 # It prints text, and sets what must not reach a session.
-BASHRC = "echo NOISE; echo NOISE >&2; export PYTHONPATH=/evil LD_PRELOAD=/evil.so PATH=/evil:$PATH\n"
+BASHRC = "echo NOISE; export PYTHONPATH=/evil LD_PRELOAD=libm.so.6 PATH=/evil:$PATH\n"
 ON_NODE = "ls -d /tmp/hpcenv-* 2>/dev/null; ps -u alice -o args= | grep -v -e '^ps' -e grep -e 'sh -c'; true"
 
 
@@ -79,6 +79,7 @@ def test_a_command_in_the_locked_image_with_the_variables_of_the_ranks(session: 
     assert shell.status == 3
     assert "NOISE" not in shell.text
     assert "evil" not in shell.text
+    assert "LD_PRELOAD" not in shell.text
 
 
 def test_a_terminal_and_the_home_of_the_session(session: Session) -> None:

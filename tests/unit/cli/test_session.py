@@ -60,7 +60,7 @@ def test_a_session_is_a_run_with_a_lasting_private_folder(hpcenv: Any, slurm: An
     assert (folder / "authorized_keys").read_text() == KEY
     script = slurm.calls("sbatch")[0].script
     assert "#SBATCH --no-requeue" in script
-    assert "--signal" not in script
+    assert "#SBATCH --signal" not in script
     slurm.answers("squeue", "71|PENDING|Resources|(null)|0:00\n")
     again = start(hpcenv, slurm, shared_project)
     assert (again.status, "the session `lab` has not ended" in again.stderr) == (17, True), again.stderr
