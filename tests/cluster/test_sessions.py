@@ -16,6 +16,7 @@ import pytest
 
 from .conftest import Cluster, Project
 from .laptop import Laptop, plugged_in
+from .test_run import PATCH, VICTIM
 
 pytestmark = pytest.mark.cluster
 
@@ -189,3 +190,26 @@ def test_a_changed_byte_of_the_sif_refuses_the_next_shell_and_after_cancel_nothi
     assert cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout == ""
     closed = session.laptop.ssh("lab", "true")
     assert (closed.status, "is not running" in closed.stderr) == (255, True), closed.text
+
+
+def test_a_shell_is_left_and_its_job_ends(host_project: Project, cluster: Cluster) -> None:
+    words = "hpcenv shell --time 10"
+    typed = "echo on $((40 + 2)) $SLURMD_NODENAME $HOME\nexit 3\n"
+    done = cluster.run("script", "-qec", words, "/dev/null", cwd=host_project.folder, stdin=typed)
+    assert done.status == 3, done.text
+    assert re.search(r"on 42 n[12] \S+/runs/.sessions-2001/shell-[0-9a-f]{8}/home", done.stdout), done.text
+    (line,) = [one for one in host_project.json("list")["data"]["runs"] if one["run"].startswith("shell-")]
+    assert (line["state"], line["kind"]) == ("cancelled", "session")
+
+
+def test_a_node_that_differs_opens_no_session(host_project: Project, cluster: Cluster) -> None:
+    for node in ("n1", "n2"):
+        cluster.must("sh", "-c", PATCH, "sh", VICTIM, node=node, user="root")
+    try:
+        done = host_project.hpcenv("session", "start", "other")
+    finally:
+        for node in ("n1", "n2"):
+            cluster.must("umount", VICTIM, node=node, user="root")
+    assert done.status == 90, done.text
+    assert re.search(r"n[12] +packages\.numpy", done.text), done.text
+    assert host_project.hpcenv("attach", "other", "--", "true").status == 23

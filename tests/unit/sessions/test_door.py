@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import run_folders as folders
 
-from hpcenv.records.session import NodeFolder
+from hpcenv.records.files import load_record
+from hpcenv.records.session import NodeFolder, SessionNode, SessionOptions
 from hpcenv.sessions import door
 from hpcenv.sessions.enter import marked_open
 from hpcenv.sessions.notices import Notices
@@ -92,3 +96,30 @@ def test_an_open_shell_is_seen_until_it_ends_also_by_a_kill(tmp_path: Path) -> N
     assert len(list(folder.open.iterdir())) == 1
     assert door.open_terminals(folder) == []
     assert list(folder.open.iterdir()) == []
+
+
+def test_a_session_that_nobody_uses_ends_and_its_folder_goes(tmp_path: Path) -> None:
+    """The process beside the launch step, as a node starts it."""
+    options = SessionOptions(name="a", folder=str(tmp_path / "lasting"), ends_unused=1)
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    code = "import sys; from hpcenv.steps.main import main; sys.exit(main(sys.argv[1:]))"
+    environ = {**os.environ, "HPCENV_LOCAL_NODE": "l0", "HPCENV_LOCAL_NODES": "l0", "HPCENV_LOCAL_JOB": "local-7"}
+    argv = [sys.executable, "-c", code, "session", str(run.path)]
+    with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        until = time.monotonic() + 60
+        while not run.session_end.exists():
+            assert time.monotonic() < until
+            assert child.poll() is None
+            time.sleep(0.1)
+        found = load_record(SessionNode, run.session_of("l0"))
+        folder = Path(found.folder)
+        assert found.ready
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "environment.json").stat().st_mode) == 0o600
+        child.send_signal(signal.SIGTERM)  # Slurm's; it ends after what holds the job
+        time.sleep(0.5)
+        assert child.poll() is None
+        child.stdin.close()
+        assert child.wait(30) == 0
+    assert not folder.exists()
