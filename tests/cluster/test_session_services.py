@@ -1,0 +1,133 @@
+"""Services of a session on a real node, in a SIF with the real Apptainer and on the host, seen by another user.
+
+The services are started here by a small program, in the place of the session's own: `hpcenv.sessions.services.serving`
+is what both call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, TESTBED, Cluster, Project
+
+pytestmark = pytest.mark.cluster
+
+# In an allocation: the check of `hpcenv run`, then the services on the first node until the file `done` is there.
+IN_ALLOCATION = """\
+hpcenv run -- true || exit
+run=$(ls -td "$PWD"/runs/run-*/ | head -n 1)
+exec srun --overlap --nodelist n1 --nodes 1 --ntasks 1 python3 serve.py "${run%/}" "$1"
+"""
+SERVE = """\
+import json, os, subprocess, sys, tempfile, time
+run, requests = sys.argv[1:]
+sys.path.insert(0, f"{run}/code/hpcenv.zip")
+from pathlib import Path
+from hpcenv.errors import HpcenvError
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.sessions.services import ServiceRequest, serving
+
+def listeners():
+    return sorted(line.split()[3] for line in subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout.splitlines())
+
+wanted = [ServiceRequest(kind, tuple(argv), port) for kind, argv, port in json.loads(requests)]
+folder = Path(tempfile.mkdtemp(prefix="hs-", dir="/tmp"))
+here = Path(run).parents[1]
+before = listeners()
+try:
+    with serving(wanted, run=RunFolder(Path(run)), environ=os.environ, folder=folder, settings=here / "lab",
+                 logs=here / "logs", say=print) as running:
+        said = {"folder": str(folder), "sockets": running.sockets, "run": run, "token": str(running.token_file or "")}
+        (here / "open.new").write_text(json.dumps({**said, "before": before}))
+        os.rename(here / "open.new", here / "open")
+        while not (here / "done").exists():
+            time.sleep(0.2)
+    (here / "left").write_text(json.dumps(sorted(os.listdir(folder))))
+except HpcenvError as error:
+    print(f"REFUSED: {error}", flush=True)
+"""
+ASK = """\
+import http.client, json, socket, sys
+connected = socket.socket(socket.AF_UNIX)
+connected.connect(sys.argv[1])
+connection = http.client.HTTPConnection("localhost")
+connection.sock = connected
+method, url, token = sys.argv[2:5]
+connection.request(method, url, headers={"Authorization": f"token {token}"} if token else {})
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
+WEB = "import http.server as h; h.ThreadingHTTPServer(('127.0.0.1', 8501), h.SimpleHTTPRequestHandler).serve_forever()"
+
+
+@dataclass(frozen=True)
+class Open:
+    """Services that are open on n1.
+
+    Attributes:
+        before: addresses on which n1 listened before.
+    """
+
+    cluster: Cluster
+    project: Project
+    folder: str
+    run: str
+    sockets: dict[str, str]
+    token: str
+    before: list[str]
+
+    def ask(self, name: str, url: str = "/", *, method: str = "GET", token: str = "", user: str = "alice") -> str:
+        words = ("python3", "-c", ASK, self.sockets[name], method, url, token)
+        return self.cluster.run(*words, node="n1", user=user).text
+
+    def listeners(self) -> list[str]:
+        lines = self.cluster.must("ss", "-Hltn", node="n1", user="root").splitlines()
+        return sorted(line.split()[3] for line in lines)
+
+
+@contextmanager
+def opened(project: Project, *requests: tuple[str, tuple[str, ...], int | None]) -> Iterator[Open]:
+    cluster = project.cluster
+    cluster.must("rm", "-f", "open", "done", "left", cwd=project.folder)
+    cluster.write(f"{project.folder}/serve.py", SERVE)
+    words = ("salloc", "--nodelist=n1", "--cpus-per-task=2", "--time=15", "bash", "-c", IN_ALLOCATION, "bash", json.dumps(requests))
+    argv = [str(TESTBED), "exec", "--node", "login", "--user", "alice", "--cwd", project.folder, "--", *words]
+    job = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while cluster.run("test", "-e", "open", cwd=project.folder).status != 0:
+        assert job.poll() is None, job.stdout.read()  # type: ignore[union-attr]
+        time.sleep(0.5)
+    said = json.loads(cluster.must("cat", "open", cwd=project.folder))
+    try:
+        yield Open(cluster=cluster, project=project, **said)
+    finally:
+        cluster.must("touch", "done", cwd=project.folder)
+        out, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, out
+    assert json.loads(cluster.must("cat", "left", cwd=project.folder)) == [], out
+    assert said["folder"] not in cluster.must("ps", "-eo", "args", node="n1", user="root")
+
+
+@pytest.mark.parametrize("kind", ["sif", "host"])
+def test_a_program_that_knows_tcp_only_is_reached_by_its_user_only(
+    cluster: Cluster, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """In a network namespace of its own: of Apptainer in a SIF, of hpcenv on the host."""
+    project: Project = request.getfixturevalue(f"{kind}_project")
+    with opened(project, ("command", ("python3", "-c", WEB), 8501)) as session:
+        assert session.ask("port-8501").startswith("200 ")
+        assert session.listeners() == session.before
+        connect = "import socket; socket.create_connection(('127.0.0.1', 8501))"
+        assert "ConnectionRefused" in cluster.run("python3", "-c", connect, node="n1").text
+        assert "PermissionError" in session.ask("port-8501", user="bob")
+        assert "Permission denied" in cluster.run("ls", session.folder, node="n1", user="bob").text
