@@ -101,7 +101,17 @@ def opened(project: Project, *requests: tuple[str, tuple[str, ...], int | None])
     cluster = project.cluster
     cluster.must("rm", "-f", "open", "done", "left", cwd=project.folder)
     cluster.write(f"{project.folder}/serve.py", SERVE)
-    words = ("salloc", "--nodelist=n1", "--cpus-per-task=2", "--time=15", "bash", "-c", IN_ALLOCATION, "bash", json.dumps(requests))
+    words = (
+        "salloc",
+        "--nodelist=n1",
+        "--cpus-per-task=2",
+        "--time=15",
+        "bash",
+        "-c",
+        IN_ALLOCATION,
+        "bash",
+        json.dumps(requests),
+    )
     argv = [str(TESTBED), "exec", "--node", "login", "--user", "alice", "--cwd", project.folder, "--", *words]
     job = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while cluster.run("test", "-e", "open", cwd=project.folder).status != 0:
