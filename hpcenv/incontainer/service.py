@@ -44,6 +44,8 @@ def main(path: str) -> int:
         config = json.load(file)
     os.umask(0o077)
     os.environ.update(config["variables"])
+    if config["python_path"]:
+        os.environ["PYTHONPATH"] = ":".join(filter(None, [os.environ.get("PYTHONPATH"), config["python_path"]]))
     argv = find(config["module"], config["argv"])
     if argv is None:
         print("the environment has no %s" % (config["module"] or config["argv"][0]), file=sys.stderr)

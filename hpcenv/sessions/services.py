@@ -109,6 +109,7 @@ def render(
     settings: str,
     python: str,
     programs: str,
+    inside: str,
     in_image: bool,
     allow_port: bool = False,
 ) -> Service:
@@ -121,6 +122,7 @@ def render(
         settings: a lasting folder for what the user sets in Jupyter.
         python: of the environment, for kernels.
         programs: folder of the programs that run inside the image.
+        inside: folder of the modules that ranks can import.
         in_image: whether the environment is an image: then its runtime makes the network namespace.
         allow_port: let a program listen on 127.0.0.1 of the node.
 
@@ -137,6 +139,8 @@ def render(
         "private": private,
         "own_network": private and not in_image,
         "variables": {},
+        # What ranks can import: hpcenv.training, and in an image without sbatch what to type instead of hpcenv.submit.
+        "python_path": inside if in_image else "",
     }
     own = Bind(source=folder, target=folder)
     if request.kind == "jupyter":
@@ -314,6 +318,7 @@ def _render(request: ServiceRequest, manifest: Manifest, folder: Path, settings:
         settings=str(settings),
         python=manifest.environment.python,
         programs=str(_programs(manifest)),
+        inside=str(RunFolder(Path(manifest.run_folder)).inside),
         in_image=manifest.environment.kind != "host",
         allow_port=allow_port,
     )

@@ -19,7 +19,7 @@ _BIND = ' --bind "${5%/*}"'
 
 def folder_name(project: str, lock: str) -> str:
     """Return the name by which Jupyter finds the kernel."""
-    return re.sub(r"[^a-z0-9._-]+", "-", f"hpcenv-{project}-{lock}".lower())
+    return re.sub(r"[^a-z0-9._]+", "-", f"hpcenv-{project}-{lock}".lower())
 
 
 def kernel_json(*, project: Path, lock: str, own_python: str, python: str, on_host: bool) -> str:

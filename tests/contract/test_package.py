@@ -63,7 +63,12 @@ def test_every_image_command_is_a_file_in_cli(verb: str) -> None:
     ("group", "verb"),
     [
         (group, verb)
-        for group, verbs in (("kernel", KERNEL_VERBS), ("net", NET_VERBS), ("bundle", BUNDLE_VERBS), ("data", DATA_VERBS))
+        for group, verbs in (
+            ("kernel", KERNEL_VERBS),
+            ("net", NET_VERBS),
+            ("bundle", BUNDLE_VERBS),
+            ("data", DATA_VERBS),
+        )
         for verb in verbs
     ],
 )

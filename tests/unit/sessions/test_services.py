@@ -54,6 +54,7 @@ def rendered(request: ServiceRequest, **more: Any) -> services.Service:
         "in_image": True,
         "python": "py",
         "programs": "/p",
+        "inside": "/i",
     }
     return render(request, "/tmp/s", **{**known, **more})
 
@@ -262,7 +263,7 @@ def test_a_machine_without_user_namespaces_is_refused_with_the_reason(tmp_path: 
         "private": True,
         "own_network": True,
     }
-    (tmp_path / "c.json").write_text(json.dumps({**config, "variables": {}}))
+    (tmp_path / "c.json").write_text(json.dumps({**config, "variables": {}, "python_path": ""}))
     without = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
     words = ["unshare", "-Ur", "sh", "-c", without, "sh", sys.executable, inside.__file__, str(tmp_path / "c.json")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
