@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,20 @@ CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]
 # -- what would be started ----------------------------------------------------------------
 
 
-def rendered(request: ServiceRequest, **more: Any) -> services.Service:
-    known: dict[str, Any] = {
-        "token": "t0ken",
-        "workdir": "/work",
-        "settings": "/home/me/lab",
-        "in_image": True,
-        "python": "py",
-        "programs": "/p",
-        "inside": "/i",
-    }
-    return render(request, "/tmp/s", **{**known, **more})
+@pytest.fixture
+def rendered(make_manifest: Any) -> Any:
+    """How a service is started in a SIF, or on the host."""
+
+    def call(request: ServiceRequest, *, in_image: bool = True, **more: Any) -> services.Service:
+        manifest = make_manifest()
+        kind = "sif" if in_image else "host"
+        manifest = replace(manifest, environment=replace(manifest.environment, kind=kind))
+        return render(request, manifest, "/tmp/s", **{"settings": "/home/me/lab", "token": "t0ken", **more})
+
+    return call
 
 
-def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only() -> None:
+def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only(rendered: Any) -> None:
     found = rendered(ServiceRequest("jupyter"))
     assert found.socket == "/tmp/s/jupyter.sock"
     assert found.files["/tmp/s/jupyter.token"] == "t0ken"
@@ -75,14 +76,16 @@ def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only() -> None:
 @pytest.mark.parametrize(
     ("in_image", "allow_port", "private", "own"), [(True, False, True, False), (False, False, True, True), (True, True, False, False)]
 )  # fmt: skip
-def test_who_makes_the_network_namespace(in_image: bool, allow_port: bool, private: bool, own: bool) -> None:
+def test_who_makes_the_network_namespace(
+    rendered: Any, in_image: bool, allow_port: bool, private: bool, own: bool
+) -> None:
     """The container runtime in an image, incontainer/service.py on the host, nobody with --allow-port."""
     for request in (ServiceRequest("command", ("streamlit", "run"), 8501), ServiceRequest("tensorboard", ("/runs/a",))):
         found = rendered(request, in_image=in_image, allow_port=allow_port)
         assert (found.config["private"], found.config["own_network"]) == (private, own)
 
 
-def test_tensorboard_sees_the_runs_that_it_shows_and_cannot_change_them() -> None:
+def test_tensorboard_sees_the_runs_that_it_shows_and_cannot_change_them(rendered: Any) -> None:
     found = rendered(ServiceRequest("tensorboard", ("/runs/a", "/other/b")))
     assert [(bind.source, bind.read_only) for bind in found.binds] == [
         ("/tmp/s", False), ("/runs/a", True), ("/other/b", True)
@@ -91,7 +94,7 @@ def test_tensorboard_sees_the_runs_that_it_shows_and_cannot_change_them() -> Non
 
 
 @pytest.mark.parametrize("request_", [ServiceRequest("command", ("x",)), ServiceRequest("command", (), 80)])
-def test_a_command_needs_a_port(request_: ServiceRequest) -> None:
+def test_a_command_needs_a_port(rendered: Any, request_: ServiceRequest) -> None:
     with pytest.raises(UsageError, match="needs a port and a command"):
         rendered(request_)
 
