@@ -77,7 +77,7 @@ def prepared(
         command: argv of the command.
         secrets: whether the command gets the run's secrets.
         binds: in a SIF, beside those of the run.
-        own_network: in a SIF, start it in a network namespace of its own, which has 127.0.0.1 only.
+        own_network: in a SIF, start it in a private network namespace, which has 127.0.0.1 only.
 
     Raises:
         NodesUnknown: this node does not train for this run now, or its SIF has changed.

@@ -4,7 +4,7 @@ Runs on: COMPUTE NODE. Standard library only.
 
 A service runs in the verified image, or host environment, with the variables of the ranks. Nothing listens on a TCP
 port of the node: Jupyter listens on the socket itself, and its kernels use IPC. For any other program
-incontainer/service.py is a relay, and the program has a network namespace of its own. The folder of the session is on
+incontainer/service.py is a relay, and the program has a private network namespace. The folder of the session is on
 the node's own disk and open to its owner only. A token is in a file there, never in a command line or a variable.
 """
 
@@ -131,7 +131,7 @@ def render(
     own = Bind(source=folder, target=folder)
     if request.kind == "jupyter":
         if not token:
-            raise UsageError("Jupyter without a token", why="with an empty token it asks nobody for one")
+            raise UsageError("Jupyter without a token", why="with an empty token it lets every user in")
         return _jupyter(request, manifest, config, folder, settings=settings, token=token)
     if request.kind == "tensorboard":
         curves = f"{folder}/curves"
@@ -407,7 +407,7 @@ def _not_started(running: Running, manifest: Manifest) -> ToolMissing | ToolFail
     alone = running.service.config["private"] and not on_host and "network" in said
     if status == _NO_NAMESPACE or alone:
         return ToolFailed(
-            f"{name} was not started: this node gives it no network of its own",
+            f"{name} was not started: this node gives it no private network",
             why=said,
             hint="--allow-port lets it listen on 127.0.0.1, where every user of the node can connect to it",
         )

@@ -54,6 +54,7 @@ def test_an_environment_without_ipykernel_is_refused(hpcenv: Any, project: Path)
     assert "python3 -m pip install jupyterlab ipykernel" in done.stderr
 
 
+@pytest.mark.long
 def test_a_kernel_starts_in_the_locked_environment_and_is_refused_with_the_table(hpcenv: Any, tmp_path: Path) -> None:
     find = "import importlib.util as u, sys; sys.exit(not (u.find_spec('jupyter_client') and u.find_spec('ipykernel')))"
     if subprocess.run([PYTHON, "-c", find]).returncode != 0:
