@@ -19,6 +19,7 @@ from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.kernel import VERBS as KERNEL_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
+from hpcenv.cli.session import VERBS as SESSION_VERBS
 from hpcenv.errors import RunNotFound
 from hpcenv.project.context import of_user
 from hpcenv.version import VERSION
@@ -88,6 +89,7 @@ def _command_name(argv: list[str]) -> str:
         "image": IMAGE_VERBS,
         "kernel": KERNEL_VERBS,
         "net": NET_VERBS,
+        "session": SESSION_VERBS,
     }
     verbs = groups.get(name)
     if verbs is None:

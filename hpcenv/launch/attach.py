@@ -30,6 +30,7 @@ from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_json
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import SessionFolder
 from hpcenv.records.verdict import NodeSettings
 
 # bash if the image has it, else sh.
@@ -50,12 +51,20 @@ class Prepared:
     pass_fds: tuple[int, ...]
 
 
-def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *, secrets: bool) -> int:
+def attach(
+    run: RunFolder,
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    secrets: bool,
+    given: Mapping[str, str] | None = None,
+    binds: Sequence[Bind] = (),
+) -> int:
     """Run `command`, or a shell if it is empty, on this terminal; return its exit status.
 
     The arguments and errors are those of `prepared`.
     """
-    with prepared(run, environ, tuple(command) or SHELL, secrets=secrets) as start:
+    with prepared(run, environ, tuple(command) or SHELL, secrets=secrets, given=given, binds=binds) as start:
         return process.run_in_terminal(start.argv, env=start.env, cwd=start.cwd, pass_fds=start.pass_fds)
 
 
@@ -66,6 +75,7 @@ def prepared(
     command: Sequence[str],
     *,
     secrets: bool,
+    given: Mapping[str, str] | None = None,
     binds: Sequence[Bind] = (),
     own_network: bool = False,
 ) -> Iterator[Prepared]:
@@ -76,6 +86,7 @@ def prepared(
         environ: environment variables of this job step.
         command: argv of the command.
         secrets: whether the command gets the run's secrets.
+        given: further variables of the command.
         binds: in a SIF, beside those of the run.
         own_network: in a SIF, start it in a private network namespace, which has 127.0.0.1 only.
 
@@ -99,8 +110,11 @@ def prepared(
             if secrets
             else {}
         ),
+        **(given or {}),
     }
     with ExitStack() as stack:
+        if manifest.session is not None and manifest.environment.kind == "host":
+            variables["HOME"] = str(_home(manifest, run, this_node))
         start, descriptors = _start_command(manifest, run, this_node, command, variables, environ, stack, binds)
         argv, files = stack.enter_context(opened(start))
         if own_network and descriptors:
@@ -150,11 +164,18 @@ def _start_command(
         inherited=environ,
         passed=manifest.pass_env,
         image=f"/proc/self/fd/{descriptor}",
-        home=str(run.home_of(this_node.node)),
+        home=str(_home(manifest, run, this_node)),
         binds=[private_tmp, *own_folders(manifest), *binds],
         data=data_binds(manifest, staged_here(manifest, this_node)),
     )
     return start, (descriptor,)
+
+
+def _home(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Path:
+    """Return the home folder of a command: of a session, the lasting one."""
+    return (
+        run.home_of(this_node.node) if manifest.session is None else SessionFolder(Path(manifest.session.folder)).home
+    )
 
 
 @contextlib.contextmanager

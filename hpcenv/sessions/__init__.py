@@ -1,4 +1,4 @@
-"""What a session offers on its node, and how it is reached.
+"""Sessions: a shell, ssh and web pages in the environment of a run, through steps of its job.
 
-Runs on: COMPUTE NODE. Standard library only.
+Runs on: COMPUTE NODE; `ssh` also on the login node. Standard library only.
 """

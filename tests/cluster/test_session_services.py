@@ -138,12 +138,17 @@ def test_a_program_that_knows_tcp_only_is_reached_by_its_user_only(
 
 WHEELS = ("-r", str(ROOT / "tests/packages/sessions.txt"), "--require-hashes", "--no-deps", "--only-binary", ":all:")
 IN_KERNEL = """\
-import sys
+import sys, time
 from jupyter_client.blocking import BlockingKernelClient
 client = BlockingKernelClient(connection_file=sys.argv[1])
 client.load_connection_file()
 client.start_channels()
-client.wait_for_ready(timeout=60)
+for _ in range(60):
+    try:
+        client.wait_for_ready(timeout=60)
+        break
+    except RuntimeError:  # no heartbeat yet: on a slow machine the kernel is still starting
+        time.sleep(1)
 code = "import sys, os, torch; print('SAID', sys.prefix, os.environ['HPCENV_RUN'], torch.ones(2).sum().item())"
 client.execute_interactive(code, timeout=120)
 client.execute_interactive("import hpcenv; hpcenv.submit('train.py')", timeout=60)

@@ -292,12 +292,17 @@ def with_tools(hpcenv: Any, tmp_path: Path) -> tuple[RunFolder, dict[str, str]]:
 
 
 KERNEL = """\
-import sys
+import sys, time
 from jupyter_client.blocking import BlockingKernelClient
 client = BlockingKernelClient(connection_file=sys.argv[1])
 client.load_connection_file()
 client.start_channels()
-client.wait_for_ready(timeout=60)
+for _ in range(60):
+    try:
+        client.wait_for_ready(timeout=60)
+        break
+    except RuntimeError:  # no heartbeat yet: on a slow machine the kernel is still starting
+        time.sleep(1)
 client.execute_interactive("import sys, os; print('SAID', sys.prefix, os.environ['HPCENV_RUN'])", timeout=60)
 forked = "import os, time; os.fork() or (print('FORKED', flush=True), os._exit(0)); os.wait(); time.sleep(1)"
 client.execute_interactive(forked, timeout=60)
