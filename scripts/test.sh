@@ -31,6 +31,7 @@ logs=$(mktemp -d)
 first=${HPCENV_TESTBED_INSTANCE:-$(printf %s "$PWD" | sha256sum | cut -c 1-8)}
 export HPCENV_TEST_TESTBEDS="$first ${first:0:9}b" PATH=$venv/bin:$PATH
 export HPCENV_TEST_TORCH_PYTHON=$venv/bin/python HPCENV_TEST_HUB_PYTHON=$venv/hub/bin/python
+export HPCENV_TEST_SESSIONS_PYTHON=$venv/sessions/bin/python
 export HPCENV_TEST_FRAMEWORKS_PYTHON=$venv/frameworks/bin/python DS_BUILD_OPS=0 DEBIAN_FRONTEND=noninteractive
 
 check() { # NAME COMMAND...: its output is shown, its failure is kept
@@ -75,6 +76,7 @@ environment() { # FOLDER LOCK [PACKAGE]: by the locked pip, for older ones canno
 }
 install() { # FOLDER: what it locks; torch, whose build depends on the index; this checkout
   environment "$venv" "$1/$lock" torch==2.13.0 && environment "$venv/hub" "$1/hub.txt" || return
+  environment "$venv/sessions" "$1/sessions.txt" || return
   [ -z "${HPCENV_TEST_LONG:-}" ] || environment "$venv/frameworks" "$1/frameworks.txt" torch==2.13.0 || return
   pip install -qq --no-deps --no-build-isolation -e .
 }

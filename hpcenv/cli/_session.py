@@ -15,13 +15,15 @@ from hpcenv.cli._submit_options import submit_options, table_values
 from hpcenv.cli._wait import interruptible
 from hpcenv.cli.submit import context_of
 from hpcenv.cli.wait import say_failure, tell_exit_status, tell_state
-from hpcenv.errors import ToolFailed
+from hpcenv.errors import SpecError, ToolFailed
 from hpcenv.judge import verdict_table
+from hpcenv.records.manifest import Manifest
 from hpcenv.records.session import SessionFolder, SessionNode, SessionService
 from hpcenv.runs.entries import open_run
 from hpcenv.runs.session import wait_until_open
 from hpcenv.runs.status import RunStatus
 from hpcenv.runs.wait import exit_status_of
+from hpcenv.sessions.tools import TOOLS, how_to_add, lacking
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.session import prepare_folder, read_keys, with_session
@@ -66,11 +68,21 @@ def begin(
         ends_unused=ends_unused,
     )
     plan = plan_job(workspace, options, context)
+    _require_programs(plan.manifest, services)
     keys, notes = read_keys(None if key is None else Path(key), Path.home())
     _accept.remember_typed(workspace, options, plan)
     assert options.session is not None
     prepare_folder(SessionFolder(Path(options.session.folder)), keys)
     return submit(replace(plan, notes=(*plan.notes, *notes)), context)
+
+
+def _require_programs(manifest: Manifest, services: Sequence[SessionService]) -> None:
+    """Refuse services whose programs are not locked, before anything is queued."""
+    missing = lacking([one.kind for one in services], {package.name for package in manifest.packages})
+    if missing:
+        hint = how_to_add(missing[0], on_host=manifest.environment.kind == "host")
+        why = f"{manifest.lockfile} has no package {TOOLS[missing[0]][0]}"
+        raise SpecError(f"the environment cannot start {missing[0]}", why=why, hint=hint)
 
 
 def wait_open(result: SubmitResult, name: str, *, as_json: bool) -> tuple[int, SessionNode | None]:

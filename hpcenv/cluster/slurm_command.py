@@ -28,7 +28,7 @@ _LAUNCHER = re.compile(
 # the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
 _OF_A_RANK = re.compile(r"((NCCL|GLOO|TP)_SOCKET_IFNAME|OMP_NUM_THREADS|TORCH_NCCL_ASYNC_ERROR_HANDLING)\Z")
 
-# In a run, a session for example, these are of its node and of its job: another job has its own.
+# In a run, for example a session, these describe its node and its job: another job has different ones.
 _OF_A_RUN = re.compile(r"((CUDA|HIP|NVIDIA|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|TMPDIR|(JUPYTER|JPY)_\w+)\Z")
 
 

@@ -234,7 +234,7 @@ def with_env_file(argv: Sequence[str], path: str) -> tuple[str, ...]:
 
 
 def with_own_network(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return a command of `exec_argv` whose program has a network of its own: 127.0.0.1, and nothing of the node.
+    """Return a command of `exec_argv` whose program has a private network: 127.0.0.1, and nothing of the node.
 
     `--network none` needs no root and no configuration (seen), unlike every other network.
     """

@@ -5,7 +5,7 @@ Runs on: inside the image (or in a host environment), alone: standard library on
     python3 service.py CONFIG        # JSON, written by hpcenv/sessions/services.py
 
 A program that listens on a Unix socket itself (Jupyter) replaces this process. For any other program this process is a
-relay between the socket and a port. The program then is in a network namespace that has 127.0.0.1 only: nobody else on
+relay between the socket and a port. The program then is in a network namespace that has 127.0.0.1 only: no other user of
 the node reaches the port, and the folder of the socket is open to its owner only. The container runtime makes the
 namespace; on the host this process makes it (`own_network`).
 """
@@ -27,7 +27,7 @@ import threading
 import time
 from typing import Any, List, Optional, Tuple
 
-# Statuses of this process that sessions/services.py knows: those of a shell, and one of its own.
+# Statuses of this process that sessions/services.py knows: those of a shell, and one more.
 MISSING = 127
 NO_NAMESPACE = 126
 OPEN_TO_OTHERS = 125
@@ -44,6 +44,8 @@ def main(path: str) -> int:
         config = json.load(file)
     os.umask(0o077)
     os.environ.update(config["variables"])
+    if config["python_path"]:
+        os.environ["PYTHONPATH"] = ":".join(filter(None, [os.environ.get("PYTHONPATH"), config["python_path"]]))
     argv = find(config["module"], config["argv"])
     if argv is None:
         print("the environment has no %s" % (config["module"] or config["argv"][0]), file=sys.stderr)
@@ -87,7 +89,7 @@ def make_own_network() -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses now."""
+    """Return a port that no program uses now."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         port: int = trial.getsockname()[1]

@@ -88,7 +88,7 @@ def prepared(
         secrets: whether the command gets the run's secrets.
         given: further variables of the command.
         binds: in a SIF, beside those of the run.
-        own_network: in a SIF, start it in a network namespace of its own, which has 127.0.0.1 only.
+        own_network: in a SIF, start it in a private network namespace, which has 127.0.0.1 only.
 
     Raises:
         NodesUnknown: this node does not train for this run now, or its SIF has changed.

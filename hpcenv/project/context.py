@@ -34,7 +34,7 @@ class Context:
 
 
 def of_user(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the user: a session has a home of its own, which knows nothing of what is accepted."""
+    """Return the variables of the user: a session has another home, without what the user has accepted."""
     if "HPCENV_RUN" not in environ or "SINGULARITY_CONTAINER" in environ:
         return dict(environ)
     return {**environ, "HOME": pwd.getpwuid(os.getuid()).pw_dir}

@@ -4,7 +4,7 @@ Runs on: COMPUTE NODE. Standard library only.
 
 A service runs in the verified image, or host environment, with the variables of the ranks. Nothing listens on a TCP
 port of the node: Jupyter listens on the socket itself, and its kernels use IPC. For any other program
-incontainer/service.py is a relay, and the program has a network namespace of its own. The folder of the session is on
+incontainer/service.py is a relay, and the program has a private network namespace. The folder of the session is on
 the node's own disk and open to its owner only. A token is in a file there, never in a command line or a variable.
 """
 
@@ -101,32 +101,20 @@ class Service:
 
 
 def render(
-    request: ServiceRequest,
-    folder: str,
-    *,
-    token: str,
-    workdir: str,
-    settings: str,
-    python: str,
-    programs: str,
-    in_image: bool,
-    allow_port: bool = False,
+    request: ServiceRequest, manifest: Manifest, folder: str, *, settings: str, token: str, allow_port: bool = False
 ) -> Service:
     """Return how a service is started. Pure.
 
     Args:
         folder: of the session on this node.
-        token: for Jupyter.
-        workdir: the folder that Jupyter shows, and in which a command starts.
         settings: a lasting folder for what the user sets in Jupyter.
-        python: of the environment, for kernels.
-        programs: folder of the programs that run inside the image.
-        in_image: whether the environment is an image: then its runtime makes the network namespace.
+        token: for Jupyter.
         allow_port: let a program listen on 127.0.0.1 of the node.
 
     Raises:
         UsageError: there is no token, no command or no port.
     """
+    in_image = manifest.environment.kind != "host"
     path = f"{folder}/{name_of(request)}.sock"
     private = request.kind != "jupyter" and not allow_port
     config: dict[str, Any] = {
@@ -137,20 +125,14 @@ def render(
         "private": private,
         "own_network": private and not in_image,
         "variables": {},
+        # What ranks can import: hpcenv.training, and in an image without sbatch what to type instead of hpcenv.submit.
+        "python_path": str(RunFolder(Path(manifest.run_folder)).inside) if in_image else "",
     }
     own = Bind(source=folder, target=folder)
     if request.kind == "jupyter":
-        return _jupyter(
-            request,
-            config,
-            folder,
-            token=token,
-            workdir=workdir,
-            settings=settings,
-            python=python,
-            programs=programs,
-            own=own,
-        )
+        if not token:
+            raise UsageError("Jupyter without a token", why="with an empty token it lets every user in")
+        return _jupyter(request, manifest, config, folder, settings=settings, token=token)
     if request.kind == "tensorboard":
         curves = f"{folder}/curves"
         argv = ["--logdir", curves, "--host", "127.0.0.1", "--port", "{port}", "--reload_multifile", "true"]
@@ -163,24 +145,13 @@ def render(
 
 
 def _jupyter(
-    request: ServiceRequest,
-    config: dict[str, Any],
-    folder: str,
-    *,
-    token: str,
-    workdir: str,
-    settings: str,
-    python: str,
-    programs: str,
-    own: Bind,
+    request: ServiceRequest, manifest: Manifest, config: dict[str, Any], folder: str, *, settings: str, token: str
 ) -> Service:
-    if not token:
-        raise UsageError("Jupyter without a token", why="with an empty token it asks nobody for one")
     runtime, file, kernel = f"{folder}/jupyter", f"{folder}/jupyter.token", f"{folder}/kernels/python3"
     argv = [
         f"--ServerApp.sock={config['socket']}",
         "--ServerApp.sock_mode=0600",
-        f"--ServerApp.root_dir={workdir}",
+        f"--ServerApp.root_dir={manifest.workdir}",
         "--ServerApp.open_browser=False",
         # Jupyter refuses uid 0 without it, also where a user namespace only shows 0.
         "--ServerApp.allow_root=True",
@@ -199,7 +170,7 @@ def _jupyter(
         "JUPYTER_PATH": folder,
     }
     spec = {
-        "argv": [python, f"{programs}/kernel.py", "-f", "{connection_file}"],
+        "argv": [manifest.environment.python, _program(manifest, "kernel.py"), "-f", "{connection_file}"],
         "display_name": "Python (locked)",
         "language": "python",
         # The debugger listens on a port.
@@ -211,7 +182,7 @@ def _jupyter(
         config=config,
         files={file: token, f"{kernel}/kernel.json": json.dumps(spec)},
         folders=(runtime, os.path.dirname(kernel), kernel),
-        binds=(own, Bind(source=settings, target=settings)),
+        binds=tuple(Bind(source=place, target=place) for place in (folder, settings)),
     )
 
 
@@ -284,7 +255,11 @@ def serving(
     manifest = open_manifest(run, environ)
     for place in (settings, logs):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    services = [_render(one, manifest, folder, settings, allow_port=allow_port) for one in requests]
+    token = secrets.token_urlsafe(32)
+    services = [
+        render(one, manifest, str(folder), settings=str(settings), token=token, allow_port=allow_port)
+        for one in requests
+    ]
     for one in services if allow_port else ():
         if one.config["port"] is not None:
             say(f"hpcenv: {one.name} listens on 127.0.0.1: every user of this node can connect to it")
@@ -305,22 +280,8 @@ def serving(
         yield Services(running)
 
 
-def _render(request: ServiceRequest, manifest: Manifest, folder: Path, settings: Path, *, allow_port: bool) -> Service:
-    return render(
-        request,
-        str(folder),
-        token=secrets.token_urlsafe(32),
-        workdir=manifest.workdir,
-        settings=str(settings),
-        python=manifest.environment.python,
-        programs=str(_programs(manifest)),
-        in_image=manifest.environment.kind != "host",
-        allow_port=allow_port,
-    )
-
-
-def _programs(manifest: Manifest) -> Path:
-    return RunFolder(Path(manifest.run_folder)).code / "hpcenv" / "incontainer"
+def _program(manifest: Manifest, name: str) -> str:
+    return str(RunFolder(Path(manifest.run_folder)).code / "hpcenv" / "incontainer" / name)
 
 
 def require_private(folder: Path) -> None:
@@ -368,7 +329,7 @@ def _start(
     service: Service, manifest: Manifest, run: RunFolder, environ: Mapping[str, str], logs: Path, needs: ExitStack
 ) -> Running:
     """Start a service; what it needs to run is there until the end of `needs`."""
-    command = [manifest.environment.python, str(_programs(manifest) / "service.py"), _config_of(service)]
+    command = [manifest.environment.python, _program(manifest, "service.py"), _config_of(service)]
     own_network = bool(service.config["private"])
     start = needs.enter_context(
         attach.prepared(run, environ, command, secrets=False, binds=service.binds, own_network=own_network)
@@ -446,7 +407,7 @@ def _not_started(running: Running, manifest: Manifest) -> ToolMissing | ToolFail
     alone = running.service.config["private"] and not on_host and "network" in said
     if status == _NO_NAMESPACE or alone:
         return ToolFailed(
-            f"{name} was not started: this node gives it no network of its own",
+            f"{name} was not started: this node gives it no private network",
             why=said,
             hint="--allow-port lets it listen on 127.0.0.1, where every user of the node can connect to it",
         )

@@ -33,7 +33,7 @@ def how_to_add(kind: str, *, on_host: bool) -> Hint:
             Command("hpcenv", "lock"),
         )
     return (
-        "put it over the image, as an environment of its own:\n",
+        "put it over the image, as another environment:\n",
         Command("hpcenv", "image", "init", "--tools", kind),
         "\n",
         Command("sh", "image/add-tools.sh"),

@@ -93,7 +93,7 @@ class Curves:
             found = [one for one in metrics.read_metrics(path, attempt, 0).records if one.kind != "parameters"]
             if not found:
                 continue
-            # A record has no time of its own: its file was written last when the newest of them came.
+            # A record has no time: its file was written last when the newest of them came.
             frames = [
                 event_file.scalar_frame(_tag(one), one.step, metrics.number(one), status.st_mtime)
                 for one in found[count:]

@@ -19,7 +19,7 @@ _BIND = ' --bind "${5%/*}"'
 
 def folder_name(project: str, lock: str) -> str:
     """Return the name by which Jupyter finds the kernel."""
-    return re.sub(r"[^a-z0-9._-]+", "-", f"hpcenv-{project}-{lock}".lower())
+    return re.sub(r"[^a-z0-9._]+", "-", f"hpcenv-{project}-{lock}".lower())
 
 
 def kernel_json(*, project: Path, lock: str, own_python: str, python: str, on_host: bool) -> str:
@@ -28,7 +28,7 @@ def kernel_json(*, project: Path, lock: str, own_python: str, python: str, on_ho
     Args:
         own_python: the interpreter that has hpcenv.
         python: the interpreter of the environment.
-        on_host: whether the environment is of the host.
+        on_host: whether it is a host environment.
     """
     start = _START.format(bind="" if on_host else _BIND)
     words = (str(project), own_python, lock, python, "{connection_file}")

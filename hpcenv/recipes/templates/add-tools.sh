@@ -23,9 +23,13 @@ inside() {
 }
 
 cat >"$work/packages.py" <<'END'
-import importlib.metadata, sysconfig
-for found in importlib.metadata.distributions():
-    print("%s==%s" % (found.metadata["Name"], found.version))
+import importlib.metadata
+# Of two versions of a package, Python loads the first one.
+found = {}
+for one in importlib.metadata.distributions():
+    found.setdefault(one.metadata["Name"].lower().replace("_", "-"), one.version)
+for name, version in sorted(found.items()):
+    print("%s==%s" % (name, version))
 END
 inside python3 "$work/packages.py" >"$work/constraints.txt"
 #@if venv

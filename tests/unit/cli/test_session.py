@@ -105,12 +105,21 @@ def test_a_service_needs_port_and_command(hpcenv: Any, slurm: Any, project: Path
 
 
 def test_what_is_started_of_services(hpcenv: Any, slurm: Any, shared_project: Path) -> None:
-    done = start(hpcenv, slurm, shared_project, "--jupyter", "--serve", "8000", "--", "python3", "-m", "app")
+    done = start(hpcenv, slurm, shared_project, "--serve", "8000", "--", "python3", "-m", "app")
     assert done.status == 0, done.stderr
     services = manifest_of(shared_project)["session"]["services"]
     assert [(one["kind"], one["argv"], one["port"]) for one in services] == [
-        ("jupyter", [], None), ("command", ["python3", "-m", "app"], 8000)
-    ]  # fmt: skip
+        ("command", ["python3", "-m", "app"], 8000)
+    ]
+
+
+def test_what_the_environment_lacks_is_said_before_anything_is_queued(
+    hpcenv: Any, slurm: Any, shared_project: Path
+) -> None:
+    done = start(hpcenv, slurm, shared_project, "--jupyter")
+    assert (done.status, "the environment cannot start jupyter" in done.stderr) == (3, True), done.stderr
+    assert "python3 -m pip install jupyterlab ipykernel" in done.stderr
+    assert not (shared_project / "runs").exists()
 
 
 def _open_session(tmp_path: Path) -> Path:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,20 @@ CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]
 # -- what would be started ----------------------------------------------------------------
 
 
-def rendered(request: ServiceRequest, **more: Any) -> services.Service:
-    known: dict[str, Any] = {
-        "token": "t0ken",
-        "workdir": "/work",
-        "settings": "/home/me/lab",
-        "in_image": True,
-        "python": "py",
-        "programs": "/p",
-    }
-    return render(request, "/tmp/s", **{**known, **more})
+@pytest.fixture
+def rendered(make_manifest: Any) -> Any:
+    """How a service is started in a SIF, or on the host."""
+
+    def call(request: ServiceRequest, *, in_image: bool = True, **more: Any) -> services.Service:
+        manifest = make_manifest()
+        kind = "sif" if in_image else "host"
+        manifest = replace(manifest, environment=replace(manifest.environment, kind=kind))
+        return render(request, manifest, "/tmp/s", **{"settings": "/home/me/lab", "token": "t0ken", **more})
+
+    return call
 
 
-def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only() -> None:
+def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only(rendered: Any) -> None:
     found = rendered(ServiceRequest("jupyter"))
     assert found.socket == "/tmp/s/jupyter.sock"
     assert found.files["/tmp/s/jupyter.token"] == "t0ken"
@@ -74,14 +76,16 @@ def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only() -> None:
 @pytest.mark.parametrize(
     ("in_image", "allow_port", "private", "own"), [(True, False, True, False), (False, False, True, True), (True, True, False, False)]
 )  # fmt: skip
-def test_who_makes_the_network_namespace(in_image: bool, allow_port: bool, private: bool, own: bool) -> None:
+def test_who_makes_the_network_namespace(
+    rendered: Any, in_image: bool, allow_port: bool, private: bool, own: bool
+) -> None:
     """The container runtime in an image, incontainer/service.py on the host, nobody with --allow-port."""
     for request in (ServiceRequest("command", ("streamlit", "run"), 8501), ServiceRequest("tensorboard", ("/runs/a",))):
         found = rendered(request, in_image=in_image, allow_port=allow_port)
         assert (found.config["private"], found.config["own_network"]) == (private, own)
 
 
-def test_tensorboard_sees_the_runs_that_it_shows_and_cannot_change_them() -> None:
+def test_tensorboard_sees_the_runs_that_it_shows_and_cannot_change_them(rendered: Any) -> None:
     found = rendered(ServiceRequest("tensorboard", ("/runs/a", "/other/b")))
     assert [(bind.source, bind.read_only) for bind in found.binds] == [
         ("/tmp/s", False), ("/runs/a", True), ("/other/b", True)
@@ -90,7 +94,7 @@ def test_tensorboard_sees_the_runs_that_it_shows_and_cannot_change_them() -> Non
 
 
 @pytest.mark.parametrize("request_", [ServiceRequest("command", ("x",)), ServiceRequest("command", (), 80)])
-def test_a_command_needs_a_port(request_: ServiceRequest) -> None:
+def test_a_command_needs_a_port(rendered: Any, request_: ServiceRequest) -> None:
     with pytest.raises(UsageError, match="needs a port and a command"):
         rendered(request_)
 
@@ -262,7 +266,7 @@ def test_a_machine_without_user_namespaces_is_refused_with_the_reason(tmp_path: 
         "private": True,
         "own_network": True,
     }
-    (tmp_path / "c.json").write_text(json.dumps({**config, "variables": {}}))
+    (tmp_path / "c.json").write_text(json.dumps({**config, "variables": {}, "python_path": ""}))
     without = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
     words = ["unshare", "-Ur", "sh", "-c", without, "sh", sys.executable, inside.__file__, str(tmp_path / "c.json")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
@@ -288,12 +292,17 @@ def with_tools(hpcenv: Any, tmp_path: Path) -> tuple[RunFolder, dict[str, str]]:
 
 
 KERNEL = """\
-import sys
+import sys, time
 from jupyter_client.blocking import BlockingKernelClient
 client = BlockingKernelClient(connection_file=sys.argv[1])
 client.load_connection_file()
 client.start_channels()
-client.wait_for_ready(timeout=60)
+for _ in range(60):
+    try:
+        client.wait_for_ready(timeout=60)
+        break
+    except RuntimeError:  # no heartbeat yet: on a slow machine the kernel is still starting
+        time.sleep(1)
 client.execute_interactive("import sys, os; print('SAID', sys.prefix, os.environ['HPCENV_RUN'])", timeout=60)
 forked = "import os, time; os.fork() or (print('FORKED', flush=True), os._exit(0)); os.wait(); time.sleep(1)"
 client.execute_interactive(forked, timeout=60)
