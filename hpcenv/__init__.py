@@ -92,6 +92,8 @@ def __getattr__(name: str) -> Any:
             raise
         # The ranks have this file and `hpcenv.training`: submission/node_code.py.
         text = f"hpcenv.{name} is not on the compute nodes, only hpcenv.training is: submit from a login node"
+        if name == "submit":
+            text += ", in the project: `hpcenv submit SCRIPT --nodes N --gpus G -- ARGUMENTS`"
         raise ModuleNotFoundError(text, name=error.name) from None
     return getattr(module, name)
 

@@ -151,7 +151,7 @@ def hpcenv(
         return done
     digest = re.search("--accept ([0-9a-f]{32})", done.stdout + done.stderr)
     assert digest, done
-    place = 2 if words[0] in ("data", "image") else 1
+    place = 2 if words[0] in ("data", "image", "kernel", "session") else 1
     return _run((*words[:place], "--accept", digest[1], *words[place:]), cwd, environ, timeout)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcenv.project import acceptance
 from hpcenv.project.acceptance import Asked
-from hpcenv.project.context import Context, cache_folder, user_folder
+from hpcenv.project.context import Context, cache_folder, of_user, user_folder
 from hpcenv.project.workspace import Workspace, open_workspace
 from hpcenv.submission.choose_store import find_store
 
@@ -32,7 +32,7 @@ def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, C
 def context_in(folder: Path, command: Sequence[str]) -> Context:
     """Return the environment, folder and clock as a value, so that a step does not read them itself."""
     return Context(
-        environ=os.environ,
+        environ=of_user(os.environ),
         cwd=folder,
         now=time.localtime(),
         token=secrets.token_hex(2),
@@ -69,4 +69,4 @@ def require_accepted(workspace: Workspace, accept: str | None, more: Sequence[As
     """
     asked = (*acceptance.asked_by(workspace), *more)
     hint = f'read hpcenv.toml, then: accept="{acceptance.digest_of(asked)}"'
-    acceptance.require(asked, workspace.root, os.environ, given=accept, hint=hint)
+    acceptance.require(asked, workspace.root, of_user(os.environ), given=accept, hint=hint)

@@ -21,7 +21,7 @@ from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import SubmitOptions
 
 # Commands of two words.
-_GROUPS = ("data", "image")
+_GROUPS = ("data", "image", "session")
 
 
 def option(command: _render.Decorated) -> _render.Decorated:

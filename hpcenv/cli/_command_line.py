@@ -17,8 +17,11 @@ from hpcenv.cli._help import VERBS
 from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
 from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.cli.kernel import VERBS as KERNEL_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
+from hpcenv.cli.session import VERBS as SESSION_VERBS
 from hpcenv.errors import RunNotFound
+from hpcenv.project.context import of_user
 from hpcenv.version import VERSION
 
 
@@ -50,6 +53,7 @@ def cli(context: click.Context) -> None:
 def run(argv: list[str]) -> int:
     """Run a command; print every error in our own form; return the exit status."""
     stdout = sys.stdout
+    os.environ.update(of_user(os.environ))
     try:
         status: Any = cli.main(args=argv, prog_name="hpcenv", standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -79,7 +83,15 @@ def _wants_json(argv: list[str]) -> bool:
 def _command_name(argv: list[str]) -> str:
     """Return the command that was typed, for the JSON envelope: `lock`, `image pull`."""
     name = next((word for word in argv if word in VERBS or word == "--"), "")
-    verbs = {"bundle": BUNDLE_VERBS, "data": DATA_VERBS, "image": IMAGE_VERBS, "net": NET_VERBS}.get(name)
+    groups = {
+        "bundle": BUNDLE_VERBS,
+        "data": DATA_VERBS,
+        "image": IMAGE_VERBS,
+        "kernel": KERNEL_VERBS,
+        "net": NET_VERBS,
+        "session": SESSION_VERBS,
+    }
+    verbs = groups.get(name)
     if verbs is None:
         return name.removeprefix("--")
     inner = next((word for word in argv[argv.index(name) + 1 :] if word in verbs), None)

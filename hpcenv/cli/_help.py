@@ -25,6 +25,8 @@ TASKS = {
     },
     "Act on runs": {
         "run": "Run any command in the locked environment, after the check.",
+        "shell": "Open a shell in the locked environment, in a new job.",
+        "session": "Work in a job: ssh, editors and web pages, in the locked environment.",
         "attach": "Open a shell in a running run, on one of its nodes.",
         "wait": "Wait for runs and end with their exit status.",
         "cancel": "End runs.",
@@ -42,6 +44,7 @@ TASKS = {
         "explain": "Say what a field is, where it comes from and why it matters.",
         "export": "Write the lockfile in another tool's format.",
         "image": "Convert, keep, prove and make images.",
+        "kernel": "Install a Jupyter kernel that starts in the locked environment.",
         "data": "Fetch models and data sets of a hub, for nodes without network.",
     },
     "Cluster": {

@@ -23,13 +23,18 @@ class _Whole(click.IntRange):
         return self.fail(f"{value!r} is not a whole number from {self.min} on", param, ctx)
 
 
-def submit_options(command: Callable[..., Any], *, rare_groups: Collection[str] = ()) -> Callable[..., Any]:
+def submit_options(
+    command: Callable[..., Any], *, rare_groups: Collection[str] = (), only: Collection[str] | None = None
+) -> Callable[..., Any]:
     """Give a command all options of the table that can be set on the command line.
 
     Args:
         rare_groups: groups whose options are all rare in this command.
+        only: names of the options that it gets; None for all.
     """
     for row in reversed(in_place("command")):
+        if only is not None and row.name not in only:
+            continue
         words = {**_words(row), "rare": row.rare or row.group in rare_groups}
         command = click.option(*_spelling(row), row.name, cls=GroupedOption, **words)(command)
     return command

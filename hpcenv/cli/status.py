@@ -10,11 +10,12 @@ from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.listing import table
 from hpcenv.errors import RunNotFound
-from hpcenv.runs.entries import Sweep, Unrecorded
+from hpcenv.runs.entries import Run, Sweep, Unrecorded
 from hpcenv.runs.find import find_any
 from hpcenv.runs.lost import LostRun, find_lost
 from hpcenv.runs.report_text import state_lines
 from hpcenv.runs.run_list import lines_of
+from hpcenv.runs.session import read_door
 from hpcenv.runs.status import RunStatus, read_status, with_queue
 
 
@@ -46,6 +47,19 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
         _render.success("status", status)
         return
     show(status)
+    if isinstance(entry, Run) and entry.manifest.session is not None:
+        _show_session(entry, status)
+
+
+def _show_session(run: Run, status: RunStatus) -> None:
+    """Print where a session is open, and the ports that its programs have opened."""
+    door = read_door(run, status)
+    if door is None:
+        return
+    services = f", with {', '.join(door.sockets)}" if door.sockets else ""
+    _render.say(f"  session   open on {door.node}{services}")
+    for port in door.ports:
+        _render.say(f"  port      {escape_control(port)}: other users can connect to it")
 
 
 def _show_sweep(sweep: Sweep, *, as_json: bool) -> None:

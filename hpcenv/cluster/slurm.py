@@ -357,10 +357,15 @@ def kill_wait(environ: Mapping[str, str]) -> float:
     return 30.0 if match is None else float(match[1])
 
 
-def shell_argv(job_id: str, node: str, command: Sequence[str], environ: Mapping[str, str], *, tty: bool) -> list[str]:
+def shell_argv(
+    job_id: str, node: str, command: Sequence[str], environ: Mapping[str, str], *, tty: bool, protocol: bool = False
+) -> list[str]:
     """Return how to run `command` inside a running job, on one of its nodes, beside what runs there.
 
     `--overlap` (Slurm 20.11 and later): the step shares the job's CPUs, memory and GPUs.
+
+    Args:
+        protocol: standard input and output carry bytes, which must arrive at once and unchanged.
 
     Raises:
         ToolMissing: srun is missing.
@@ -370,7 +375,8 @@ def shell_argv(job_id: str, node: str, command: Sequence[str], environ: Mapping[
         raise ToolFailed(f"`{job_id}` is not a job id")
     srun = _find("srun", "run a command inside a job", environ)
     where = (f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
-    return [srun, *where, *(("--pty",) if tty else ()), *command]
+    how = ("--quiet", "--unbuffered", "--cpu-bind=none") if protocol else ("--pty",) if tty else ()
+    return [srun, *where, *how, *command]
 
 
 @dataclass(frozen=True, kw_only=True)

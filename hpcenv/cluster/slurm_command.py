@@ -28,19 +28,24 @@ _LAUNCHER = re.compile(
 # the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
 _OF_A_RANK = re.compile(r"((NCCL|GLOO|TP)_SOCKET_IFNAME|OMP_NUM_THREADS|TORCH_NCCL_ASYNC_ERROR_HANDLING)\Z")
 
+# In a run, for example a session, these describe its node and its job: another job has different ones.
+_OF_A_RUN = re.compile(r"((CUDA|HIP|NVIDIA|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|TMPDIR|(JUPYTER|JPY)_\w+)\Z")
+
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for Slurm's commands and for the job. Pure.
 
     `SLURM_CONF` and similar variables stay: they select the cluster.
     """
-    in_a_rank = "TORCHELASTIC_RUN_ID" in environ
+    in_a_run = "HPCENV_RUN" in environ
+    in_a_rank = in_a_run or "TORCHELASTIC_RUN_ID" in environ
     return {
         name: value
         for name, value in environ.items()
         if (_KEPT.match(name) or not _SCRUBBED.match(name))
         and not _LAUNCHER.match(name)
         and not (in_a_rank and _OF_A_RANK.match(name))
+        and not (in_a_run and _OF_A_RUN.match(name))
     }
 
 

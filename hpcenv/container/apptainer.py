@@ -34,6 +34,7 @@ __all__ = [
     "source_date_epoch",
     "start_environment",
     "with_env_file",
+    "with_own_network",
 ]
 
 
@@ -230,6 +231,15 @@ def with_env_file(argv: Sequence[str], path: str) -> tuple[str, ...]:
     """Return a command of `exec_argv` that also reads its variables from the file of `env_file`."""
     at = argv.index("exec") + 1
     return (*argv[:at], "--env-file", path, *argv[at:])
+
+
+def with_own_network(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a command of `exec_argv` whose program has a private network: 127.0.0.1, and nothing of the node.
+
+    `--network none` needs no root and no configuration (seen), unlike every other network.
+    """
+    at = argv.index("exec") + 1
+    return (*argv[:at], "--net", "--network", "none", *argv[at:])
 
 
 def host_environment(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -415,7 +415,7 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
     data = [f"data {one.hub or one.path}: {one.compare} compared: {one.state}" for one in manifest.data]
     live = () if manifest.source is None else manifest.source.live
     code = [f"live, not covered: {', '.join(live)}"] if live else []
-    if manifest.launches and not manifest.script:
+    if manifest.module or manifest.entry:
         module = f"the project has no module {manifest.module}"
         what = f"{manifest.entry} is a console script" if manifest.entry else module
         code.append(f"script-sha256 not known: {what}, it is the environment's")

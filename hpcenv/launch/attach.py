@@ -13,9 +13,11 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 from hpcenv import process
-from hpcenv.container import secret
+from hpcenv.container import apptainer, secret
 from hpcenv.container.manifest import open_manifest
 from hpcenv.container.start_command import StartCommand, build_start_command, opened, own_folders
 from hpcenv.container.start_gate import is_unchanged
@@ -28,20 +30,65 @@ from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_json
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import SessionFolder
 from hpcenv.records.verdict import NodeSettings
 
 # bash if the image has it, else sh.
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 
-def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *, secrets: bool) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What starts a command in the environment of the ranks.
+
+    Attributes:
+        pass_fds: open files that the program inherits under the same numbers.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path | None
+    pass_fds: tuple[int, ...]
+
+
+def attach(
+    run: RunFolder,
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    secrets: bool,
+    given: Mapping[str, str] | None = None,
+    binds: Sequence[Bind] = (),
+) -> int:
     """Run `command`, or a shell if it is empty, on this terminal; return its exit status.
+
+    The arguments and errors are those of `prepared`.
+    """
+    with prepared(run, environ, tuple(command) or SHELL, secrets=secrets, given=given, binds=binds) as start:
+        return process.run_in_terminal(start.argv, env=start.env, cwd=start.cwd, pass_fds=start.pass_fds)
+
+
+@contextlib.contextmanager
+def prepared(
+    run: RunFolder,
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    secrets: bool,
+    given: Mapping[str, str] | None = None,
+    binds: Sequence[Bind] = (),
+    own_network: bool = False,
+) -> Iterator[Prepared]:
+    """Yield what starts `command` as the ranks were started; its folders and open files are there inside the block.
 
     Args:
         run: the run folder.
         environ: environment variables of this job step.
         command: argv of the command.
         secrets: whether the command gets the run's secrets.
+        given: further variables of the command.
+        binds: in a SIF, beside those of the run.
+        own_network: in a SIF, start it in a private network namespace, which has 127.0.0.1 only.
 
     Raises:
         NodesUnknown: this node does not train for this run now, or its SIF has changed.
@@ -63,13 +110,16 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
             if secrets
             else {}
         ),
+        **(given or {}),
     }
     with ExitStack() as stack:
-        start, descriptors = _start_command(
-            manifest, run, this_node, tuple(command) or SHELL, variables, environ, stack
-        )
+        if manifest.session is not None and manifest.environment.kind == "host":
+            variables["HOME"] = str(_home(manifest, run, this_node))
+        start, descriptors = _start_command(manifest, run, this_node, command, variables, environ, stack, binds)
         argv, files = stack.enter_context(opened(start))
-        return process.run_in_terminal(argv, env=start.env, cwd=start.cwd, pass_fds=(*descriptors, *files))
+        if own_network and descriptors:
+            argv = apptainer.with_own_network(argv)
+        yield Prepared(argv=argv, env=start.env, cwd=start.cwd, pass_fds=(*descriptors, *files))
 
 
 def _this_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> ThisNode:
@@ -95,6 +145,7 @@ def _start_command(
     variables: Mapping[str, str],
     environ: Mapping[str, str],
     stack: ExitStack,
+    binds: Sequence[Bind],
 ) -> tuple[StartCommand, tuple[int, ...]]:
     """Return the command started as the ranks were started, and the open files that it inherits."""
     if manifest.environment.kind == "host":
@@ -113,11 +164,18 @@ def _start_command(
         inherited=environ,
         passed=manifest.pass_env,
         image=f"/proc/self/fd/{descriptor}",
-        home=str(run.home_of(this_node.node)),
-        binds=[private_tmp, *own_folders(manifest)],
+        home=str(_home(manifest, run, this_node)),
+        binds=[private_tmp, *own_folders(manifest), *binds],
         data=data_binds(manifest, staged_here(manifest, this_node)),
     )
     return start, (descriptor,)
+
+
+def _home(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Path:
+    """Return the home folder of a command: of a session, the lasting one."""
+    return (
+        run.home_of(this_node.node) if manifest.session is None else SessionFolder(Path(manifest.session.folder)).home
+    )
 
 
 @contextlib.contextmanager

@@ -56,13 +56,13 @@ def end_rest(before: Iterable[int], *, grace: float = 2.0) -> int:
     """Wait for the remaining descendants of this process, kill the rest, and return how many were killed.
 
     Args:
-        before: processes that were running before; they are left alone.
+        before: processes that were running before; they and what they start are left alone.
         grace: seconds in which the processes may end by themselves, as the FUSE server of a SIF does.
     """
     killed: set[int] = set()
-    excluded = set(before)
+    before = set(before)
     deadline = time.monotonic() + grace
-    while rest := set(below(os.getpid())) - excluded:
+    while rest := set(below(os.getpid())) - before.union(*map(below, before)):
         now = time.monotonic()
         if now > deadline + 5.0:
             break  # a process that hangs in the kernel does not end

@@ -19,6 +19,8 @@ from hpcenv.records.verdict import NodeSettings
 
 # The file in the run's copy of the code that starts a console script.
 _ENTRY = Path("hpcenv", "incontainer", "entry.py")
+# The file that holds the job of a session.
+_HOLD = Path("hpcenv", "incontainer", "hold.py")
 
 # What a Slurm task gets beside the variables of every run: with them, Lightning, accelerate and MPI know that each
 # process is a task of srun (srun(1), OUTPUT ENVIRONMENT VARIABLES; Slurm 22.05 to 26.05).
@@ -96,7 +98,10 @@ def task_variables(manifest: Manifest, environ: Mapping[str, str]) -> dict[str, 
 
 
 def python_words(manifest: Manifest) -> list[str]:
-    """Return what Python starts as a rank: a script, a module, or a console script of the environment."""
+    """Return what Python starts as a rank: a script, a module, or a console script, or what holds a session."""
+    if manifest.session is not None:
+        run = RunFolder(Path(manifest.run_folder))
+        return [str(run.code / _HOLD), str(run.session_end)]
     if manifest.entry:
         return [str(RunFolder(Path(manifest.run_folder)).code / _ENTRY), manifest.entry]
     return ["-m", manifest.module] if manifest.module else [manifest.script]

@@ -6,6 +6,8 @@ function below them reads the environment or the clock.
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +31,13 @@ class Context:
     token: str
     command: tuple[str, ...]
     cache: Path | None = None
+
+
+def of_user(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the user: a session has another home, without what the user has accepted."""
+    if "HPCENV_RUN" not in environ or "SINGULARITY_CONTAINER" in environ:
+        return dict(environ)
+    return {**environ, "HOME": pwd.getpwuid(os.getuid()).pw_dir}
 
 
 def user_folder(environ: Mapping[str, str]) -> Path:

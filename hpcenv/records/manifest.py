@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpcenv.records.session import SessionOptions
+
 Severity = Literal["must", "warn", "info"]
 DeterminismProfile = Literal["off", "seeded", "bitwise"]
 DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
@@ -481,6 +483,7 @@ class Manifest:
         chain: how many jobs follow each other on this run, 0 for one alone.
         fingerprint: of the lockfile's content; empty in a manifest from before it existed.
         resume_from: the checkpoint that the first attempt continues from, or a folder of checkpoints; empty for none.
+        session: what makes it a session; None for any other run.
     """
 
     schema: int
@@ -544,15 +547,18 @@ class Manifest:
     cpus_origin: str = ""
     mem: str = ""
     mem_origin: str = ""
+    session: SessionOptions | None = None
 
     @property
     def launches(self) -> bool:
         """Whether something is launched; otherwise the nodes are only checked."""
-        return bool(self.script or self.module or self.entry)
+        return bool(self.script or self.module or self.entry or self.session)
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What is started, without its arguments: a script, a module, or a console script."""
+        """What is started, without its arguments: a script, a module, or a console script; of a session, its name."""
+        if self.session is not None:
+            return ("session", self.session.name)
         if self.entry:
             return (self.entry,)
         return ("-m", self.module) if self.module else (self.script,)

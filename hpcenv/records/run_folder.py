@@ -187,6 +187,11 @@ class RunFolder:
         return self.path / "smoke.json"
 
     @property
+    def session(self) -> Path:
+        """What the nodes of a session say of it: a file for each node."""
+        return self.path / "session"
+
+    @property
     def env(self) -> Path:
         return self.path / "env"
 
@@ -261,6 +266,14 @@ class RunFolder:
         """Reports on the test of pairs; the folder exists as soon as pairs must be tested."""
         return self.smoke / "pairs"
 
+    @property
+    def session_end(self) -> Path:
+        """Made when a session must end: then what holds its job ends."""
+        return self.session / "end"
+
+    def session_of(self, node: str) -> Path:
+        return self.session / f"{node}.json"
+
     def env_of(self, node: str) -> Path:
         return self.env / f"{node}.json"
 
@@ -307,5 +320,5 @@ class RunFolder:
         """Files of an attempt that the next attempt must not take for its files."""
         return (
             *(self.facts, self.modules, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
-            *(self.smoke, self.smoke_result, self.stopping, self.started, self.finished),
+            *(self.smoke, self.smoke_result, self.stopping, self.session, self.started, self.finished),
         )

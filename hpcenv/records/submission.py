@@ -28,3 +28,5 @@ class Submission:
     """Whether `hpcenv verify --nodes` submitted the job: it checks its nodes and trains nothing."""
     after: tuple[str, ...] = ()
     """Names of the runs that had to complete first."""
+    session: str = ""
+    """Name of the session that the run is; empty for any other run."""

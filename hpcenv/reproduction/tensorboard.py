@@ -1,9 +1,8 @@
 """Read all scalars of TensorBoard's event files, at full precision.
 
-Runs on: LOGIN NODE. Standard library only. A file is a sequence of TFRecord frames (length, masked CRC-32C of it, an
-`Event` in protobuf, masked CRC-32C of that), as tensorboard 2.21 writes them (`summary/writer/record_writer.py`,
-`compat/proto/event.proto`, `summary.proto`, `tensor.proto`). TensorBoard's own reader keeps a random sample of 10,000
-scalars for each tag unless told otherwise. A file is untrusted: its size, its frames and its tags are bounded.
+Runs on: LOGIN NODE. Standard library only. `records/event_file.py` says what a file is. TensorBoard's own reader keeps
+a random sample of 10,000 scalars for each tag unless told otherwise. A file is untrusted: its size, its frames and its
+tags are bounded.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcenv.records.event_file import masked_crc
 from hpcenv.records.files import read_file
 
 # Longer records have images or graphs, not scalars.
@@ -79,14 +79,14 @@ def _frames(content: bytes) -> Iterator[memoryview]:
         if len(head) < 12:
             raise ValueError(f"the last record, at byte {position}, is cut")
         length, check = struct.unpack("<QI", head)
-        if _masked_crc(head[:8]) != check:
+        if masked_crc(head[:8]) != check:
             raise ValueError(f"the record at byte {position} is damaged")
         start, end = position + 12, position + 12 + length
         if end + 4 > len(view):
             raise ValueError(f"the last record, at byte {position}, is cut")
         if length <= _LONGEST_EVENT:
             event = view[start:end]
-            if _masked_crc(event) != struct.unpack("<I", view[end : end + 4])[0]:
+            if masked_crc(event) != struct.unpack("<I", view[end : end + 4])[0]:
                 raise ValueError(f"the record at byte {position} is damaged")
             yield event
         position = end + 4
@@ -172,28 +172,3 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
     raise ValueError("a record is not an event of TensorBoard")
-
-
-# -- CRC-32C ------------------------------------------------------------------------------
-
-
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ 0x82F63B78 if value & 1 else value >> 1
-        table.append(value)
-    return tuple(table)
-
-
-_TABLE = _crc_table()
-
-
-def _masked_crc(data: memoryview) -> int:
-    """Return the masked CRC-32C of a frame (RFC 3720, B.4; masked as in tensorboard's `record_writer.py`)."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

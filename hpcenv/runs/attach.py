@@ -64,7 +64,7 @@ def plan_attach(
     """
     run = find_run(start, word, runs=runs)
     status = read_status(run, environ)
-    nodes = _nodes(status)
+    nodes = nodes_of(status)
     if node is not None and node not in nodes:
         raise UsageError(f"`{node}` does not train in {status.run}", why=f"its nodes: {', '.join(nodes)}")
     if not command and not tty:
@@ -74,7 +74,7 @@ def plan_attach(
             hint=Command("hpcenv", "attach", f"{status.run}", "--", "COMMAND"),
         )
     chosen = node or nodes[0]
-    step = [_python(run), "-I", str(run.folder.step), "attach", str(run.folder.path)]
+    step = [python_of(run), "-I", str(run.folder.step), "attach", str(run.folder.path)]
     step += ["with-secrets" if secrets else "without-secrets", *command]
     env = slurm_command.clean_environment(environ)
     if run.submission.cluster == "slurm":
@@ -85,7 +85,7 @@ def plan_attach(
     return Attachment(run=status.run, node=chosen, argv=tuple(argv), env=env)
 
 
-def _nodes(status: RunStatus) -> tuple[str, ...]:
+def nodes_of(status: RunStatus) -> tuple[str, ...]:
     """Return the nodes that train now."""
     verdict = status.verdict
     if status.state != "running":
@@ -104,7 +104,7 @@ def _nodes(status: RunStatus) -> tuple[str, ...]:
     return verdict.launched or tuple(node.node for node in verdict.nodes)
 
 
-def _python(run: Run) -> str:
+def python_of(run: Run) -> str:
     """Return the Python that the batch script uses for its steps. The nodes have it."""
     try:
         script = read_file(run.folder.script, follow=False).decode("utf-8")

@@ -101,8 +101,8 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submi
             raise RunNotFound(
                 f"no runs in `{parent}`", hint=Command("hpcenv", "submit", "SCRIPT", "--nodes", "N", "--gpus", "G")
             )
-        # The user asks for the latest training. A job of `hpcenv verify --nodes` is found by its name or job id.
-        return open_entry(next((folder for folder in folders if not _is_verification(folder)), folders[0]))
+        # The user asks for the latest training. A job of `hpcenv verify --nodes`, or a session, is found by its name.
+        return open_entry(next((folder for folder in folders if _may_be_meant(folder)), folders[0]))
     assert word is not None
     # A name goes before a job id. Slurm may use a job id again after years: the newest run wins.
     for folder in folders:
@@ -254,12 +254,12 @@ def _find_job(folder: Path, word: str) -> Submitted | Sweep | None:
                 return _try_open(element.folder.path)
         array_ids = {job_id.partition("_")[0] for element in entry.elements for job_id in element.job_ids}
         return entry if word in array_ids else None
-    return _try_open(folder) if word in (*entry.job_ids, entry.submission.run) else None
+    return _try_open(folder) if word in (*entry.job_ids, entry.submission.run, entry.submission.session) else None
 
 
-def _is_verification(folder: Path) -> bool:
+def _may_be_meant(folder: Path) -> bool:
     entry = open_folder(folder)
-    return isinstance(entry, Submitted) and entry.submission.verifies
+    return not (isinstance(entry, Submitted) and (entry.submission.verifies or entry.submission.session))
 
 
 def _try_open(folder: Path) -> Submitted | None:

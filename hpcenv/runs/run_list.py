@@ -33,6 +33,7 @@ class RunLine:
         submitted: seconds since the epoch; None if unknown.
         elements: for a sweep, number of runs in each state; empty for one run.
         values: for a run of a sweep, parameter name -> value.
+        kind: `session`, `verification` (`hpcenv verify --nodes`) or `training`; empty if unknown.
     """
 
     run: str
@@ -48,6 +49,7 @@ class RunLine:
     submitted: float | None = None
     elements: dict[str, int] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
+    kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +190,7 @@ def _line(entry: Entry, states: Mapping[Path, RunState], within: Path, values: M
         elapsed=state.elapsed,
         submitted=entry.submission.submitted,
         values=values.get(path.name, {}),
+        kind="session" if entry.submission.session else "verification" if entry.submission.verifies else "training",
     )
 
 
@@ -212,5 +215,6 @@ def _sweep_line(sweep: Sweep, states: Mapping[Path, RunState], within: Path) -> 
         detail=", ".join(f"{count} {state}" for state, count in counts.most_common()),
         nodes=first.nodes or None,
         submitted=max(element.submission.submitted for element in sweep.elements),
+        kind="training",
         elements=dict(counts),
     )

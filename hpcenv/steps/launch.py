@@ -11,9 +11,17 @@ from hpcenv.container.manifest import open_manifest
 from hpcenv.launch import launch
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.steps.this_step import find_place, say
+from hpcenv.watch.process import beside
+
+# Until the services of a session have saved and its folder is gone. Slurm kills 30 s after TERM (KillWait).
+_SECONDS_TO_CLOSE = 15.0
 
 
 def task(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Launch the training of this run on this node; return its exit status."""
     manifest = open_manifest(run, environ)
-    return launch.launch(manifest, find_place(run, manifest, environ), environ, say=say)
+    place = find_place(run, manifest, environ)
+    if manifest.session is None:
+        return launch.launch(manifest, place, environ, say=say)
+    with beside(manifest, "session", seconds_to_end=_SECONDS_TO_CLOSE):
+        return launch.launch(manifest, place, environ, say=say)

@@ -68,6 +68,9 @@ STEPS = {
     "smoke-judge": Step(f"{_STEPS}.smoke_judge", "smoke_judge"),
     "task": Step(f"{_STEPS}.launch", "task"),
     "watch": Step(f"{_STEPS}.watch", "watch", lasting=True),
+    "session": Step("hpcenv.sessions.door", "keep_open"),
+    "ssh-server": Step("hpcenv.sessions.enter", "serve_ssh"),
+    "ssh-command": Step("hpcenv.sessions.enter", "run_ssh_command", takes="command"),
     "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes="command", lasting=True),
     "finish": Step(f"{_STEPS}.finish", "finish", takes="status", lasting=True),
     "local": Step("hpcenv.steps.local", "run_here"),
@@ -105,10 +108,10 @@ def main(arguments: list[str]) -> int:
 
 def _run_step(arguments: list[str]) -> int:
     if arguments[:1] == ["attach"] and len(arguments) > 2:
-        from hpcenv.launch import attach  # each step loads its own module only
+        from hpcenv.sessions import enter  # each step loads its own module only
 
         secrets, *command = arguments[2:]
-        return attach.attach(RunFolder(Path(arguments[1])), os.environ, command, secrets=secrets == "with-secrets")
+        return enter.attach(RunFolder(Path(arguments[1])), os.environ, command, secrets=secrets == "with-secrets")
     step = STEPS.get(arguments[0]) if arguments else None
     if step is None or not step.fits(len(arguments) - 2):
         words = ", ".join(STEPS)

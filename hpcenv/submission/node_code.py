@@ -23,7 +23,8 @@ from hpcenv.records.run_folder import RunFolder
 
 # Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
 NODE_ROOMS = (
-    "container", "facts", "identity", "incontainer", "judge", "launch", "machine", "records", "smoke", "steps",
+    "container", "facts", "identity", "incontainer", "judge", "launch", "machine", "records", "sessions", "smoke",
+    "steps",
     "watch",
 )  # fmt: skip
 

@@ -454,7 +454,8 @@ def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _
     """Return what the ranks start and what they read; refuse code that cannot be copied, and data that are not here."""
     options, call, environment = wanted.options, wanted.options.call, gate.environment
     code = Code(workdir=wanted.context.cwd, reason="no script")
-    if options.trains:
+    # A session works in the project itself.
+    if options.trains and options.session is None:
         file = wanted.script if call is None else call.module
         run, workspace, context = place.run_folder, wanted.workspace, wanted.context
         where = CodePlace(script=file, run_folder=run, workspace=workspace, options=options, context=context)
@@ -588,6 +589,7 @@ def _described(
         lockfile_edited=shape.edited,
         fingerprint=request.fingerprint,
         resume_from="" if place.checkpoint is None else str(place.checkpoint),
+        session=options.session,
     )
 
 

@@ -28,6 +28,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.manifest import LaunchOptions, PreflightOptions, SmokeOptions, StopOptions
 from hpcenv.records.request import RequestRecord
+from hpcenv.records.session import SessionOptions
 from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
 
@@ -65,6 +66,7 @@ class SubmitOptions(OptionValues):
         handover: the folder is for somebody else, who has other variables and files.
         allocated: the nodes are there already (`hpcenv run` in an allocation): nothing is requested.
         site_here: without a job, too, the site profile is used: `hpcenv run` on a login node.
+        session: the run is a session; it has no script.
     """
 
     script: str | None
@@ -76,11 +78,12 @@ class SubmitOptions(OptionValues):
     handover: bool = False
     allocated: bool = False
     site_here: bool = False
+    session: SessionOptions | None = None
 
     @property
     def trains(self) -> bool:
-        """Whether the job starts a training: without one it only checks its nodes."""
-        return self.script is not None or self.call is not None
+        """Whether the job starts a training, or is a session: without one it only checks its nodes."""
+        return self.script is not None or self.call is not None or self.session is not None
 
 
 # -- where options enter ------------------------------------------------------------------
@@ -301,6 +304,8 @@ def make_request(options: SubmitOptions) -> Request:
     """
     gpus = options.gpus or 0
     nproc = options.nproc if options.nproc is not None else gpus
+    if options.session is not None:
+        nproc = 1
     if nproc == 0:
         raise UsageError(
             "the number of ranks per node is not known",
@@ -373,6 +378,8 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     Raises:
         UsageError: they contradict each other, or would break the launch.
     """
+    if options.session is not None:
+        return LaunchOptions(launcher="none")
     launcher = options.launcher or "torchrun"
     launch_rules.check_launcher(launcher, options.torchrun_args)
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
@@ -396,6 +403,9 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
     Raises:
         UsageError: the grace period would be the whole job.
     """
+    if options.session is not None:
+        # The signal would end each shell: it goes to all steps of the job. TERM comes at the end.
+        return StopOptions(grace=0, requeue="never")
     default = StopOptions()
     seconds = None if request.time_minutes is None else request.time_minutes * 60
     if options.grace is not None and seconds is not None and options.grace >= seconds:

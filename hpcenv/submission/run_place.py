@@ -51,6 +51,7 @@ def run_folder(
 def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
     # What is not a file of the project: a console script, or a module of the environment.
     named = (options.script or "verify") if options.call is None else options.call.name
+    named = named if options.session is None else options.session.name
     stem = named if script is None else script.stem
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
     return f"{word}-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}"

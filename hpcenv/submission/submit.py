@@ -180,6 +180,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
         nodes=plan.manifest.nodes,
         verifies=not plan.manifest.launches,
         after=plan.after.names,
+        session="" if plan.manifest.session is None else plan.manifest.session.name,
     )
     save_record(submission, run.submission)
     share_archive(run)

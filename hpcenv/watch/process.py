@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hpcenv.machine.this_node import ThisNode
@@ -30,29 +30,35 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
         first: whether this is the first task of its node: with `--launcher srun` one of them watches for all.
         say: called with one line for the job's log where the process cannot be started.
     """
-    child = None if manifest.watch is None or not first else _start(manifest, this_node, say)
+    with ExitStack() as stack:
+        if manifest.watch is not None and first:
+            try:
+                stack.enter_context(beside(manifest, "watch", seconds_to_end=_SECONDS_TO_END))
+            except OSError as error:
+                say(f"hpcenv: node {this_node.node}: not watched: {error}")
+        yield
+
+
+@contextmanager
+def beside(manifest: Manifest, step: str, *, seconds_to_end: float) -> Iterator[None]:
+    """Run a step beside this one inside the block: it ends when its standard input is closed.
+
+    Args:
+        seconds_to_end: then it is killed.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    argv = [sys.executable, "-I", str(RunFolder(Path(manifest.run_folder)).step), step, manifest.run_folder]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        if child is not None:
-            _end(child)
-
-
-def _start(manifest: Manifest, this_node: ThisNode, say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
-    argv = [sys.executable, "-I", str(RunFolder(Path(manifest.run_folder)).step), "watch", manifest.run_folder]
-    try:
-        return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
-    except OSError as error:
-        say(f"hpcenv: node {this_node.node}: not watched: {error}")
-        return None
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    assert child.stdin is not None
-    with suppress(OSError):
-        child.stdin.close()
-    try:
-        child.wait(_SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+        assert child.stdin is not None
+        with suppress(OSError):
+            child.stdin.close()
+        try:
+            child.wait(seconds_to_end)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -25,7 +25,7 @@ USERS = {"alice": 2001, "bob": 2002}
 # fmt: off
 _NODE = (
     "slurmd", "slurm-client", "munge", "tini", "iproute2", "iputils-ping", "procps", "mount", "passwd",
-    "ca-certificates", "less", "git", "openssh-client",
+    "ca-certificates", "less", "git", "openssh-client", "openssh-server",
 )
 _APPTAINER = (
     # squashfuse: without it Apptainer unpacks the image at every start (13 to 20 s each).

@@ -55,7 +55,7 @@ def test_only_process_starts_programs() -> None:
     assert {
         name
         for name in importers
-        if not name.startswith(("facts/", "incontainer/", "launch/", "smoke/", "steps/", "watch/"))
+        if not name.startswith(("facts/", "incontainer/", "launch/", "sessions/", "smoke/", "steps/", "watch/"))
     } == {"process.py"}
 
 
@@ -104,7 +104,7 @@ NOT_AT_THE_TOP = {
     ("incontainer/start_hook/session.py", "steps"): _HOOK,
     ("incontainer/start_hook/session.py", "trace"): _HOOK,
     ("incontainer/start_hook/session.py", "writer"): _HOOK,
-    ("steps/main.py", "hpcenv.launch"): "a step in a job is a command: it loads its own module only",
+    ("steps/main.py", "hpcenv.sessions"): "a step in a job is a command: it loads its own module only",
     ("submission/submit.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,
     ("submission/sweep_job.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,
     ("training.py", "hpcenv.incontainer"): _RANKS,

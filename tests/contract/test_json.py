@@ -12,6 +12,7 @@ from hpcenv.cli._help import VERBS
 from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
 from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.cli.kernel import VERBS as KERNEL_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 
 KEYS = {"schema", "command", "ok", "data", "error"}
@@ -62,6 +63,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "image inspect --path": (("image", "inspect", "--path", "x"), "image-unavailable"),
     "image prune": (("image", "prune", "--store", "."), "file-unusable"),
     "image init": (("image", "init", "--torch", "2.13.0", "--cuda", "12.8"), "spec-invalid"),
+    "kernel install": (("kernel", "install"), "spec-invalid"),
     "image lint": (("image", "lint", "nosuch"), "file-unusable"),
 }
 
@@ -76,7 +78,8 @@ def check(done: Any, *, command: str, ok: bool) -> dict[str, Any]:
     return envelope
 
 
-EVERY = [verb for verb in VERBS if verb not in ("bundle", "data", "image", "net")]
+EVERY = [verb for verb in VERBS if verb not in ("bundle", "data", "image", "kernel", "net")]
+EVERY += [f"kernel {verb}" for verb in KERNEL_VERBS]
 EVERY += [f"image {verb}" for verb in IMAGE_VERBS] + [f"net {verb}" for verb in NET_VERBS]
 EVERY += [f"data {verb}" for verb in DATA_VERBS]
 EVERY += [f"bundle {verb}" for verb in BUNDLE_VERBS]

@@ -23,6 +23,7 @@ from hpcenv.cli._help import VERBS
 from hpcenv.cli.bundle import VERBS as BUNDLE_VERBS
 from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
+from hpcenv.cli.kernel import VERBS as KERNEL_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
 from hpcenv.project.options import in_place
 
@@ -62,7 +63,12 @@ def test_every_image_command_is_a_file_in_cli(verb: str) -> None:
     ("group", "verb"),
     [
         (group, verb)
-        for group, verbs in (("net", NET_VERBS), ("bundle", BUNDLE_VERBS), ("data", DATA_VERBS))
+        for group, verbs in (
+            ("kernel", KERNEL_VERBS),
+            ("net", NET_VERBS),
+            ("bundle", BUNDLE_VERBS),
+            ("data", DATA_VERBS),
+        )
         for verb in verbs
     ],
 )
@@ -80,7 +86,7 @@ def command_of(verb: str) -> click.Command:
     return found
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("bundle", "data", "image", "net")])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("bundle", "data", "image", "kernel", "net")])
 def test_every_command_is_a_file_in_cli(verb: str) -> None:
     command = command_of(verb)
     assert command.name == verb

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 import click
 
 from hpcenv.cli import _pins, _render
-from hpcenv.errors import UsageError
+from hpcenv.errors import Command, UsageError, render_hint
 from hpcenv.locking.pins.pin import pin_source
 from hpcenv.project.context import Context
 from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
+from hpcenv.recipes import session_tools
 from hpcenv.recipes.combination import DISTRIBUTIONS
 from hpcenv.recipes.init import BuildRequest, WrittenRecipe, init
+from hpcenv.sessions.tools import TOOLS
 from hpcenv.submission.choose_site import by_name
 
 
@@ -44,6 +47,12 @@ from hpcenv.submission.choose_site import by_name
 @click.option("--gpu", metavar="NAME", help="GPU to compile for. Default: gpu under [host] in hpcenv.toml.")
 @click.option("--tag", default="train", show_default=True, metavar="NAME[:TAG]", help="Name of the new image.")
 @click.option("-o", "--output", default="image", show_default=True, metavar="DIR", help="Folder for the files.")
+@click.option(
+    "--tools",
+    "for_sessions",
+    metavar="NAME,...",
+    help=f"Tools of sessions, over the project's image: {','.join(TOOLS)}.",
+)
 @click.option("--force", is_flag=True, help="Replace files that hpcenv did not write.")
 @_render.json_option
 def command(
@@ -59,6 +68,7 @@ def command(
     gpu: str | None,
     as_json: bool,
     tag: str,
+    for_sessions: str | None,
     force: bool,
     **options: Any,
 ) -> int:
@@ -68,8 +78,15 @@ def command(
     base by digest and every package by sha256. pip and apt use their own configuration.
     A package of --build (flash-attn, apex ...) is compiled from its source archive, in a
     stage that the image does not contain.
+
+    With --tools it writes one script instead: that installs the tools into a virtual environment
+    over the locked image, packs it, and locks it as [environment.tools].
     """
     here = _render.cwd()
+    if for_sessions is not None:
+        if packages or base or pylock:
+            raise UsageError("--tools goes over the locked image", hint="leave out --build, --base and --pylock")
+        return _write_tools(for_sessions.split(","), Path(os.path.abspath(here / output)), force=force, as_json=as_json)
     if not packages and (tools or build_base):
         raise UsageError("--build-with and --build-base need --build", hint="for example --build flash-attn==2.8.3")
     settings, host_gpu = _project_settings(here)
@@ -95,6 +112,16 @@ def command(
         _render.success("image init", replace(result, notes=(*result.notes, *recommended)))
         return 0
     _show(result)
+    return 0
+
+
+def _write_tools(words: Sequence[str], folder: Path, *, force: bool, as_json: bool) -> int:
+    script = session_tools.write(_render.open_project(), words, folder, force=force)
+    if as_json:
+        _render.success("image init", {"script": script})
+        return 0
+    _render.say(f"wrote {script}")
+    _render.say(render_hint(("next: ", Command("sh", os.path.relpath(script, _render.cwd())))))
     return 0
 
 

@@ -153,6 +153,18 @@ def test_what_an_outer_gate_chose_does_not_pass_for_the_users_wish() -> None:
     assert slurm_command.clean_environment(chosen) == chosen
 
 
+def test_what_a_session_has_of_its_own_job_does_not_reach_a_new_job() -> None:
+    user = {"PATH": "/usr/bin", "HOME": "/home/me", "SLURM_CONF": "/etc/slurm.conf"}
+    of_the_session = {
+        "HPCENV_RUN": "lab", "HPCENV_CHECKPOINTS": "/x", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "JPY_PARENT_PID": "1",
+        "CUDA_VISIBLE_DEVICES": "3", "ROCR_VISIBLE_DEVICES": "3", "TMPDIR": "/tmp/7", "JUPYTER_TOKEN_FILE": "/tmp/7/token",
+        "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    assert slurm_command.clean_environment({**user, **of_the_session}) == user
+    outside = {"CUDA_VISIBLE_DEVICES": "3", "TMPDIR": "/scratch/me", **user}
+    assert slurm_command.clean_environment(outside) == outside
+
+
 def test_which_cluster_is_meant_and_what_is_the_users_stays() -> None:
     own = {
         "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "t", "SLURM_CLUSTERS": "a", "PATH": "/bin", "HOME": "/h",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcenv.records import event_file
 from hpcenv.records.code_listing import Listing
 from hpcenv.records.files import save_record
 from hpcenv.records.run_folder import RunFolder
@@ -55,7 +56,7 @@ def test_a_changed_byte_is_found(place, tmp_path):
 
 def frame(event: bytes) -> bytes:
     head = struct.pack("<Q", len(event))
-    return b"".join(part + struct.pack("<I", tensorboard._masked_crc(memoryview(part))) for part in (head, event))
+    return b"".join(part + struct.pack("<I", event_file.masked_crc(part)) for part in (head, event))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""`hpcenv session ssh-config`. Runs on: LOGIN NODE."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import sys
+
+import click
+
+from hpcenv.cli import _render
+from hpcenv.runs.session import render_ssh_config
+
+
+@click.command("ssh-config")
+@click.argument("name")
+@click.option(
+    "--login", metavar="HOST", help="This login node, as ssh on your laptop calls it. Default: its full name."
+)
+@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+def command(name: str, login: str | None, runs: str | None) -> None:
+    """Print the Host block with which ssh on your laptop reaches the session NAME.
+
+    Add it to ~/.ssh/config there, once for a name: it holds for all later sessions of this name.
+
+    \b
+        ssh LOGIN hpcenv session ssh-config lab --login LOGIN >> ~/.ssh/config
+        ssh lab
+    """  # noqa: D301  (click's mark for "do not wrap")
+    program = os.path.abspath(sys.argv[0])
+    user = pwd.getpwuid(os.getuid()).pw_name
+    host = login or socket.getfqdn()
+    _render.put(render_ssh_config(_render.cwd(), name, login=host, user=user, program=program, runs=runs))

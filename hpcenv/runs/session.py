@@ -1,0 +1,149 @@
+"""A session that runs: wait for it, connect to it, and say how a laptop reaches it.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.cluster import slurm, slurm_command
+from hpcenv.errors import HpcenvError, RecordInvalid, RunNotRunning, UsageError
+from hpcenv.records.files import load_record, read_file
+from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions
+from hpcenv.runs.attach import Attachment, nodes_of, python_of
+from hpcenv.runs.entries import Run
+from hpcenv.runs.find import find_run
+from hpcenv.runs.status import RunStatus, read_status
+from hpcenv.sessions.ssh import SshHost, ssh_config
+
+# What srun needs of the caller's environment: what .bashrc of the login node sets stays there.
+_FOR_SRUN = re.compile(r"(PATH|HOME|USER|LOGNAME|SLURM_\w+)\Z")
+
+
+def find_session(start: Path, word: str | None, *, runs: str | None = None) -> tuple[Run, SessionOptions]:
+    """Find a session by its name, or like a run.
+
+    Raises:
+        RunNotFound, RecordInvalid: as for `find_run`.
+        UsageError: it is no session, or the session of another user.
+    """
+    run = find_run(start, word, runs=runs)
+    session = run.manifest.session
+    if session is None:
+        raise UsageError(f"`{run.submission.run}` is not a session", hint="hpcenv list shows which runs are")
+    owner = os.stat(run.folder.path).st_uid
+    if owner != os.geteuid():
+        raise UsageError(
+            f"`{run.submission.run}` is the session of another user", why=f"its run folder belongs to user {owner}"
+        )
+    return run, session
+
+
+def read_door(run: Run, status: RunStatus) -> SessionNode | None:
+    """Return what the first node says of the session; None while it is not open."""
+    try:
+        door = load_record(SessionNode, run.folder.session_of(nodes_of(status)[0]))
+    except (RecordInvalid, RunNotRunning):
+        return None
+    return door if door.attempt == status.attempt else None
+
+
+def wait_until_open(
+    run: Run,
+    *,
+    environ: Mapping[str, str],
+    pause: Callable[[float], None],
+    on_status: Callable[[RunStatus], None],
+) -> tuple[RunStatus, SessionNode | None]:
+    """Wait until a session and its services are there, or it has ended; return its state, and what its first node says.
+
+    Args:
+        environ: environment variables, for the Slurm commands.
+        pause: called with the seconds to sleep between two queries.
+        on_status: called with each state.
+    """
+    seconds = 0.5
+    while True:
+        status = read_status(run, environ)
+        on_status(status)
+        door = read_door(run, status)
+        if status.quiet or (door is not None and (door.ready or door.problem)):
+            return status, door
+        pause(seconds)
+        # A job may wait for hours; one that runs is open soon.
+        seconds = 0.5 if status.state == "running" else min(10.0, seconds * 1.3)
+
+
+def plan_connect(start: Path, word: str, *, environ: Mapping[str, str], runs: str | None = None) -> Attachment:
+    """Return the command that serves one connection of ssh in a session: a step of its job.
+
+    Raises:
+        RunNotRunning: the session waits, is being checked, or has ended.
+        UsageError: it is no session of this user.
+    """
+    run, _session = find_session(start, word, runs=runs)
+    status = read_status(run, environ)
+    node = nodes_of(status)[0]
+    step = [python_of(run), "-I", str(run.folder.step), "ssh-server", str(run.folder.path)]
+    argv = slurm.shell_argv(status.job_id, node, step, environ, tty=False, protocol=True)
+    kept = slurm_command.clean_environment(environ).items()
+    env = {name: value for name, value in kept if _FOR_SRUN.match(name)}
+    return Attachment(run=status.run, node=node, argv=tuple(argv), env=env)
+
+
+def read_token(status: RunStatus, door: SessionNode, environ: Mapping[str, str]) -> str:
+    """Read the token of Jupyter from the node's own disk, by a step of the job; empty without Jupyter."""
+    if not door.token_file:
+        return ""
+    argv = slurm.shell_argv(status.job_id, door.node, ["cat", door.token_file], environ, tty=False)
+    env = slurm_command.clean_environment(environ)
+    return slurm_command.run(argv, env, timeout=60).stdout.strip()
+
+
+def render_ssh_config(start: Path, word: str, *, login: str, user: str, program: str, runs: str | None = None) -> str:
+    """Return the `Host` block of a session.
+
+    Args:
+        login: the login node, as the laptop calls it.
+        user: name of the user on the cluster.
+        program: absolute path of hpcenv here.
+    """
+    run, session = find_session(start, word, runs=runs)
+    try:
+        key = read_file(SessionFolder(Path(session.folder)).public_key).decode()
+    except (OSError, HpcenvError) as error:
+        raise UsageError(f"the session `{session.name}` has no host key", why=str(error)) from error
+    connect = (program, "session", "connect", session.name, "--runs-dir", str(run.folder.path.parent))
+    return ssh_config(SshHost(name=session.name, login=login, user=user, connect=connect, host_key=key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """How a laptop opens a service: the line to type there, and the address in its browser."""
+
+    service: str
+    line: str
+    address: str
+
+
+# The first port on the laptop. It need not be free on the cluster: nothing listens there.
+_FIRST_PORT = 8888
+
+
+def forwards(session: SessionOptions, door: SessionNode, token: str = "") -> tuple[Forward, ...]:
+    """Return how a laptop opens each service of a session.
+
+    Args:
+        token: of Jupyter.
+    """
+    found = []
+    for port, (service, path) in enumerate(door.sockets.items(), start=_FIRST_PORT):
+        query = f"/?token={token}" if service == "jupyter" and token else "/"
+        line = f"ssh -N -L 127.0.0.1:{port}:{path} {session.name}"
+        found.append(Forward(service=service, line=line, address=f"http://127.0.0.1:{port}{query}"))
+    return tuple(found)

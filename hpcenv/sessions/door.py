@@ -1,0 +1,186 @@
+"""Keep a session open on a node: its folder there, its services, notices to its shells, and its end.
+
+Runs on: COMPUTE NODE, as one process beside what holds the job. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv.container.manifest import open_manifest
+from hpcenv.errors import FileUnusable, HpcenvError
+from hpcenv.machine.this_node import ThisNode, find_this_node
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.files import save_record
+from hpcenv.records.manifest import Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import NodeFolder, SessionFolder, SessionNode
+from hpcenv.sessions import ports
+from hpcenv.sessions.notices import Notices, say
+from hpcenv.sessions.services import ServiceRequest, Services, serving
+from hpcenv.sessions.ssh import find_sshd, sshd_config
+
+_PREFIX = "hpcenv-session-"
+_SECONDS_BETWEEN_LOOKS = 5.0
+# Paths of Unix sockets are at most 107 bytes long; those of Jupyter's kernels need 58 of them.
+_LONGEST_FOLDER = 48
+
+
+def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Keep the session open on this node until standard input is closed; return 0."""
+    manifest = open_manifest(run, environ)
+    assert manifest.session is not None
+    this_node = find_this_node(environ, cluster=manifest.cluster)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        # It ends after what holds the job. Not ignored: a service would inherit that.
+        signal.signal(number, lambda _number, _frame: None)
+    with ExitStack() as stack:
+        folder = stack.enter_context(node_folder())
+        door = _prepare(run, manifest, this_node, folder, environ)
+        save_record(door, run.session_of(this_node.node))  # ssh works now; services may need a minute
+        services = Services(())
+        try:
+            if this_node.rank == 0:
+                services = stack.enter_context(_serving(run, manifest, folder, environ))
+            door = replace(door, ready=True, sockets=services.sockets, token_file=str(services.token_file or ""))
+        except HpcenvError as error:
+            say(f"error[{error.code}]: {error}")
+            door = replace(door, problem=str(error))
+            run.session_end.touch()
+        save_record(door, run.session_of(this_node.node))
+        _watch(run, manifest, door, services, environ)
+    return 0
+
+
+def _serving(
+    run: RunFolder, manifest: Manifest, folder: NodeFolder, environ: Mapping[str, str]
+) -> AbstractContextManager[Services]:
+    session = manifest.session
+    if session is None or not session.services:
+        return nullcontext(Services(()))
+    return serving(
+        [ServiceRequest(one.kind, one.argv, one.port) for one in session.services],
+        run=run,
+        environ=environ,
+        folder=folder.path,
+        settings=SessionFolder(Path(session.folder)).jupyter,
+        logs=run.session / "logs",
+        say=say,
+        allow_port=session.allow_port,
+    )
+
+
+@contextmanager
+def node_folder() -> Iterator[NodeFolder]:
+    """Make the folder of a session on this node, which only its user can read; remove it after the block.
+
+    Also remove what a session of this user left here whose processes were killed: its lock is free.
+    """
+    place = tempfile.gettempdir()
+    if len(place) + len(_PREFIX) + 8 > _LONGEST_FOLDER:
+        place = "/tmp"  # noqa: S108  (the folder gets a name that cannot be guessed, and mode 0700)
+    for old in Path(place).glob(f"{_PREFIX}*"):
+        if old.lstat().st_uid == os.getuid() and (lock := _locked(old)) is not None:
+            shutil.rmtree(old, ignore_errors=True)
+            os.close(lock)
+    try:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    except OSError as error:
+        raise FileUnusable("this node cannot make a folder for the session", why=str(error)) from error
+    lock = _locked(path)
+    try:
+        yield NodeFolder(path)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """Open and lock a file or folder; None if another process has the lock."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _prepare(
+    run: RunFolder, manifest: Manifest, this_node: ThisNode, folder: NodeFolder, environ: Mapping[str, str]
+) -> SessionNode:
+    """Write what a connection needs into the folder."""
+    assert manifest.session is not None
+    session = SessionFolder(Path(manifest.session.folder))
+    folder.open.mkdir(mode=0o700)
+    folder.empty_home.mkdir(mode=0o700)
+    command = [sys.executable, "-I", str(run.step), "ssh-command", str(run.path), str(folder.path)]
+    user = pwd.getpwuid(os.getuid()).pw_name
+    for path, text in (
+        (folder.environment, json.dumps(dict(environ))),
+        (folder.sshd_config, sshd_config(session, folder, user=user, command=command, temporary=tempfile.gettempdir())),
+    ):
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+    return SessionNode(
+        schema=SCHEMA,
+        run=manifest.run,
+        node=this_node.node,
+        attempt=this_node.attempt,
+        folder=str(folder.path),
+        sshd=find_sshd(),
+    )
+
+
+def _watch(
+    run: RunFolder, manifest: Manifest, door: SessionNode, services: Services, environ: Mapping[str, str]
+) -> None:
+    """Look at the session from time to time, until standard input is closed."""
+    assert manifest.session is not None
+    folder, unused = NodeFolder(Path(door.folder)), manifest.session.ends_unused
+    notices, last_used = Notices(environ), time.monotonic()
+    while not select.select([sys.stdin], [], [], _SECONDS_BETWEEN_LOOKS)[0]:
+        terminals = open_terminals(folder)
+        notices.give(time.time(), [path for path in terminals if path])
+        if terminals:
+            last_used = time.monotonic()
+        elif unused and time.monotonic() - last_used > unused:
+            say(f"hpcenv: the session ends: no shell for {unused} s")
+            run.session_end.touch()
+        for line in services.ended():
+            say(f"hpcenv: {line}")
+        if (found := ports.listening(environ)) != door.ports:
+            door = replace(door, ports=found)
+            save_record(door, run.session_of(door.node))
+
+
+def open_terminals(folder: NodeFolder) -> list[str]:
+    """Return the terminal of each open shell or connection, empty where it has none; forget those that have ended."""
+    found = []
+    for path in folder.open.iterdir():
+        lock = _locked(path)
+        if lock is None:
+            with contextlib.suppress(OSError):
+                found.append(path.read_text(encoding="utf-8"))
+            continue
+        path.unlink(missing_ok=True)
+        os.close(lock)
+    return found

@@ -1,0 +1,169 @@
+"""Go into a session: a shell by srun, a connection of ssh, and what ssh asks for.
+
+Runs on: COMPUTE NODE, in steps of the session's job. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcenv import process
+from hpcenv.container.manifest import open_manifest
+from hpcenv.errors import HpcenvError, NodesUnknown, ToolMissing
+from hpcenv.launch import attach as attach_step
+from hpcenv.machine.this_node import LOCAL_NODE
+from hpcenv.records.files import load_record, read_json
+from hpcenv.records.manifest import Bind, Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import NodeFolder, SessionNode
+from hpcenv.sessions.ssh import SFTP
+
+# What ssh asks for is a line for a shell: bash if the image has it, else sh.
+_COMMAND = ("/bin/sh", "-c", 'command -v bash >/dev/null && exec bash -c "$1"; exec sh -c "$1"', "sh")
+
+# What a program in the session knows of the connection. Not SSH_CLIENT, with which bash reads .bashrc for a command.
+_OF_CONNECTION = ("TERM", "SSH_CONNECTION", "SSH_TTY")
+
+# sshd's status after each connection, however it ends: of it srun would write a line.
+_CONNECTION_ENDED = 255
+
+# Where distributions have it: Debian; Red Hat; SUSE; Alpine.
+_SFTP_PLACES = ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh", "/usr/libexec")
+# Where the node's sftp server and its libraries are in a container: the image may have other ones, or none.
+_SFTP_INSIDE = "/hpcenv/sftp"
+
+
+def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *, secrets: bool) -> int:
+    """Start a shell or a command of `hpcenv attach`, in a session as in any other run; return its exit status."""
+    manifest = open_manifest(run, environ)
+    if manifest.session is None:
+        return attach_step.attach(run, environ, command, secrets=secrets)
+    folder = Path(_of_node(manifest, run, environ).folder)
+    terminal = {"TERM": environ["TERM"]} if "TERM" in environ else {}
+    return _inside(run, NodeFolder(folder), terminal, command, secrets=secrets)
+
+
+def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
+    """Serve one connection of ssh on standard input and output: the node's sshd, as this user."""
+    manifest = open_manifest(run, environ)
+    door = _of_node(manifest, run, environ)
+    if not door.sshd:
+        raise ToolMissing(
+            f"node {door.node} has no sshd",
+            why="openssh-server is not installed there",
+            hint="hpcenv attach gives a shell without it",
+        )
+    folder = NodeFolder(Path(door.folder))
+    argv = (door.sshd, "-i", "-e", "-f", str(folder.sshd_config))
+    with marked_open(folder):
+        status = process.run_in_terminal(argv, env={"PATH": "/usr/bin:/bin"}, cwd=folder.path)
+    return 0 if status == _CONNECTION_ENDED else status
+
+
+def run_ssh_command(run: RunFolder, environ: Mapping[str, str], folder: str) -> int:
+    """Start what a client of ssh asks for: a command, a shell, or the sftp server; return its exit status."""
+    node = NodeFolder(Path(folder))
+    kept = _environment(node)
+    manifest = open_manifest(run, kept)
+    asked = environ.get("SSH_ORIGINAL_COMMAND", "")
+    binds: tuple[Bind, ...] = ()
+    command: tuple[str, ...] = (*_COMMAND, asked) if asked else ()
+    if asked == SFTP:
+        command, binds = _sftp_server(in_container=manifest.environment.kind == "sif")
+    return _inside(run, node, environ, command, binds=binds, secrets=False)
+
+
+def _of_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> SessionNode:
+    """Return what this node says of the session.
+
+    Raises:
+        NodesUnknown: the session is not open on this node.
+    """
+    name = environ.get("SLURMD_NODENAME" if manifest.cluster == "slurm" else LOCAL_NODE, "")
+    try:
+        return load_record(SessionNode, run.session_of(name))
+    except HpcenvError as error:
+        raise NodesUnknown(
+            f"the session is not open on node {name or '?'}",
+            why=error.why or error.what,
+            hint="read the log: hpcenv logs",
+        ) from error
+
+
+def _environment(folder: NodeFolder) -> dict[str, str]:
+    """Return the variables of the launch step on this node.
+
+    Raises:
+        NodesUnknown: the session has ended.
+    """
+    try:
+        return {str(name): str(value) for name, value in read_json(folder.environment).items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise NodesUnknown("the session has ended on this node", why=str(error)) from error
+
+
+def _inside(
+    run: RunFolder,
+    folder: NodeFolder,
+    environ: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    binds: Sequence[Bind] = (),
+    secrets: bool,
+) -> int:
+    """Start a command with the variables of the launch step, of which sshd and srun drop some."""
+    with marked_open(folder):
+        given = {name: environ[name] for name in _OF_CONNECTION if name in environ}
+        return attach_step.attach(run, _environment(folder), command, secrets=secrets, given=given, binds=binds)
+
+
+@contextmanager
+def marked_open(folder: NodeFolder) -> Iterator[None]:
+    """Keep a locked file inside the block: the session does not end as unused. It has the path of the terminal."""
+    try:
+        path = folder.open / uuid.uuid4().hex
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise NodesUnknown("the session has ended on this node", why=str(error)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, (os.ttyname(0) if sys.stdin.isatty() else "").encode())
+        yield
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+
+
+def _sftp_server(*, in_container: bool) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
+    """Return the command of the node's sftp server, and the binds that it needs in a container.
+
+    It runs in the container, so it sees the same files as a shell does, with the libraries of the node.
+
+    Raises:
+        ToolMissing: the node has none.
+    """
+    places = (Path(folder, "sftp-server") for folder in _SFTP_PLACES)
+    server = next((path for path in places if os.access(path, os.X_OK)), None)
+    if server is None:
+        raise ToolMissing("this node has no sftp server", why=f"looked in {', '.join(_SFTP_PLACES)}")
+    if not in_container:
+        return (str(server),), ()
+    said = process.run(["ldd", str(server)], timeout=20, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}).stdout
+    libraries = re.findall(r"(/\S+) \(0x", said)
+    loader = next((path for path in libraries if "/ld-" in path or "/ld64" in path), None)
+    if loader is None:
+        raise ToolMissing("the sftp server of this node cannot be used in a container", why=shlex.quote(said.strip()))
+    binds = [
+        Bind(source=os.path.realpath(path), target=f"{_SFTP_INSIDE}/{os.path.basename(path)}", read_only=True)
+        for path in (str(server), *libraries)
+    ]
+    inside = f"{_SFTP_INSIDE}/{os.path.basename(loader)}"
+    return (inside, "--library-path", _SFTP_INSIDE, f"{_SFTP_INSIDE}/sftp-server"), tuple(binds)

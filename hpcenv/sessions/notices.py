@@ -1,0 +1,59 @@
+"""Tell the shells of a session that its time limit is near.
+
+Runs on: COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+
+MINUTES = (30, 5)
+
+
+def say(text: str) -> None:
+    """Write a line to the log of the job."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class Notices:
+    """Gives each notice once.
+
+    Args:
+        environ: variables of the job step: Slurm sets SLURM_JOB_END_TIME since 22.05.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        end = environ.get("SLURM_JOB_END_TIME", "")
+        self._ends = int(end) if end.isdecimal() else None
+        self._left = list(MINUTES)
+
+    def give(self, now: float, terminals: Iterable[str]) -> None:
+        """Write the notice that is due, if there is one, to the terminals and the job's log."""
+        text = self.due(now)
+        if not text:
+            return
+        say(f"hpcenv: {text}")
+        for path in terminals:
+            # A terminal that is stopped (^S) must not stop this process.
+            with (
+                contextlib.suppress(OSError),
+                open(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "wb") as it,
+            ):
+                it.write(f"\r\n\a{text}\r\n".encode())
+
+    def due(self, now: float) -> str:
+        """Return the notice that is due; empty without one."""
+        if self._ends is None:
+            return ""
+        passed = [minutes for minutes in self._left if self._ends - now <= minutes * 60]
+        if not passed:
+            return ""
+        self._left = [minutes for minutes in self._left if minutes not in passed]
+        left = max(0, round((self._ends - now) / 60))
+        at = time.strftime("%H:%M", time.localtime(self._ends))
+        return f"this session ends at {at}, in {left} min (its time limit): save your work"

@@ -1,0 +1,423 @@
+"""The services of a session: Jupyter, TensorBoard and programs of the user, each behind a Unix socket on its node.
+
+Runs on: COMPUTE NODE. Standard library only.
+
+A service runs in the verified image, or host environment, with the variables of the ranks. Nothing listens on a TCP
+port of the node: Jupyter listens on the socket itself, and its kernels use IPC. For any other program
+incontainer/service.py is a relay, and the program has a private network namespace. The folder of the session is on
+the node's own disk and open to its owner only. A token is in a file there, never in a command line or a variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hpcenv import process
+from hpcenv.container.manifest import open_manifest
+from hpcenv.errors import FileUnusable, ToolFailed, ToolMissing, UsageError
+from hpcenv.launch import attach, processes
+from hpcenv.records.files import read_end
+from hpcenv.records.manifest import Bind, Manifest
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.sessions import tools
+from hpcenv.sessions.training_curves import Curves
+
+# The statuses of incontainer/service.py.
+_MISSING, _NO_NAMESPACE, _OPEN_TO_OTHERS = 127, 126, 125
+
+# Paths of Unix sockets are at most 107 bytes long: unix(7). Jupyter adds `jupyter/kernel-UUID-ipc-N`.
+_LONGEST_PATH = 107
+_LONGEST_ADDED = len("/jupyter/kernel-00000000-0000-0000-0000-000000000000-ipc-5")
+
+# A program may load a model before it listens; Jupyter in a cold SIF takes tens of seconds.
+_SECONDS_TO_START = 300.0
+# Between TERM, with which Jupyter ends its kernels, and KILL.
+_SECONDS_TO_END = 10.0
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+ServiceKind = Literal["jupyter", "tensorboard", "command"]
+
+
+@dataclass(frozen=True)
+class ServiceRequest:
+    """A service that the user asks for.
+
+    Attributes:
+        argv: of a command; for TensorBoard the run folders that it shows.
+        port: on which the command listens; None for the others.
+    """
+
+    kind: ServiceKind
+    argv: tuple[str, ...] = ()
+    port: int | None = None
+
+
+def name_of(request: ServiceRequest) -> str:
+    """Return the name of a service: of its socket, its log and its configuration."""
+    return f"port-{request.port}" if request.kind == "command" else request.kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service as it will be started. Nothing was started or written.
+
+    Attributes:
+        config: what incontainer/service.py reads.
+        files: path -> text, beside its configuration.
+        folders: that it needs, of mode 0700.
+        binds: in a SIF, beside those of the run.
+    """
+
+    request: ServiceRequest
+    config: Mapping[str, Any]
+    files: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    binds: tuple[Bind, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the service."""
+        return name_of(self.request)
+
+    @property
+    def socket(self) -> str:
+        """The path of its socket."""
+        return str(self.config["socket"])
+
+
+def render(
+    request: ServiceRequest, manifest: Manifest, folder: str, *, settings: str, token: str, allow_port: bool = False
+) -> Service:
+    """Return how a service is started. Pure.
+
+    Args:
+        folder: of the session on this node.
+        settings: a lasting folder for what the user sets in Jupyter.
+        token: for Jupyter.
+        allow_port: let a program listen on 127.0.0.1 of the node.
+
+    Raises:
+        UsageError: there is no token, no command or no port.
+    """
+    in_image = manifest.environment.kind != "host"
+    path = f"{folder}/{name_of(request)}.sock"
+    private = request.kind != "jupyter" and not allow_port
+    config: dict[str, Any] = {
+        "socket": path,
+        "module": "",
+        "argv": list(request.argv),
+        "port": request.port,
+        "private": private,
+        "own_network": private and not in_image,
+        "variables": {},
+        # What ranks can import: hpcenv.training, and in an image without sbatch what to type instead of hpcenv.submit.
+        "python_path": str(RunFolder(Path(manifest.run_folder)).inside) if in_image else "",
+    }
+    own = Bind(source=folder, target=folder)
+    if request.kind == "jupyter":
+        if not token:
+            raise UsageError("Jupyter without a token", why="with an empty token it lets every user in")
+        return _jupyter(request, manifest, config, folder, settings=settings, token=token)
+    if request.kind == "tensorboard":
+        curves = f"{folder}/curves"
+        argv = ["--logdir", curves, "--host", "127.0.0.1", "--port", "{port}", "--reload_multifile", "true"]
+        runs = tuple(Bind(source=run, target=run, read_only=True) for run in request.argv)
+        config |= {"module": "tensorboard.main", "argv": [*argv, "--reload_interval", "10"], "port": 0}
+        return Service(request=request, config=config, folders=(curves,), binds=(own, *runs))
+    if not request.argv or not request.port:
+        raise UsageError("a service needs a port and a command", hint="--serve PORT -- COMMAND")
+    return Service(request=request, config=config, binds=(own,))
+
+
+def _jupyter(
+    request: ServiceRequest, manifest: Manifest, config: dict[str, Any], folder: str, *, settings: str, token: str
+) -> Service:
+    runtime, file, kernel = f"{folder}/jupyter", f"{folder}/jupyter.token", f"{folder}/kernels/python3"
+    argv = [
+        f"--ServerApp.sock={config['socket']}",
+        "--ServerApp.sock_mode=0600",
+        f"--ServerApp.root_dir={manifest.workdir}",
+        "--ServerApp.open_browser=False",
+        # Jupyter refuses uid 0 without it, also where a user namespace only shows 0.
+        "--ServerApp.allow_root=True",
+        "--KernelManager.transport=ipc",
+        # What a user installs from the web page would not be in the lockfile.
+        "--LabApp.extension_manager=readonly",
+        # Kernels of other environments, which the user installed some time, were not checked.
+        "--KernelSpecManager.allowed_kernelspecs=python3",
+    ]
+    # jpserver-PID-open.html in the runtime folder has the token, and mode 0644 (jupyter_server 2.21).
+    variables = {
+        "JUPYTER_TOKEN_FILE": file,
+        "JUPYTER_RUNTIME_DIR": runtime,
+        "JUPYTER_CONFIG_DIR": settings,
+        # `kernels/NAME/kernel.json` below it comes before every kernel of the environment.
+        "JUPYTER_PATH": folder,
+    }
+    spec = {
+        "argv": [manifest.environment.python, _program(manifest, "kernel.py"), "-f", "{connection_file}"],
+        "display_name": "Python (locked)",
+        "language": "python",
+        # The debugger listens on a port.
+        "metadata": {"debugger": False},
+    }
+    config |= {"module": "jupyterlab", "argv": argv, "variables": variables}
+    return Service(
+        request=request,
+        config=config,
+        files={file: token, f"{kernel}/kernel.json": json.dumps(spec)},
+        folders=(runtime, os.path.dirname(kernel), kernel),
+        binds=tuple(Bind(source=place, target=place) for place in (folder, settings)),
+    )
+
+
+# -- start and end ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A service that was started."""
+
+    service: Service
+    child: subprocess.Popen[bytes]
+    log: Path
+
+
+class Services:
+    """The running services of a session.
+
+    Attributes:
+        sockets: name -> path.
+        token_file: of Jupyter; None without it.
+    """
+
+    def __init__(self, running: Sequence[Running]) -> None:
+        self._running = list(running)
+        self.sockets = {one.service.name: one.service.socket for one in running}
+        files = [name for one in running for name in one.service.files]
+        self.token_file = Path(files[0]) if files else None
+
+    def ended(self) -> list[str]:
+        """Return a line for each service that has ended since the last call."""
+        gone = [one for one in self._running if one.child.poll() is not None]
+        self._running = [one for one in self._running if one not in gone]
+        return [
+            f"{one.service.name} ended with status {one.child.returncode}: {one.log}: {_last_line(one.log)}"
+            for one in gone
+        ]
+
+
+@contextlib.contextmanager
+def serving(
+    requests: Sequence[ServiceRequest],
+    *,
+    run: RunFolder,
+    environ: Mapping[str, str],
+    folder: Path,
+    settings: Path,
+    logs: Path,
+    say: Callable[[str], None],
+    allow_port: bool = False,
+) -> Iterator[Services]:
+    """Start the services, and end them and remove their files after the block.
+
+    Args:
+        run: the run of the session, whose check has passed.
+        environ: environment variables of this job step.
+        folder: of the session on this node's own disk, mode 0700.
+        settings: a lasting folder for what the user sets in Jupyter; it is made.
+        logs: folder for the output of the services.
+        say: called with one line for the job's log.
+        allow_port: let programs listen on 127.0.0.1 of the node, and say what that means.
+
+    Raises:
+        FileUnusable: the folder can be read by others, or is too deep for a socket.
+        ToolMissing: the environment lacks the program of a service.
+        ToolFailed: a service does not start, or is not as closed as it must be.
+        NodesUnknown: as for `launch.attach.prepared`.
+    """
+    require_private(folder)
+    manifest = open_manifest(run, environ)
+    for place in (settings, logs):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    token = secrets.token_urlsafe(32)
+    services = [
+        render(one, manifest, str(folder), settings=str(settings), token=token, allow_port=allow_port)
+        for one in requests
+    ]
+    for one in services if allow_port else ():
+        if one.config["port"] is not None:
+            say(f"hpcenv: {one.name} listens on 127.0.0.1: every user of this node can connect to it")
+    with ExitStack() as stack:
+        for one in services:
+            stack.callback(_remove, one)
+            _write(one)
+        needs = stack.enter_context(ExitStack())
+        running: list[Running] = []
+        stack.callback(_end, running)
+        for one in services:
+            running.append(_start(one, manifest, run, environ, logs, needs))  # noqa: PERF401  (a later one may fail)
+        for started in running:
+            _wait(started, manifest)
+        watched = [Path(name) for one in requests if one.kind == "tensorboard" for name in one.argv]
+        if watched:
+            stack.enter_context(Curves(folder / "curves", watched))
+        yield Services(running)
+
+
+def _program(manifest: Manifest, name: str) -> str:
+    return str(RunFolder(Path(manifest.run_folder)).code / "hpcenv" / "incontainer" / name)
+
+
+def require_private(folder: Path) -> None:
+    """Refuse a folder that others can read, or in which the path of a socket would be too long.
+
+    Raises:
+        FileUnusable: the folder cannot be used.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise FileUnusable(
+            f"`{folder}` is not a folder for a session",
+            why=f"mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}: others could use its sockets",
+            hint="it must be your own, with mode 0700",
+        )
+    if len(os.fsencode(folder)) + _LONGEST_ADDED > _LONGEST_PATH:
+        raise FileUnusable(
+            f"`{folder}` is too long for a socket",
+            why=f"a path of a Unix socket has at most {_LONGEST_PATH} bytes",
+            hint="set TMPDIR to a shorter path on the node's own disk",
+        )
+
+
+def _write(service: Service) -> None:
+    for name in service.folders:
+        os.mkdir(name, mode=0o700)
+    for name, text in {**service.files, _config_of(service): json.dumps(service.config)}.items():
+        with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _config_of(service: Service) -> str:
+    return f"{service.socket.removesuffix('.sock')}.json"
+
+
+def _remove(service: Service) -> None:
+    for name in service.folders:
+        shutil.rmtree(name, ignore_errors=True)
+    for name in (*service.files, _config_of(service), service.socket):
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def _start(
+    service: Service, manifest: Manifest, run: RunFolder, environ: Mapping[str, str], logs: Path, needs: ExitStack
+) -> Running:
+    """Start a service; what it needs to run is there until the end of `needs`."""
+    command = [manifest.environment.python, _program(manifest, "service.py"), _config_of(service)]
+    own_network = bool(service.config["private"])
+    start = needs.enter_context(
+        attach.prepared(run, environ, command, secrets=False, binds=service.binds, own_network=own_network)
+    )
+    log = logs / f"{service.name}.log"
+    with log.open("ab") as output:
+        child = process.start(
+            start.argv, env=start.env, cwd=start.cwd, pass_fds=start.pass_fds, stdout=output, stderr=output
+        )
+    return Running(service=service, child=child, log=log)
+
+
+def _end(running: Sequence[Running]) -> None:
+    """Ask all services to end, which lets Jupyter end its kernels; kill what is left."""
+    every = {pid for one in running for pid in process.below(one.child.pid)}
+    for one in running:
+        one.child.terminate()  # the container runtime passes it on
+    until = time.monotonic() + _SECONDS_TO_END
+    for one in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.child.wait(max(0.0, until - time.monotonic()))
+    processes.send({*every, *(pid for one in running for pid in process.below(one.child.pid))}, signal.SIGKILL)
+    for one in running:
+        one.child.kill()
+        one.child.wait()
+
+
+# -- is it there, and closed? ---------------------------------------------------------------
+
+
+def _wait(running: Running, manifest: Manifest) -> None:
+    """Wait until a service answers on its socket.
+
+    Raises:
+        ToolMissing, ToolFailed: it does not, or lets somebody in without the token.
+    """
+    service, deadline = running.service, time.monotonic() + _SECONDS_TO_START
+    while not _answers(service.socket):
+        if running.child.poll() is not None:
+            raise _not_started(running, manifest)
+        if time.monotonic() > deadline:
+            raise ToolFailed(f"{service.name} did not answer in {_SECONDS_TO_START:.0f} s", why=str(running.log))
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    if stat.S_IMODE(os.stat(service.socket).st_mode) & 0o077:
+        raise ToolFailed(f"the socket of {service.name} is open to other users", why=service.socket)
+    if service.request.kind == "jupyter" and _status_without_token(service.socket) != http.client.FORBIDDEN:
+        raise ToolFailed("Jupyter answers without the token", why="its settings switch the token off")
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as trial:
+        try:
+            trial.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _status_without_token(path: str) -> int:
+    connection = http.client.HTTPConnection("localhost", timeout=_SECONDS_TO_START)
+    with contextlib.closing(connection), socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(path)
+        connection.sock = connected
+        connection.request("GET", "/api/contents")
+        return connection.getresponse().status
+
+
+def _not_started(running: Running, manifest: Manifest) -> ToolMissing | ToolFailed:
+    request, name = running.service.request, running.service.name
+    status, said = running.child.returncode, _last_line(running.log)
+    on_host = manifest.environment.kind == "host"
+    if status == _MISSING:
+        hint = tools.how_to_add(request.kind, on_host=on_host) if request.kind in tools.TOOLS else None
+        return ToolMissing(f"{name} cannot start: {said}", why=str(running.log), hint=hint)
+    alone = running.service.config["private"] and not on_host and "network" in said
+    if status == _NO_NAMESPACE or alone:
+        return ToolFailed(
+            f"{name} was not started: this node gives it no private network",
+            why=said,
+            hint="--allow-port lets it listen on 127.0.0.1, where every user of the node can connect to it",
+        )
+    what = "was ended" if status == _OPEN_TO_OTHERS else f"ended with status {status}"
+    return ToolFailed(f"{name} {what}", why=f"{said}\n{running.log}")
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = read_end(log, most=4096).decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        return str(error.strerror)
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")

@@ -1,0 +1,131 @@
+"""A session as a run: its options, its lasting folder, and the keys that open it.
+
+Runs on: LOGIN NODE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcenv import process
+from hpcenv.errors import Command, FileUnusable, UsageError, WouldOverwrite
+from hpcenv.project.workspace import Workspace
+from hpcenv.records.files import write_text
+from hpcenv.records.session import SessionFolder, SessionOptions, SessionService
+from hpcenv.runs.entries import Submitted
+from hpcenv.runs.find import list_runs
+from hpcenv.runs.state import read_states
+from hpcenv.sessions.ssh import parse_keys
+from hpcenv.submission.request import SubmitOptions, detect_cluster
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,39}\Z")
+
+
+def with_session(
+    workspace: Workspace,
+    options: SubmitOptions,
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    services: Sequence[SessionService] = (),
+    allow_port: bool = False,
+    ends_unused: int = 0,
+) -> SubmitOptions:
+    """Return the options of a session.
+
+    Args:
+        options: of the command line.
+        name: of the session.
+        environ: environment variables, for the Slurm commands.
+        services, allow_port, ends_unused: see `SessionOptions`.
+
+    Raises:
+        UsageError: it is not a name, or there is no Slurm.
+        WouldOverwrite: a session of this name has not ended.
+    """
+    if not _NAME.match(name) or name == "latest":
+        hint = "a letter, then letters, digits, '.', '_' and '-', at most 40"
+        raise UsageError(f"{name!r} is not the name of a session", hint=hint)
+    if (options.cluster or detect_cluster(environ)) != "slurm":
+        why = "a session is a job: on this machine itself, which may be a login node, none is started"
+        raise UsageError("a session needs Slurm", why=why, hint=Command("hpcenv", "run"))
+    runs = workspace.runs if options.runs_dir is None else Path(options.runs_dir)
+    runs = Path(os.path.abspath(runs))
+    earlier = [run for run in list_runs(runs) if isinstance(run, Submitted) and run.submission.session == name]
+    for run, state in zip(earlier, read_states(earlier, environ), strict=True):
+        if not state.quiet:
+            raise WouldOverwrite(
+                f"the session `{name}` has not ended",
+                why=f"{run.submission.run} is {state.state}",
+                hint=(Command("hpcenv", "attach", name), " enters it; to end it: ", Command("hpcenv", "cancel", name)),
+            )
+    # Other users may keep their runs here, too.
+    folder = runs / f".sessions-{os.getuid()}" / name
+    session = SessionOptions(
+        name=name,
+        folder=str(folder),
+        services=tuple(services),
+        allow_port=allow_port,
+        ends_unused=ends_unused,
+    )
+    return replace(options, script=None, session=session)
+
+
+def read_keys(file: Path | None, home: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the public keys that open a session, and notes.
+
+    Args:
+        file: of `--key`; None for the user's own authorized_keys.
+        home: of the user.
+
+    Raises:
+        FileUnusable: the file cannot be read, or has no usable key.
+    """
+    path = file or home / ".ssh" / "authorized_keys"
+    try:
+        keys, others = parse_keys(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        if file is None:
+            return (), (f"no ssh into this session: {path}: {error.strerror}; --key FILE names your public key",)
+        raise FileUnusable(f"cannot read the key `{path}`", why=error.strerror) from error
+    left_out = f"{others} lines of {path} have options or are no public keys: these keys do not open the session"
+    if file is not None and not keys:
+        why = left_out if others else "the file is empty"
+        raise FileUnusable(f"`{path}` has no public key", why=why, hint="name a file like ~/.ssh/id_ed25519.pub")
+    return keys, (left_out,) if others else ()
+
+
+def prepare_folder(folder: SessionFolder, keys: Sequence[str]) -> None:
+    """Make the lasting folder of a session, with its host key, and write the keys that open it.
+
+    Raises:
+        FileUnusable: the folder cannot be made, or others can read it.
+        ToolMissing, ToolFailed: ssh-keygen does not make the host key.
+    """
+    try:
+        folder.path.parent.parent.mkdir(parents=True, exist_ok=True)
+        for path in (folder.path.parent, folder.path, folder.home):
+            if not os.path.lexists(path):
+                path.mkdir(mode=0o700)
+            _require_private(path)
+        write_text("".join(f"{key}\n" for key in keys), folder.authorized_keys, mode=0o600)
+    except OSError as error:
+        raise FileUnusable(f"cannot make the folder of the session `{folder.path}`", why=str(error)) from error
+    if not folder.host_key.exists():
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", folder.path.name, "-f", str(folder.host_key)]
+        process.run(argv, timeout=60)
+
+
+def _require_private(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise FileUnusable(
+            f"`{path}` is not a folder for a session",
+            why=f"mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}: others could read the session's files",
+            hint=("it must be your own: ", Command("chmod", "700", str(path))),
+        )

@@ -1,0 +1,176 @@
+"""`hpcenv session`: what is refused, what is submitted, and what connects."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_folders as folders
+
+from hpcenv.records.files import save_record
+from hpcenv.records.session import SessionNode, SessionOptions
+from hpcenv.records.submission import Submission
+from hpcenv.runs.session import plan_connect
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl me@laptop\n"
+
+
+@pytest.fixture
+def slurm(fake_slurm: Any, tmp_path: Path) -> Any:
+    fake_slurm.answers("sbatch", "Submitted batch job 71\n")
+    fake_slurm.environ["HOME"] = str(tmp_path)
+    (tmp_path / "key.pub").write_text(KEY)
+    return fake_slurm
+
+
+@pytest.fixture
+def shared_project(project: Path) -> Path:
+    """Tests run in /tmp, which hpcenv knows not to be shared."""
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write("[submit]\nassume-shared = true\n")
+    return project
+
+
+def start(hpcenv: Any, slurm: Any, project: Path, *words: str) -> Any:
+    key = str(project.parent / "key.pub")
+    return hpcenv("session", "start", "lab", "--no-wait", "--key", key, *words, cwd=project, environ=slurm.environ)
+
+
+def manifest_of(project: Path) -> Any:
+    (run,) = (path for path in (project / "runs").iterdir() if path.name.startswith("lab-"))
+    return json.loads((run / "manifest.json").read_text())
+
+
+def test_a_session_is_a_run_with_a_lasting_private_folder(hpcenv: Any, slurm: Any, shared_project: Path) -> None:
+    done = start(hpcenv, slurm, shared_project, "--time", "2:00:00")
+    assert done.status == 0, done.stderr
+    manifest = manifest_of(shared_project)
+    folder = Path(manifest["session"]["folder"])
+    assert (manifest["session"]["name"], manifest["workdir"]) == ("lab", str(shared_project))
+    assert manifest["stop"]["grace"] == 0, "the signal would end each shell"
+    assert folder == shared_project / "runs" / f".sessions-{os.getuid()}" / "lab"
+    for path in (folder, folder.parent, folder / "home"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for name in ("host_key", "authorized_keys"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+    assert (folder / "authorized_keys").read_text() == KEY
+    script = slurm.calls("sbatch")[0].script
+    assert "#SBATCH --no-requeue" in script
+    assert "#SBATCH --signal" not in script
+    slurm.answers("squeue", "71|PENDING|Resources|(null)|0:00\n")
+    again = start(hpcenv, slurm, shared_project)
+    assert (again.status, "the session `lab` has not ended" in again.stderr) == (17, True), again.stderr
+    block = hpcenv("session", "ssh-config", "lab", "--login", "hpc", cwd=shared_project, environ=slurm.environ).stdout
+    assert block.splitlines()[1] == "Host lab"
+    assert (folder / "host_key.pub").read_text().split()[1] in block
+    listed = hpcenv("list", "--json", cwd=shared_project, environ=slurm.environ).envelope["data"]["runs"]
+    assert [line["kind"] for line in listed if line["run"].startswith("lab-")] == ["session"]
+
+
+@pytest.mark.parametrize("name", ["latest", "17", "../x", "-x", "a b", "x" * 41])
+def test_what_is_no_name(hpcenv: Any, slurm: Any, project: Path, name: str) -> None:
+    done = hpcenv("session", "start", "--no-wait", "--", name, cwd=project, environ=slurm.environ)
+    assert done.status == 2
+    assert slurm.calls("sbatch") == []
+
+
+def test_without_slurm_there_is_no_session(hpcenv: Any, project: Path) -> None:
+    done = hpcenv("session", "start", "lab", cwd=project)
+    assert (done.status, "a session needs Slurm" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_folder_that_others_can_read_is_refused(hpcenv: Any, slurm: Any, shared_project: Path) -> None:
+    folder = shared_project / "runs" / f".sessions-{os.getuid()}"
+    folder.mkdir(parents=True)
+    folder.chmod(0o750)
+    done = start(hpcenv, slurm, shared_project)
+    assert (done.status, "others could read the session's files" in done.stderr) == (19, True), done.stderr
+    assert slurm.calls("sbatch") == []
+
+
+def test_keys_with_options_alone_are_no_key(hpcenv: Any, slurm: Any, shared_project: Path) -> None:
+    (shared_project.parent / "key.pub").write_text(f'command="rsync" {KEY}')
+    done = start(hpcenv, slurm, shared_project)
+    assert (done.status, "has no public key" in done.stderr) == (19, True), done.stderr
+
+
+@pytest.mark.parametrize("words", [("--serve", "8000"), ("--", "python3")])
+def test_a_service_needs_port_and_command(hpcenv: Any, slurm: Any, project: Path, words: tuple[str, ...]) -> None:
+    done = start(hpcenv, slurm, project, *words)
+    assert (done.status, "--serve PORT -- COMMAND" in done.stderr) == (2, True), done.stderr
+
+
+def test_what_is_started_of_services(hpcenv: Any, slurm: Any, shared_project: Path) -> None:
+    done = start(hpcenv, slurm, shared_project, "--serve", "8000", "--", "python3", "-m", "app")
+    assert done.status == 0, done.stderr
+    services = manifest_of(shared_project)["session"]["services"]
+    assert [(one["kind"], one["argv"], one["port"]) for one in services] == [
+        ("command", ["python3", "-m", "app"], 8000)
+    ]
+
+
+def test_what_the_environment_lacks_is_said_before_anything_is_queued(
+    hpcenv: Any, slurm: Any, shared_project: Path
+) -> None:
+    done = start(hpcenv, slurm, shared_project, "--jupyter")
+    assert (done.status, "the environment cannot start jupyter" in done.stderr) == (3, True), done.stderr
+    assert "python3 -m pip install jupyterlab ipykernel" in done.stderr
+    assert not (shared_project / "runs").exists()
+
+
+def _open_session(tmp_path: Path) -> Path:
+    options = SessionOptions(name="lab", folder=str(tmp_path / "lab"))
+    folder = folders.make_run(tmp_path / "runs", "lab-1", "7", session=options, script="")
+    record = Submission(
+        schema=1, run="lab-1", cluster="slurm", job_id="7", submitted=1.0, command=("x",), session="lab"
+    )
+    save_record(record, folder.submission)
+    folders.start(folder, ["n1"])
+    door = SessionNode(
+        schema=1, run="lab-1", node="n1", attempt=0, folder="/tmp/s", sshd="/usr/sbin/sshd", ready=True,
+        sockets={"port-8000": "/tmp/s/port-8000.sock"}, ports=("0.0.0.0:80 (app)",),
+    )  # fmt: skip
+    save_record(door, folder.session_of("n1"))
+    return folder.path
+
+
+def test_a_connection_is_a_step_of_the_job_without_what_bashrc_set(fake_slurm: Any, tmp_path: Path) -> None:
+    folder = _open_session(tmp_path)
+    fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
+    environ = {**fake_slurm.environ, "LD_PRELOAD": "/evil.so", "PYTHONPATH": "/evil", "SLURM_JOB_ID": "1"}
+    planned = plan_connect(tmp_path, "lab", environ=environ, runs="runs")
+    assert {"--overlap", "--jobid=7", "--nodelist=n1", "--quiet", "--unbuffered", "--cpu-bind=none"} <= set(
+        planned.argv
+    )
+    assert planned.argv[-2:] == ("ssh-server", str(folder))
+    assert set(planned.env) == {"PATH", "HOME"}
+
+
+def test_the_session_of_another_user_is_refused(hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
+    folder = _open_session(tmp_path)
+    if os.getuid() == 0:
+        os.chown(folder, 1, 1)
+        done = hpcenv("session", "connect", "lab", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ)
+        assert (done.status, "is the session of another user" in done.stderr) == (2, True), done.stderr
+        assert fake_slurm.calls("srun") == []
+
+
+def test_open_and_status_say_what_is_there(hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
+    _open_session(tmp_path)
+    fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
+    where = {"cwd": tmp_path, "environ": fake_slurm.environ}
+    said = hpcenv("session", "open", "lab", "--runs-dir", "runs", **where)
+    assert said.stdout == "ssh -N -L 127.0.0.1:8888:/tmp/s/port-8000.sock lab\nhttp://127.0.0.1:8888/\n", said.stderr
+    status = hpcenv("status", "lab", "--runs-dir", "runs", **where).stdout
+    assert "open on n1, with port-8000" in status
+    assert "0.0.0.0:80 (app): other users can connect to it" in status
+
+
+def test_a_shell_needs_a_terminal(hpcenv: Any, slurm: Any, project: Path) -> None:
+    done = hpcenv("shell", cwd=project, environ=slurm.environ)
+    assert (done.status, "a shell needs a terminal" in done.stderr) == (2, True)
+    assert slurm.calls("sbatch") == []

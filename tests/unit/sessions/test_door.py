@@ -1,0 +1,125 @@
+"""What a session does on its node beside the shells: notices, ports, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import run_folders as folders
+
+from hpcenv.records.files import load_record
+from hpcenv.records.session import NodeFolder, SessionNode, SessionOptions
+from hpcenv.sessions import door
+from hpcenv.sessions.enter import marked_open
+from hpcenv.sessions.notices import Notices
+from hpcenv.sessions.ports import listening
+
+
+def test_notices_come_once_thirty_and_five_minutes_before_the_end() -> None:
+    notices = Notices({"SLURM_JOB_END_TIME": "100000"})
+    assert notices.due(100000 - 31 * 60) == ""
+    assert "in 30 min" in notices.due(100000 - 30 * 60)
+    assert notices.due(100000 - 29 * 60) == ""
+    assert "in 5 min" in notices.due(100000 - 5 * 60)
+    assert notices.due(100000 - 60) == ""
+
+
+def test_a_short_session_gets_one_notice_for_both() -> None:
+    notices = Notices({"SLURM_JOB_END_TIME": "100000"})
+    assert "in 4 min" in notices.due(100000 - 4 * 60)
+    assert notices.due(100000 - 3 * 60) == ""
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_END_TIME": "Unknown"}])
+def test_without_an_end_there_is_no_notice(environ: dict[str, str]) -> None:
+    assert Notices(environ).due(1e12) == ""
+
+
+def test_a_notice_reaches_a_terminal_and_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = pty.openpty()
+    Notices({"SLURM_JOB_END_TIME": "100000"}).give(99990, [os.ttyname(theirs), "/nonexistent"])
+    assert b"this session ends at" in os.read(ours, 1000)
+    assert "hpcenv: this session ends at" in capsys.readouterr().err
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_port_that_a_program_opens_is_named() -> None:
+    before = listening({})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        new = set(listening({})) - set(before)
+    assert any(one.startswith(f"127.0.0.1:{port} (") for one in new)
+
+
+def test_the_folder_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with door.node_folder() as folder:
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        (folder.path / "x").write_text("secret")
+        place = folder.path.parent
+    assert list(place.glob("hpcenv-session-*")) == []
+
+
+def test_what_a_killed_session_left_goes_and_an_open_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The path of a test is too long for a socket: then /tmp is used.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", "t")
+    os.mkdir("t")
+    os.mkdir("t/hpcenv-session-dead", 0o700)
+    with door.node_folder() as first:
+        assert not os.path.exists("t/hpcenv-session-dead")
+        with door.node_folder():
+            assert first.path.is_dir()
+
+
+def test_an_open_shell_is_seen_until_it_ends_also_by_a_kill(tmp_path: Path) -> None:
+    folder = NodeFolder(tmp_path)
+    folder.open.mkdir()
+    with marked_open(folder):
+        assert door.open_terminals(folder) == [""]
+    assert door.open_terminals(folder) == []
+    code = (
+        "import sys, os; from pathlib import Path; from hpcenv.records.session import NodeFolder;"
+        "from hpcenv.sessions.enter import marked_open\n"
+        "with marked_open(NodeFolder(Path(sys.argv[1]))): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.DEVNULL)
+    assert len(list(folder.open.iterdir())) == 1
+    assert door.open_terminals(folder) == []
+    assert list(folder.open.iterdir()) == []
+
+
+def test_a_session_that_nobody_uses_ends_and_its_folder_goes(tmp_path: Path) -> None:
+    """The process beside the launch step, as a node starts it."""
+    options = SessionOptions(name="a", folder=str(tmp_path / "lasting"), ends_unused=1)
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    code = "import sys; from hpcenv.steps.main import main; sys.exit(main(sys.argv[1:]))"
+    environ = {**os.environ, "HPCENV_LOCAL_NODE": "l0", "HPCENV_LOCAL_NODES": "l0", "HPCENV_LOCAL_JOB": "local-7"}
+    argv = [sys.executable, "-c", code, "session", str(run.path)]
+    with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        until = time.monotonic() + 60
+        while not run.session_end.exists():
+            assert time.monotonic() < until
+            assert child.poll() is None
+            time.sleep(0.1)
+        found = load_record(SessionNode, run.session_of("l0"))
+        folder = Path(found.folder)
+        assert found.ready
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "environment.json").stat().st_mode) == 0o600
+        child.send_signal(signal.SIGTERM)  # Slurm's; it ends after what holds the job
+        time.sleep(0.5)
+        assert child.poll() is None
+        child.stdin.close()
+        assert child.wait(30) == 0
+    assert not folder.exists()
