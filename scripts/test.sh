@@ -74,10 +74,9 @@ environment() { # FOLDER LOCK [PACKAGE]: by the locked pip, for older ones canno
   PIP_BUILD_CONSTRAINT=$2 "$venv/bin/pip" --python "$1/bin/python" install -qq --require-hashes -r "$2"
 }
 install() { # FOLDER: what it locks; torch, whose build depends on the index; this checkout
-  environment "$venv" "$1/$lock" torch==2.13.0 || return
+  environment "$venv" "$1/$lock" torch==2.13.0 && pip install -qq --no-deps --no-build-isolation -e . || return
   for one in hub hydra exports sessions; do environment "$venv/$one" "$1/$one.txt" || return; done
-  [ -z "${HPCENV_TEST_LONG:-}" ] || environment "$venv/frameworks" "$1/frameworks.txt" torch==2.13.0 || return
-  pip install -qq --no-deps --no-build-isolation -e .
+  [ -z "${HPCENV_TEST_LONG:-}" ] || environment "$venv/frameworks" "$1/frameworks.txt" torch==2.13.0
 }
 check "packages" install "$PWD/tests/packages" || exit
 if [ $newest -eq 1 ]; then
