@@ -10,6 +10,7 @@ import difflib
 import errno
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import click
 from hpcenv import filesystem
 from hpcenv.cli import _foreign_options, _other_words, _terminal
 from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, UsageError, render_hint
+from hpcenv.text import WIDTH, wrap
 
 ENVELOPE_SCHEMA = 1
 # Of each part of an error that is printed as text; --json has all of it.
@@ -42,13 +44,22 @@ def show_lost_output(reason: str) -> int:
 
 
 def text(problem: HpcenvError) -> str:
-    """Return an error as it is printed."""
-    lines = [f"error[{problem.code}]: " + _shortened(problem.what).replace("\n", "\n       ")]
+    """Return an error as it is printed, in lines that fit the terminal: a command or a path is not broken."""
+    lines = _wrapped(f"error[{problem.code}]: ", problem.what, indent=7)
     if problem.why:
-        lines.append("  why: " + _shortened(problem.why).replace("\n", "\n       "))
+        lines += _wrapped("  why: ", problem.why, indent=7)
     if problem.hint:
-        lines += ["", "hint: " + _shortened(problem.hint).replace("\n", "\n      ")]
-    return _terminal.clean_text("\n".join(lines))
+        is_command = len(problem.hint_parts) == 1 and isinstance(problem.hint_parts[0], Command)
+        lines += ["", f"hint: {problem.hint}"] if is_command else ["", *_wrapped("hint: ", problem.hint, indent=6)]
+    return "\n".join(lines)
+
+
+def _wrapped(first: str, words: str, *, indent: int) -> list[str]:
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    lines = _terminal.clean_text(_shortened(words)).split("\n")
+    firsts = [first, *[" " * indent] * (len(lines) - 1)]
+    # A line that was wrapped goes on two columns further right than a line of its own.
+    return [wrap(line, first=start, indent=indent + 2, width=width) for start, line in zip(firsts, lines, strict=True)]
 
 
 def _shortened(words: str) -> str:

@@ -194,7 +194,7 @@ def _without_project(here: Path, script: str | None) -> Hint:
         return f"cd {shlex.quote(os.path.relpath(around, here))} (the project of `{script}` is there)"
     home = os.environ.get("HOME")
     if home and Path(os.path.realpath(home)).is_relative_to(os.path.realpath(here)):
-        return "cd PROJECT, the folder of your project; to begin one: mkdir PROJECT && cd PROJECT && hpcenv init"
+        return "cd PROJECT, the folder of your project; to begin one: `mkdir PROJECT && cd PROJECT && hpcenv init`"
     return TO_BEGIN
 
 
