@@ -1,4 +1,4 @@
-"""`hpcenv report`: what became of a run, with its first failure first. Runs on: LOGIN NODE."""
+"""`hpcenv report`: the result of a run, with its first failure at the top. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _attempts(folder: RunFolder) -> list[Path]:
 
 
 def _failure_in(attempt: RunFolder, manifest: Manifest) -> FirstFailure | None:
-    """Return the first failure of one earlier attempt, from its files; Slurm's answers of that time are not kept."""
+    """Return the first failure of one earlier attempt, from its files; Slurm's answers of that time are not stored."""
     stopped = stopped_before_training(read_finished(attempt))
     if stopped:
         silent = nodes_without_facts(attempt)
