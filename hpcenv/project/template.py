@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-A hole is `@{name}`: a `$` of the shell stays alone, and a batch script with holes is still valid shell. A part that
-only some files need is between the lines `#@if NAME` and `#@end`.
+A hole is `@{name}`: it does not clash with a `$` of the shell, and a batch script with holes is valid shell code. A
+part that only some files need is between the lines `#@if NAME` and `#@end`.
 """
 
 from __future__ import annotations
