@@ -14,7 +14,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.submission.handover import export_job
 from hpcenv.submission.request import SubmitOptions, value_of
 
-# Options about a job of your own: the folder is submitted later, by somebody else.
+# Options that only affect your own job: somebody else submits the folder later.
 _NOT_HERE = (
     "name",
     "runs_dir",

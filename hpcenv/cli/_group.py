@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def answer_other_word(self, ctx: click.Context, typed: list[str]) -> None:
-        """Raise the error that names the command in the place of a word, if there is one."""
+        """If another word replaces a command, raise the error that names the command."""
         answer = _other_words.command(ctx.command_path, typed)
         if answer is not None:
             raise answer

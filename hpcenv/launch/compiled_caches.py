@@ -20,7 +20,7 @@ NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 
 
 def cache_variables(manifest: Manifest, given: Container[str], *, node: str) -> dict[str, str]:
-    """Return the variables that name a folder for this user and fingerprint; a `bitwise` run gets a folder of its own.
+    """Return the variables that name a folder for this user and fingerprint; a `bitwise` run gets its own folder.
 
     Args:
         given: variables that the ranks already get: the user's own choice stays.

@@ -50,7 +50,7 @@ def read_previous_job(manifest: Manifest, run: RunFolder, *, attempt: int) -> Pr
 
     It has ended if an earlier job of the chain finished the training. Slurm may also start a job again that has already
     ended. It may requeue a preempted job a second time if its script took long to end, although the next start has
-    completed meanwhile (seen: 24.11). It also requeues a preempted job that hpcenv has already requeued
+    completed in between (seen: 24.11). It also requeues a preempted job that hpcenv has already requeued
     (`requeue.slurm_does_it`).
     """
     if attempt == 0 and manifest.chain < 2:

@@ -32,7 +32,7 @@ from hpcenv.records.files import read_file, read_json, write_text
 _SCHEMA = 1
 # Number of values that are kept for a project; the oldest ones are removed.
 _MOST = 1000
-# 128 bits: nobody can find a different list with the same digest.
+# 128 bits: it is not possible to find a different list with the same digest.
 _DIGITS = 32
 # A longer value is shortened in the output; the digest covers the whole value.
 _SHOWN = 200

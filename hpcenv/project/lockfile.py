@@ -228,7 +228,7 @@ class DirectUrlTable(LockTable):
     dirty: bool | None = None
     """Whether the working tree of an editable install was changed."""
     diff_sha256: str | None = None
-    """Digest of the difference from that commit, with importable files that git ignores; `none` if there is none."""
+    """Digest of the difference from that commit, with importable files that git ignores; `none` without one."""
     files_sha256: str | None = None
     """Digest of its importable files, if git did not give the values above."""
     hash: str | None = None

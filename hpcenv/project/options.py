@@ -83,7 +83,7 @@ class Option:
         minimum: of a count.
         choices: of a choice.
         default: the default of an option that always has a value.
-        sbatch: option of sbatch that gets the value; empty if there is none.
+        sbatch: option of sbatch that gets the value; empty if no option does.
         short: sbatch's one-letter spelling of it. hpcenv does not accept it, but names its own option.
         letter: hpcenv's own one-letter spelling.
         srun: option of srun that gets the value.

@@ -247,7 +247,7 @@ def _check_option(option: OptionTable) -> None:
 
 
 class RuntimeTable(SourcedTable):
-    """[runtime]: the program that starts containers there. `none`: there is none that hpcenv can use.
+    """[runtime]: the program that starts containers there. With `none`, hpcenv can use no program there.
 
     Attributes:
         kind: `singularity` means SingularityCE or SingularityPRO 4, or a link of that name to Apptainer.

@@ -60,7 +60,7 @@ class RunReport(Shown):
         command: the command line that submitted the run; empty if that was not recorded.
         commit: the commit of its code, and whether files differed from it; empty if that is unknown.
         fingerprint: fingerprint of its lockfile; empty if that cannot be read.
-        metrics: the last line with a metric in the end of the log; empty if there is none.
+        metrics: the last line with a metric in the end of the log; empty without one.
         outputs: what the script left in the run's copy of the project; None if there is no copy.
         determinism: what the ranks read back from their switches; None if there was nothing to read.
         gpus: the GPUs that the ranks used; None for a run without GPUs or without records.

@@ -72,7 +72,7 @@ def run_tasks(run: RunFolder, environ: Mapping[str, str], *command: str) -> int:
 def _status(records: Sequence[NodeExit], of_srun: int) -> int:
     first = first_failure.first_status(records)
     if first is None:
-        # After a request to stop, no rank has failed. The script may still end with a status of its own, which is kept.
+        # After a request to stop, no rank has failed. The script may still end with its own status, which is kept.
         ended = [r for r in records if r.stopped and r.status != 0 and not r.asked_to_end]
         first = min(ended, key=lambda record: record.ended).status if ended else of_srun
         if not records and first in _ENDED_SRUN:

@@ -36,7 +36,7 @@ NotedProfile = tuple[Profile | None, tuple[str, ...]]
 
 
 def choose(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> NotedProfile:
-    """Return the named profile, or the profile for this cluster; None if there is none.
+    """Return the named profile, or the profile for this cluster; None without such a profile.
 
     Raises:
         SpecError: the named profile does not exist, or the profile for this cluster is not valid.
@@ -125,7 +125,7 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
 
 
 def by_cluster(project: Path | None, context: Context) -> NotedProfile:
-    """Return the nearest profile for this cluster; None if there is none.
+    """Return the nearest profile for this cluster; None without such a profile.
 
     The name of the cluster is looked up only if there are profiles.
 

@@ -1,4 +1,4 @@
-"""What the digests of a lockfile cover, by its revision. A lockfile is judged by the rules of its own revision.
+"""What the digests of a lockfile cover, by its revision. A lockfile is judged by the rules of its revision.
 
 Runs on: inside the image, on the login node and on compute nodes. `revision` of [Environment] in the manifest brings
 the number to the nodes; `--revision` brings it to the probe.

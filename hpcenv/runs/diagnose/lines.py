@@ -1,4 +1,4 @@
-"""What a line of a log tells besides its text: rank, node and time; also the traceback before it. Pure.
+"""What a line of a log tells in addition to its text: rank, node and time; also the traceback before it. Pure.
 
 Runs on: LOGIN NODE.
 """

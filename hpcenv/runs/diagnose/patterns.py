@@ -25,8 +25,8 @@ class Pattern:
     """A text that failed runs write; patterns.toml explains the keys.
 
     Attributes:
-        match: what the line must contain besides an anchor; None if an anchor is enough. Its groups `rank`, `node` and
-            `peer` say whom the line names.
+        match: what the line must contain in addition to an anchor; None if an anchor is enough. Its groups `rank`,
+            `node` and `peer` say whom the line names.
         torch: versions of torch that write it; empty for all.
         before_ranks: it is a consequence if a rank of the job has written something before.
         after_failure: it is a consequence if an earlier line reports that a rank or a task failed.
