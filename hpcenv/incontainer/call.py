@@ -70,8 +70,7 @@ def prepare(spec: Dict[str, Any]) -> None:
     )
     show_logs(spec["folder"], job, rank, spec["stderr_to_stdout"])
     if spec["call"] == "task":
-        # As with submitit, the function sets these itself, for example with
-        # submitit.helpers.TorchDistributedEnvironment.
+        # As with submitit, the function sets these itself, by submitit.helpers.TorchDistributedEnvironment for example.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
             os.environ.pop(name, None)
 

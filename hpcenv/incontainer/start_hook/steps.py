@@ -5,10 +5,9 @@ around optimizer steps are used (pytorch#89176, torch 2.0). `Tensor.backward` ca
 wrapper sees both.
 
 A step is counted when the first optimizer that was seen steps again; other optimizers (of a GAN, or Muon beside AdamW)
-belong to the step of that one. An optimizer that forwards to an inner one counts once. torch.distributed.checkpoint
-makes a step for the state of an optimizer before it loads a checkpoint: it is not counted. Not seen:
-`torch.autograd.grad`, optimizers without torch's base class, and what DeepSpeed or Megatron's pipeline do below torch's
-Python functions.
+belong to its step. An optimizer that forwards to an inner one counts once. torch.distributed.checkpoint makes a step for
+the state of an optimizer before it loads a checkpoint: it is not counted. Not seen: `torch.autograd.grad`, optimizers
+without torch's base class, and what DeepSpeed or Megatron's pipeline do below torch's Python functions.
 """
 
 import functools
