@@ -2,12 +2,22 @@
 
 import re
 
-from hpcenv.text import wrap
+from hpcenv.text import WIDTH, wrap
 
 
 def unwrapped(text: str) -> str:
-    """Return text with each line of an error whole: what was wrapped goes on two columns further right."""
-    return re.sub(r"\n(?: {8}| {9})(?=\S)", " ", text)
+    """Return text with each line of an error whole, as it was before it was wrapped at 80 columns."""
+    whole: list[str] = []
+    room = WIDTH
+    for line in text.split("\n"):
+        # What was wrapped goes on two columns further right, and its first word did not fit into the line before.
+        begin = re.match(r" {8,9}(`[^`]+`\S*|\S+)", line)
+        if begin and len(begin[1]) >= room and whole:
+            whole[-1] += f" {line.strip()}"
+        else:
+            whole.append(line)
+        room = WIDTH - len(line)
+    return "\n".join(whole)
 
 
 def wrapped(text: str) -> str:

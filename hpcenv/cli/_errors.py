@@ -45,17 +45,17 @@ def show_lost_output(reason: str) -> int:
 
 def text(problem: HpcenvError) -> str:
     """Return an error as it is printed, in lines that fit the terminal; commands and paths are not broken."""
-    lines = _wrapped(f"error[{problem.code}]: ", problem.what, indent=7)
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    lines = _wrapped(f"error[{problem.code}]: ", problem.what, indent=7, width=width)
     if problem.why:
-        lines += _wrapped("  why: ", problem.why, indent=7)
+        lines += _wrapped("  why: ", problem.why, indent=7, width=width)
     if problem.hint:
         is_command = len(problem.hint_parts) == 1 and isinstance(problem.hint_parts[0], Command)
-        lines += ["", f"hint: {problem.hint}"] if is_command else ["", *_wrapped("hint: ", problem.hint, indent=6)]
+        lines += ["", *_wrapped("hint: ", problem.hint, indent=6, width=sys.maxsize if is_command else width)]
     return "\n".join(lines)
 
 
-def _wrapped(first: str, words: str, *, indent: int) -> list[str]:
-    width = shutil.get_terminal_size((WIDTH, 24)).columns
+def _wrapped(first: str, words: str, *, indent: int, width: int) -> list[str]:
     lines = _terminal.clean_text(_shortened(words)).split("\n")
     firsts = [first, *[" " * indent] * (len(lines) - 1)]
     # If a line is wrapped, its rest is indented by two more columns.

@@ -239,12 +239,14 @@ def test_an_error_fits_the_terminal_and_what_is_copied_stays_whole(monkeypatch: 
     path = f"/{'long/' * 20}a.toml"
     rows = f"{'word ' * 30}\nanother row"
     error = errors.FileUnusable(f"cannot use `{path}`", why=rows, hint=("read it, then: ", command))
-    for width in (80, 50):
+    for width in (50, 80):
         monkeypatch.setenv("COLUMNS", str(width))
         lines = _errors.text(error).splitlines()
         assert [line.strip() for line in lines if len(line) > width] == [f"`{path}`", f"`{command}`"]
         assert "       another row" in lines
     assert _errors.text(error.changed(hint=command)).endswith(f"\nhint: {command}")
+    hostile = _errors.text(error.changed(hint=errors.Command("hpcenv", "status", "a\x1b[2J")))
+    assert hostile.endswith("\nhint: hpcenv status 'a\\x1b[2J'")
     one_line = f"error[file-unusable]: cannot use `{path}`\n  why: {'word ' * 29}word\n       another row"
     assert unwrapped(_errors.text(error)) == f"{one_line}\n\nhint: read it, then: `{command}`"
 
