@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def answer_other_word(self, ctx: click.Context, typed: list[str]) -> None:
-        """If another word replaces a command, raise the error that names the command."""
+        """If a user of another program typed its word for a command, raise the error that names ours."""
         answer = _other_words.command(ctx.command_path, typed)
         if answer is not None:
             raise answer

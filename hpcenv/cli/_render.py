@@ -188,7 +188,7 @@ class Where:
 
 
 def _without_project(here: Path, script: str | None) -> Hint:
-    """Return the hint if there is no project. It never advises `hpcenv init` in a folder above the home folder."""
+    """Return the hint if there is no project. It never advises `hpcenv init` in the home folder or above it."""
     around = None if script is None else project_around(Path(os.path.abspath(here / script)).parent)
     if around is not None:
         return f"cd {shlex.quote(os.path.relpath(around, here))} (the project of `{script}` is there)"

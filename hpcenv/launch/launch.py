@@ -149,7 +149,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
     counters = _port_counters(node)
-    # This process runs beside the training and must not be its child: leftover children of the training are killed.
+    # The watch runs beside the training and must not belong to it: what the training leaves running is killed.
     with watched(manifest, this_node, first=not node.local_rank, say=say):
         status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)

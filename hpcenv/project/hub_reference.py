@@ -19,7 +19,7 @@ _KINDS: dict[str, HubKind] = {"datasets": "dataset", "spaces": "space", "models"
 # huggingface_hub 2.4, utils/_validators.py, validate_repo_id: at most 96 characters; no `--`, `..`, `.git` at the end.
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Simple names of branches and tags, a part of what git allows (git-check-ref-format(1)).
+# Names of branches and tags: the simple ones of those that git allows (git-check-ref-format(1)).
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
 
 

@@ -16,8 +16,8 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import module_words
 
-# Names that modules.sh uses. Standard output gets only the environment, at the end. It may hold credentials, so it is
-# never written to a file.
+# It sets the names that modules.sh uses. Standard output gets only the environment, at the end. It may hold
+# credentials, so it is never written to a file.
 _SCRIPT = """\
 set -u
 run=@{run_folder}

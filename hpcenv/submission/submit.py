@@ -154,7 +154,7 @@ def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     Raises:
         FileUnusable: the disk refuses a file: it is full, or a quota is exceeded.
     """
-    # The files in question: the records and the batch script; the steps and their modules.
+    # The job begins in these folders: with the records and the batch script, the steps and their modules.
     folders = (run.path, run.code, *elements)
     files = (Path(entry) for folder in folders for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
     # The entry of a folder is in its parent folder, which this submission may also have made.
