@@ -128,7 +128,7 @@ def _severity(name: str, row: Field, policy: Policy, profile: DeterminismProfile
 
 
 def _chosen(name: str, policy: Policy) -> Severity | None:
-    """Return the severity that [policy] has for a name, or for a family of names; None where it has none."""
+    """Return the severity that [policy] has for a name, or for a family of names; None if it has none."""
     if name in policy:
         return policy[name]
     return next((policy[key] for key in _narrowest_first(policy) if fits(key, name)), None)

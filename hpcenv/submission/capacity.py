@@ -326,7 +326,7 @@ def _nodes_requested(request: Request, origins: Mapping[str, str]) -> str:
 
 
 def _nodes_origin(origins: Mapping[str, str]) -> str | None:
-    """Return where the number of nodes comes from; None where it was typed."""
+    """Return the source of the number of nodes; None if the number was typed."""
     origin = origins.get("nodes", "hpcenv's default, 1")
     return None if origin == "--nodes" else f"--nodes comes from {origin}"
 

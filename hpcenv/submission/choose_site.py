@@ -173,7 +173,7 @@ def for_run(
     """Return the profile with the values that are for this run.
 
     Args:
-        nodes, partition, gpu_type: as requested; None where that is Slurm's choice.
+        nodes, partition, gpu_type: as requested; None if Slurm chooses.
         now: the current date: values whose date for a new check is past are named in `left_out`; None to name none.
     """
     support = lock_model.gpu_support(locked)

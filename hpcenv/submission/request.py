@@ -90,7 +90,7 @@ def from_command_line(script: str, args: Sequence[str], values: Mapping[str, obj
     """Return the options of a command line.
 
     Args:
-        values: option name -> text or texts; None where the option is not given.
+        values: option name -> text or texts; None if the option is not given.
 
     Raises:
         UsageError: values that are not valid, all at once.

@@ -23,7 +23,7 @@ def run_folder(
     """Return the folder of the run; refuse a name or a place that cannot be used.
 
     Args:
-        script: the file that the ranks start; None where it is not known.
+        script: the file that the ranks start; None if it is not known.
     """
     run = options.name or _run_name(script, options, context)
     means = "the newest run" if run == "latest" else "a job id" if _JOB_ID.match(run) and not options.handover else None
