@@ -18,7 +18,7 @@ class LazyGroup(click.Group):
     Args:
         verbs: name of a command -> its one-line help, in the order in which they are shown.
         package: package of the commands' modules; each module has its click command as `command`.
-        modules: name of a command -> name of its module, where the two differ (`list` is a built-in of Python).
+        modules: name of a command -> name of its module, if the two differ (`list` is a built-in of Python).
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _STATUSES = {"match": 0, "mismatch": Status.DOES_NOT_RUN, "unknown": Status.NOT_
 @click.option("--cuda", metavar="VERSION", default="", help="CUDA of the torch build, or of another program.")
 @click.option("--python", metavar="VERSION", default="", help="3.13, or 3.13t for a free-threaded one.")
 @click.option("--machine", metavar="NAME", default="", help=f"Processors: {' or '.join(MACHINES)}.")
-@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="A package beside torch; repeatable.")
+@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="A further package; repeatable.")
 @click.option("--cuda-compat", metavar="VERSION", default="", help="A cuda-compat package first on the loader's path.")
 @_render.json_option
 def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:

@@ -4,7 +4,7 @@ Runs on: every rank, inside the image or not, and LOGIN NODE (`hpcenv submit --r
 torch if the script has imported it; Python >= 3.8.
 
 A run gives its ranks their identity in variables: `HPCENV_RUN`, `HPCENV_FINGERPRINT` (of the lockfile), `HPCENV_COMMIT`
-(of the code; where files differ from it, `-dirty` follows and the beginning of the digest of that difference).
+(of the code; if files differ from it, `-dirty` and the beginning of the digest of that difference follow).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class RankWatch:
 
     Args of the constructor:
         count: number of expected ranks.
-        proc: the module of that name, which lies beside this one.
+        proc: the module of that name, in the folder of this file.
     """
 
     def __init__(self, count: int, proc: Any) -> None:

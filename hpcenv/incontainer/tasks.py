@@ -131,7 +131,7 @@ def run(argv: List[str], rank_watch: Any, proc: Any) -> Dict[str, Any]:
 
     Args:
         argv: see the top of this file.
-        rank_watch, proc: the modules of these names, which lie beside this one.
+        rank_watch, proc: the modules of these names, in the folder of this file.
     """
     end = argv.index("--")
     options = TaskOptions(argv[:end])

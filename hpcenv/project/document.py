@@ -149,7 +149,7 @@ def _shown_path(location: Sequence[int | str]) -> str:
 
 
 def _shortened(value: object) -> str:
-    # As in the file, where it is a list.
+    # As in the file, in which it is a list.
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 

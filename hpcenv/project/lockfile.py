@@ -205,7 +205,7 @@ class WheelTable(LockTable):
     sha256: str | None = None
     """sha256 of the wheel."""
     index: str | None = None
-    """Where it was found: `pypi`, `extra-N` or `find-links`."""
+    """Source of the file: `pypi`, `extra-N` or `find-links`."""
     proof: Literal["built", "claimed", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
     """How the sha256 was proved; `none`: no sha256. `record`: the remote wheel's RECORD has the installed digest.
     `direct-url`: the file that direct_url.json names has it. `claimed`: it says so; no file was compared.
@@ -362,7 +362,7 @@ class LockedDataTable(LockTable):
     """[data.NAME]: state of the data at submission, in the lockfile copy of a run."""
 
     path: str
-    """Where they are."""
+    """Their path."""
     compare: DataCompare
     """How the nodes compare them: `sha256`, `size-and-time` or `list` (names and sizes)."""
     state: str

@@ -234,7 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="word",
         group="How many",
         help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: the "
-        "share of the node that belongs to the requested GPUs, where the cluster counts memory.",
+        "share of the node that belongs to the requested GPUs, if the cluster counts memory.",
         places=EVERYWHERE,
         metavar="SIZE",
         sbatch="mem",
@@ -418,7 +418,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="choice",
         choices=CPU_BINDINGS,
         group="What runs",
-        help="Bind each rank to the CPUs near its GPU, where the machine says which, or off. Off, too, where torchrun "
+        help="Bind each rank to the CPUs near its GPU, if the machine lists them, or off. Also off if torchrun "
         "(--numa-binding) or srun (gpu-bind) binds the ranks. Default: near-gpu.",
         places=ALL_BUT_COMMAND,
     ),

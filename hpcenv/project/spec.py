@@ -231,7 +231,7 @@ class EnvironmentTable(Document):
         overlay: replaces the one at the top.
         python, platform, allow_floating: as at the top; they replace the values there.
         env: variables in addition to [env]; they replace variables with the same name.
-        bind: folders beside [[bind]].
+        bind: folders in addition to [[bind]].
         policy: severities in addition to [policy]; they replace severities of the same field.
     """
 

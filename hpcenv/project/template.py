@@ -46,7 +46,7 @@ def built_in(name: str) -> Path:
 
 
 def data_file(*names: str) -> Path:
-    """Return a path beside the code: in `_data` where hpcenv is installed, else in the checkout."""
+    """Return a path next to the code: in `_data` if hpcenv is installed, else in the checkout."""
     package = Path(__file__).parents[1]
     installed = package.joinpath("_data", *names)
     return installed if installed.exists() else package.parent.joinpath(*names)

@@ -66,7 +66,7 @@ def ask_stacks(
     rank: int | None = None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> RunStacks:
-    """Ask the nodes of a running run for the stacks of its ranks. The ranks go on.
+    """Ask the nodes of a running run for the stacks of its ranks. The ranks continue.
 
     Args:
         start: current directory; the project is searched from here upwards.

@@ -59,7 +59,7 @@ class RunStatus(Shown, RunState):
         earlier: one line for each earlier attempt.
         chain: job ids of a chain; empty without a chain.
         failure: the first failure; None if no failure is known.
-        queue: its place in the queue, where it waits and `with_queue` has asked Slurm.
+        queue: its place in the queue, if it waits and `with_queue` has asked Slurm.
     """
 
     run: str

@@ -1,4 +1,4 @@
-"""Where images are kept if neither the user nor the project names a folder: in the profile's place, or the default.
+"""The folder of images if neither the user nor the project names one: from the site profile, or the default.
 
 Runs on: LOGIN NODE. The profile is the one that HPCENV_SITE or `site` in hpcenv.toml names, else the one for this
 cluster. The option `--site` of a submission does not count: all submissions share the images, and `lock` and `image

@@ -198,7 +198,7 @@ class _Steps:
 
 
 def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) -> list[str]:
-    """Return the srun command of a step with one task on each of some nodes, beside running tasks.
+    """Return the srun command of a step with one task on each of some nodes, in parallel with running tasks.
 
     `--overlap` (Slurm 20.11 and later): the step shares CPUs, memory and GPUs of the job with salloc's shell, which may
     be a step itself. `--cpu-bind=none`: one task uses all CPUs of the job on its node.

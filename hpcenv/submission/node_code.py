@@ -36,8 +36,8 @@ RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init_
 # This replaces `hpcenv.api.executor`, which submitit loads as a plug-in.
 _RANK_EXECUTOR = "incontainer/rank_executor.py"
 
-# The start hook is a package beside the file that Python imports by itself: not under the name of hpcenv, of which the
-# image may have another version.
+# The start hook is a package next to the file that Python imports by itself. It does not have the name of hpcenv,
+# because the image may have a different version of hpcenv.
 _HOOK_ROOM = "incontainer/start_hook"
 _HOOK_PACKAGE = "_hpcenv_start_hook"
 _HOOK_ENTRY = "sitecustomize.py"

@@ -45,7 +45,7 @@ _ONLY_PYTHON = "the script is started with the locked Python, which reads Python
 
 
 def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequence[str]) -> None:
-    """Refuse `python train.py` and the like: hpcenv starts the ranks itself.
+    """Refuse `python train.py` and similar words: hpcenv starts the ranks itself.
 
     Args:
         script, args: as the user gave them.

@@ -77,7 +77,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class CodePlace:
-    """Where a submission takes its code from, and where its run will be.
+    """The source of a submission's code, and the place of its run.
 
     Attributes:
         script: the script, or the file of a module; None for a function without a module, and for a module of the
@@ -93,7 +93,7 @@ class CodePlace:
 
     @property
     def folder(self) -> Path | None:
-        """Where Python looks for it first: the script's own folder, or the working directory of a module."""
+        """The first folder in which Python looks for code: the script's own, or the working directory of a module."""
         return code_folder(self.options, self.context.cwd)
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SOURCE_SECONDS = 60.0
 SOURCE_FILES = 20_000
 SOURCE_BYTES = 4 << 30  # a torch with CUDA that was built in its tree
-SOURCE_ENTRIES = 1_000_000  # data beside the code
+SOURCE_ENTRIES = 1_000_000  # data in addition to the code
 IMPORTABLE = (".py", ".pth", ".so", ".pyd")
 LEFTOVERS = (".#", "._")  # Emacs's lock links, and files that tar adds on a Mac: no import can name them
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.library import Library
     from hpcenv.incontainer.probe.values import Facts
 
-# Where rdma-core installs its providers, below each folder of libraries.
+# The folder of rdma-core's providers, below each folder of libraries.
 PROVIDERS = "libibverbs"
 PLUGIN_BYTES = 16 << 20
 PLUGIN_VERSION = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
@@ -110,7 +110,7 @@ def _other_plugins(env: ProbedEnvironment, loader: Loader, first: str, requester
 
 
 def _providers(verbs: str) -> int:
-    """Return the number of providers beside libibverbs: without one, it finds no device."""
+    """Return the number of providers next to libibverbs: without a provider, it finds no device."""
     folder = os.path.join(os.path.dirname(os.path.realpath(verbs)), PROVIDERS)
     try:
         return sum("-rdmav" in name for name in os.listdir(folder))
