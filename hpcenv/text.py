@@ -6,6 +6,7 @@ Runs on: ANY NODE. Standard library only.
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Sequence, Sized
 
@@ -58,9 +59,12 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
         first: the beginning of the first line.
         indent: spaces before each further line.
         width: columns.
-        whole_words: do not break a word at its hyphens, nor a word that is longer than a line: a path can be copied.
+        whole_words: do not break a word at its hyphens, nor a word that is longer than a line, nor a text between
+            backticks: a path or a command can be copied.
     """
-    return textwrap.fill(
+    if whole_words:
+        text = re.sub(r"`[^`\n]+`", lambda quoted: quoted[0].replace(" ", "\0"), text)
+    filled = textwrap.fill(
         text,
         width,
         initial_indent=first,
@@ -68,6 +72,7 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
         break_long_words=not whole_words,
         break_on_hyphens=not whole_words,
     )
+    return filled.replace("\0", " ")
 
 
 def cut(text: str, most: int) -> str:

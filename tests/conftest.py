@@ -21,6 +21,7 @@ import fork_server
 import pytest
 import tomlkit
 from crashed_worker import pytest_xdist_make_scheduler
+from error_text import unwrapped
 from failed_runs import describe_runs
 from hypothesis import settings
 from left_out import pytest_collection_modifyitems, pytest_configure
@@ -157,7 +158,7 @@ def hpcenv(
 
 def _run(words: Sequence[str | bytes], cwd: Path, environ: Mapping[str, str], timeout: float) -> Done:
     done = fork_server.run(words, cwd=cwd, environ=environ, timeout=timeout)
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+    return Done(done.returncode, os.fsdecode(done.stdout), unwrapped(os.fsdecode(done.stderr)))
 
 
 @pytest.fixture(name="hpcenv")

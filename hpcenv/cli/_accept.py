@@ -1,4 +1,4 @@
-"""Ask the user to accept what a project asks of this machine, and `--accept` for scripts."""
+"""Ask the user to accept what a project asks for, and provide `--accept` for scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GROUPS = ("data", "image", "session")
 
 def option(command: _render.Decorated) -> _render.Decorated:
     """Give a command `--accept`."""
-    text = "Accept what the project asks of this machine, by the digest of that list."
+    text = "Accept what the project asks of this machine: DIGEST is the digest of that list."
     return click.option("--accept", cls=RareOption, metavar="DIGEST", help=text)(command)
 
 
@@ -36,7 +36,7 @@ def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Seq
     Args:
         given: the digest after `--accept`.
         as_json: the command prints JSON, and asks nothing.
-        more: what a record of the project asks, beside hpcenv.toml.
+        more: what a record of the project asks for, in addition to hpcenv.toml.
 
     Raises:
         NotAccepted: the user said no, or cannot be asked.
@@ -82,7 +82,7 @@ def _ask(workspace: Workspace, asked: Sequence[Asked], new: Sequence[Asked]) -> 
 
 
 def show(review: Review) -> None:
-    """Print what the project asks, for a dry run; ask nothing."""
+    """Print what the project asks for, for a dry run; do not ask the user."""
     for line in review.asks:
         _render.tell(f"asks: {line}")
     if not review.accepted:
@@ -90,13 +90,13 @@ def show(review: Review) -> None:
 
 
 def reviewed(workspace: Workspace, more: Sequence[Asked] = ()) -> Review:
-    """Return what the project asks, for a dry run."""
+    """Return what the project asks for, for a dry run."""
     return acceptance.review((*acceptance.asked_by(workspace), *more), workspace.root, os.environ)
 
 
 def remember_typed(workspace: Workspace, options: SubmitOptions, plan: Plan) -> None:
-    """Keep what the user typed himself, so that `hpcenv rerun` of the run does not ask for it."""
-    # `rerun` takes the checkpoint that the name of a run led to.
+    """Record what the user typed, so that `hpcenv rerun` of the run does not ask for consent again."""
+    # `rerun` uses the checkpoint that the name of a run stood for.
     led_to = replace(options, resume_from=plan.manifest.resume_from or None)
     typed = [one for given in (options, led_to) for one in acceptance.asked_by_options(given, "", script=given.script)]
     if typed:

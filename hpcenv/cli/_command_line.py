@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (a bug in hpcenv is reported like any other error)
         problem = _errors.from_exception(error)
         if isinstance(problem, RunNotFound):
-            # Only now: Slurm is not asked about a run that is there.
+            # This comes late: Slurm is not asked about a run that exists.
             from hpcenv.runs import lost  # every command loads this module
 
             problem = lost.explain(problem, os.environ)

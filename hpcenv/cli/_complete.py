@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import click
 
-# More names help in no shell; a folder of runs can be very long.
+# No shell can use more names than this, and a folder of runs can be very long.
 _MOST = 500
 
 

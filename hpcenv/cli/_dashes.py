@@ -1,4 +1,4 @@
-"""Commands that know which arguments stand behind `--`."""
+"""Commands that know which arguments were typed after `--`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KEY = "hpcenv.after-dashes"
 
 
 class KnowsDashes(click.Command):
-    """Remembers the arguments after `--`: click alone does not tell them from those before it."""
+    """Stores the arguments after `--`: click alone does not separate them from the arguments before it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _remember(ctx, args)
@@ -16,14 +16,14 @@ class KnowsDashes(click.Command):
 
 
 class WithDashes(click.Command):
-    """Keeps the arguments after `--` apart: click alone would use them for the command's optional arguments."""
+    """Separates the arguments after `--`: click alone would use them for the command's optional arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _remember(ctx, args))
 
 
 def _remember(ctx: click.Context, args: list[str]) -> list[str]:
-    """Remember the arguments after `--`, and return those before it."""
+    """Store the arguments after `--`, and return the arguments before it."""
     if "--" not in args:
         return args
     index = args.index("--")

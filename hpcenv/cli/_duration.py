@@ -9,7 +9,7 @@ from hpcenv.project import duration
 
 
 def tell_unit(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Return the value of an option, and say the unit of a plain number: that of --time is minutes."""
+    """Return the value of an option, and print the unit of a plain number, which differs from that of --time."""
     if value and value.isdecimal() and int(value):
         flag = f"{parameter.opts[-1]} {value}"
         _render.tell(
@@ -19,7 +19,7 @@ def tell_unit(_context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def parse_seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the seconds of an option's value, a plain number being seconds; None without a value."""
+    """Return an option's value in seconds (a plain number is seconds); None without a value."""
     if tell_unit(context, parameter, value) is None or value is None:
         return None
     try:

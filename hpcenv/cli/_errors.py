@@ -10,6 +10,7 @@ import difflib
 import errno
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ import click
 from hpcenv import filesystem
 from hpcenv.cli import _foreign_options, _other_words, _terminal
 from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, UsageError, render_hint
+from hpcenv.text import WIDTH, wrap
 
 ENVELOPE_SCHEMA = 1
-# Of each part of an error that is printed as text; --json has all of it.
+# Characters of each part of an error that is printed as text; --json has the whole part.
 _LONGEST = 4000
 
 
@@ -42,13 +44,22 @@ def show_lost_output(reason: str) -> int:
 
 
 def text(problem: HpcenvError) -> str:
-    """Return an error as it is printed."""
-    lines = [f"error[{problem.code}]: " + _shortened(problem.what).replace("\n", "\n       ")]
+    """Return an error as it is printed, in lines that fit the terminal; commands and paths are not broken."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    lines = _wrapped(f"error[{problem.code}]: ", problem.what, indent=7, width=width)
     if problem.why:
-        lines.append("  why: " + _shortened(problem.why).replace("\n", "\n       "))
+        lines += _wrapped("  why: ", problem.why, indent=7, width=width)
     if problem.hint:
-        lines += ["", "hint: " + _shortened(problem.hint).replace("\n", "\n      ")]
-    return _terminal.clean_text("\n".join(lines))
+        is_command = len(problem.hint_parts) == 1 and isinstance(problem.hint_parts[0], Command)
+        lines += ["", *_wrapped("hint: ", problem.hint, indent=6, width=sys.maxsize if is_command else width)]
+    return "\n".join(lines)
+
+
+def _wrapped(first: str, words: str, *, indent: int, width: int) -> list[str]:
+    lines = _terminal.clean_text(_shortened(words)).split("\n")
+    firsts = [first, *[" " * indent] * (len(lines) - 1)]
+    # If a line is wrapped, its rest is indented by two more columns.
+    return [wrap(line, first=start, indent=indent + 2, width=width) for start, line in zip(firsts, lines, strict=True)]
 
 
 def _shortened(words: str) -> str:
@@ -81,7 +92,7 @@ def _body(problem: HpcenvError) -> dict[str, Any]:
 
 
 def from_exception(error: BaseException) -> HpcenvError:
-    """Return any exception in our own form; one that we do not expect is a bug in hpcenv."""
+    """Return any exception as an HpcenvError; an unexpected exception is a bug in hpcenv."""
     if isinstance(error, HpcenvError):
         return error
     # Before 3.12, Python makes a RuntimeError of an interrupt in the body of a class (`__set_name__`).
@@ -95,7 +106,7 @@ def from_exception(error: BaseException) -> HpcenvError:
 
 
 def _from_click(problem: click.ClickException) -> HpcenvError:
-    """Return a parsing error in our own form; click knows the nearest option's name."""
+    """Return a parsing error as an HpcenvError; click knows the nearest option's name."""
     context = getattr(problem, "ctx", None)
     # click 8.1 has no such class: it prints the help itself.
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
@@ -121,7 +132,7 @@ def _of_another_program(typed: str, context: click.Context) -> UsageError | None
 
 
 def _no_such_option(typed: str, context: click.Context) -> UsageError:
-    """Name the nearest option, and what to do with one of the script's."""
+    """Name the nearest option, and where to type an option of the script."""
     known = [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
     # Without the dashes, which every option shares.
     names = {name.lstrip("-"): name for name in known if name.startswith("--")}
@@ -149,7 +160,7 @@ def _with(context: click.Context, option: str) -> Command:
 
 
 def _from_os(problem: OSError) -> HpcenvError:
-    """Return what the operating system refused in our own form."""
+    """Return an error of the operating system as an HpcenvError."""
     reason = problem.strerror or str(problem)
     if problem.filename is None and problem.errno == errno.ENOENT and not _has_folder():
         return FileUnusable("the current folder no longer exists", why=reason, hint="cd ~")

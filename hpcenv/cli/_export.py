@@ -20,7 +20,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.submission.handover import export_job
 from hpcenv.submission.request import SubmitOptions
 
-# Options about a job of your own: the folder is submitted later, by somebody else.
+# Options that only affect your own job: somebody else submits the folder later.
 _NOT_HERE = (
     "name",
     "runs_dir",
@@ -45,8 +45,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Write a folder that a person without hpcenv can submit. Nothing is submitted.",
         ),
         click.option(
-            "--format", "engine", cls=RareOption, type=click.Choice((_SLURM, *ENGINES)),
-            default=_SLURM, show_default=True, help="With --export: what will start the job.",
+            "--format", "engine", cls=RareOption, type=click.Choice((_SLURM, *ENGINES)), metavar="ENGINE",
+            default=_SLURM, show_default=True,
+            help=f"With --export: what will start the job: {', '.join((_SLURM, *ENGINES))}.",
         ),
         click.option(
             "--volume", cls=RareOption, metavar="CLAIM:PATH",

@@ -1,4 +1,4 @@
-"""Options of sbatch, srun and torchrun that are typed to `hpcenv submit`: each is answered with hpcenv's own words.
+"""Options of sbatch, srun and torchrun that were typed after `hpcenv submit`: the error names hpcenv's own option.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -42,7 +42,7 @@ def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
 
 
 def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
-    """Return a command line with another name for an option; what follows `--` is not changed."""
+    """Return a command line with another name for an option; words after `--` are not changed."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     words: list[str] = []
     for word in arguments[:end]:
@@ -57,9 +57,9 @@ def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
 
 
 def _own_name(name: str) -> tuple[str, str] | None:
-    """Return the program that has an option, and the option of hpcenv that takes the same value."""
+    """Return the program with this option, and the option of hpcenv that takes the same value."""
     for row in OPTIONS:
-        # --signal has a signal and a time: hpcenv has an option for each.
+        # --signal combines a signal and a time: hpcenv has one option for each.
         for program, theirs in (("sbatch", row.sbatch), ("srun", row.srun), ("torchrun", row.torchrun)):
             if theirs == name and name != "signal":
                 return program, row.flag
@@ -107,7 +107,7 @@ def _passed_on(option: str, name: str, arguments: Sequence[str]) -> UsageError |
     )
 
 
-# Program -> the option of hpcenv that passes on, and what stands before the name in its value.
+# Program -> the option of hpcenv that passes its options on, and the prefix of the name in the value.
 _CARRIERS = {"sbatch": ("--sbatch", ""), "srun": ("--srun", ""), "torchrun": ("--torchrun-args", "--")}
 
 

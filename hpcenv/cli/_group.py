@@ -18,7 +18,7 @@ class LazyGroup(click.Group):
     Args:
         verbs: name of a command -> its one-line help, in the order in which they are shown.
         package: package of the commands' modules; each module has its click command as `command`.
-        modules: name of a command -> name of its module, where the two differ (`list` is a built-in of Python).
+        modules: name of a command -> name of its module, if the two differ (`list` is a built-in of Python).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def answer_other_word(self, ctx: click.Context, typed: list[str]) -> None:
-        """Raise the error that names the command in the place of a word, if there is one."""
+        """If a user of another program typed its word for a command, raise the error that names ours."""
         answer = _other_words.command(ctx.command_path, typed)
         if answer is not None:
             raise answer

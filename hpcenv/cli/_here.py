@@ -47,7 +47,7 @@ def _latest_run() -> RunLine | None:
 
 
 def _next(problem: HpcenvError | None, run: RunLine | None) -> str:
-    """Return what to type: a run that goes on comes first, then the lockfile, then how the last run ended."""
+    """Return what to type: first for a run that has not ended, then for the lockfile, then for the last run's end."""
     if run is not None and run.state in _GOING:
         return f"hpcenv logs -f {run.run}"
     if problem is not None:

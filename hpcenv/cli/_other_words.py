@@ -37,7 +37,7 @@ _COMMANDS = {
 }
 # What a script is called that somebody types as a command.
 _SCRIPTS = (".py", ".sh", ".slurm", ".sbatch", ".sub")
-# What the command in its place does, where its words do not say it.
+# What the replacing command does, if its words do not say it.
 _REASONS = {
     "hpcenv cost": "the report has the GPU hours of a run",
     "hpcenv sign": "OpenSSH signs files, and `ssh-keygen -Y verify` verifies them",

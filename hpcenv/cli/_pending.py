@@ -63,7 +63,7 @@ class PendingLine:
         return True
 
     def renew(self) -> None:
-        """Print the line again where it is time to."""
+        """Print the line again if it is time."""
         if not self._waiting:
             return
         now, name = self._clock(), next(iter(self._waiting))

@@ -1,4 +1,4 @@
-"""Options that say what of a file of pins was installed: `hpcenv lock --from`, `hpcenv image init --pylock`."""
+"""Options that say which part of a file of pins was installed: `hpcenv lock --from`, `hpcenv image init --pylock`."""
 
 from __future__ import annotations
 

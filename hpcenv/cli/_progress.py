@@ -20,9 +20,9 @@ from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import Interrupted
 from hpcenv.progress import Event, OnEvent
 
-# In a log: the start of a phase, its end, and where it is every this many seconds.
+# In a log, the progress of a phase is printed at this interval in seconds, in addition to its start and end.
 _EVERY_SECONDS = 10.0
-# As JSON: seconds between two events of one piece of work.
+# In JSON, at least this many seconds are between two events of one phase.
 _EVENT_SECONDS = 1.0
 
 _WORDS = {
@@ -40,10 +40,10 @@ _WORDS = {
 
 @contextlib.contextmanager
 def shown(*, as_json: bool) -> Iterator[OnEvent]:
-    """Give the function that shows events in the way that fits stderr.
+    """Yield the function that shows events in the form that fits stderr.
 
-    While it is used, being ended (scancel, a time limit, a closed terminal) is like ^C: what
-    is unfinished is removed, and leases are given back.
+    During its use, a request to end (scancel, a time limit, a closed terminal) acts like ^C: unfinished files are
+    removed, and leases are returned.
 
     Raises:
         Interrupted: this happened.
@@ -59,7 +59,7 @@ def shown(*, as_json: bool) -> Iterator[OnEvent]:
 
 
 class _Ended(KeyboardInterrupt):
-    """The process got a signal that asks it to end."""
+    """A signal asked the process to end."""
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def _ended_politely() -> Iterator[None]:
 
     mine: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
-        # Not where somebody else has decided otherwise: nohup(1) ignores SIGHUP.
+        # A signal that is already ignored stays ignored: nohup(1) ignores SIGHUP.
         wanted = (signal.SIGTERM, signal.SIGHUP)
         mine = [number for number in wanted if signal.getsignal(number) is signal.SIG_DFL]
     for number in mine:
@@ -78,7 +78,7 @@ def _ended_politely() -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         what = f"ended by {stop}" if isinstance(stop, _Ended) else "interrupted"
-        hint = "run the same command again: it goes on with what is there already"
+        hint = "run the same command again: it continues with the finished parts"
         raise Interrupted(what, hint=hint) from stop
     finally:
         for number in mine:
@@ -86,7 +86,7 @@ def _ended_politely() -> Iterator[None]:
 
 
 class _JsonLines:
-    """One JSON object for each event: all notes, beginnings and ends, and in between at most one in a while."""
+    """One JSON object for each event: all notes, starts and ends, and a limited number of others."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], float] = {}
@@ -116,7 +116,7 @@ def _amount(event: Event) -> str:
 
 
 class _PlainLines:
-    """Plain lines: a phase's start, now and then where it is, its end with the seconds it took."""
+    """Plain lines: the start of a phase, its progress at intervals, and its end with its duration."""
 
     def __init__(self) -> None:
         self._began: dict[tuple[str, str], float] = {}
@@ -147,7 +147,7 @@ def _bars() -> Iterator[OnEvent]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    # 80 columns: the text gives way, the figures do not.
+    # A line has 80 columns: the text is shortened, the figures are not.
     text = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
         TextColumn("{task.description}", table_column=text, markup=False),

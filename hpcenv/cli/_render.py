@@ -131,10 +131,10 @@ class Where:
         self.store, self.trust = store, trust
 
     def project(self, start: Path | None = None, *, script: str | None = None) -> Workspace:
-        """Return the project around a folder, the user's if none is named, with the store that applies.
+        """Return the project around a folder (default: the current folder), with the store that applies.
 
         Args:
-            script: what the user wants to submit; where it is in another project, the error names that one.
+            script: what the user wants to submit; if it is in another project, the error names that project.
         """
         here = start or cwd()
         return open_workspace(
@@ -147,7 +147,7 @@ class Where:
 
     @property
     def is_projects(self) -> bool:
-        """Whether hpcenv.toml may name the store: nothing that the user said does."""
+        """Whether hpcenv.toml may name the store, because the user named none."""
         return self._named() is None
 
     def place(self) -> StorePlace:
@@ -188,13 +188,13 @@ class Where:
 
 
 def _without_project(here: Path, script: str | None) -> Hint:
-    """Return what to do where no project is: never `hpcenv init` in a folder of which much more than one is below."""
+    """Return the hint if there is no project. It never advises `hpcenv init` in the home folder or above it."""
     around = None if script is None else project_around(Path(os.path.abspath(here / script)).parent)
     if around is not None:
         return f"cd {shlex.quote(os.path.relpath(around, here))} (the project of `{script}` is there)"
     home = os.environ.get("HOME")
     if home and Path(os.path.realpath(home)).is_relative_to(os.path.realpath(here)):
-        return "cd PROJECT, the folder of your project; to begin one: mkdir PROJECT && cd PROJECT && hpcenv init"
+        return "cd PROJECT, the folder of your project; to begin one: `mkdir PROJECT && cd PROJECT && hpcenv init`"
     return TO_BEGIN
 
 
@@ -226,14 +226,14 @@ def open_project(start: Path | None = None, *, script: str | None = None) -> Wor
     return Where().project(start, script=script)
 
 
-# What makes no other run of a submission.
+# Options that do not change the run of a submission.
 _ABOUT_SHOWING = ("--dry-run", "--test-only", "--wait", "--verbose", "-v", "--json")
 
 
 def command_line() -> tuple[str, ...]:
     """Return the words that make this run again, starting with `hpcenv`.
 
-    Words about how it is shown, and what is accepted, are left out: a dry run then says exactly what submit writes.
+    Options for the output and for acceptance are left out: so a dry run prints exactly what submit writes.
     """
     words = without_accept(sys.argv[1:])
     end = words.index("--") if "--" in words else len(words)
@@ -258,8 +258,8 @@ def quoted(words: tuple[str, ...]) -> str:
 
 
 def token() -> str:
-    """Return eight hex digits that tell apart runs submitted in the same second, fifty of them even."""
-    # What secrets.token_hex does, without its import of random and hmac.
+    """Return eight hex digits: they distinguish runs that are submitted in the same second, even fifty of them."""
+    # The same as secrets.token_hex, without its import of random and hmac.
     return os.urandom(4).hex()
 
 

@@ -26,7 +26,7 @@ def write(
     run: str | None, runs: str | None, *, html: str | None, markdown: str | None, record: str | None,
     against: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write the files that are asked for, and name them."""
+    """Write the requested files, and print their names."""
     found = find_run(_render.cwd(), run, runs=runs)
     measured = read_measured(found.folder)
     made = _with_energy(record_of(found.folder, measured), found)
@@ -69,7 +69,7 @@ def _page(found: Run, made: RunRecord, measured: Measured, against: str | None, 
 
 
 def _with_energy(record: RunRecord, run: Run) -> RunRecord:
-    """Return the record with what Slurm's accounting says of its energy; only of a run of this cluster."""
+    """Return the record with the energy from Slurm's accounting; only for a run of this cluster."""
     if run.submission.cluster != "slurm" or Path(run.manifest.run_folder) != run.folder.path:
         return record
     joules, source = energy.consumed(run.job_ids, os.environ)

@@ -13,7 +13,7 @@ from hpcenv.cli import _terminal
 
 
 class OutputLost(Exception):
-    """Standard output cannot be written, for example to a full disk. `reason` is the system's."""
+    """Standard output cannot be written, for example to a full disk. `reason` is the reason of the system."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -21,13 +21,13 @@ class OutputLost(Exception):
 
 
 class _StandardStream(io.TextIOWrapper):
-    """Standard output or standard error, over the stream that Python has made.
+    """Standard output or standard error: a layer over the stream of Python.
 
-    A terminal gets no control characters of others, whatever code prints them. What standard error cannot take, also
-    because nothing reads it any more, is left out: there is no other place to tell it, and the command goes on.
+    A terminal gets no control characters of other programs, whatever code prints them. If standard error cannot take a
+    text, for example because its reader is gone, the text is left out and the command continues.
 
     Attributes:
-        unchanged: the stream below, for code that moves the cursor itself.
+        unchanged: the underlying stream, for code that moves the cursor itself.
     """
 
     def __init__(self, unchanged: io.TextIOWrapper, descriptor: int) -> None:
@@ -35,7 +35,7 @@ class _StandardStream(io.TextIOWrapper):
         super().__init__(
             unchanged.buffer,
             encoding=unchanged.encoding,
-            # Printing a path never fails.
+            # With this setting, printing a path never fails.
             errors="backslashreplace",
             line_buffering=unchanged.line_buffering or self._is_terminal,
             write_through=unchanged.write_through,
@@ -64,9 +64,9 @@ class _StandardStream(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Make standard output and standard error streams of ours; a closed one, and standard input, become /dev/null.
+    """Replace standard output and standard error by our streams; closed streams, also standard input, become /dev/null.
 
-    Otherwise the next file that is opened would get its number, and programs would write into that file.
+    Otherwise, the next opened file would get its number, and programs would write into that file.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -85,12 +85,12 @@ def prepare() -> None:
 
 
 def unchanged(stream: TextIO) -> TextIO:
-    """Return the stream below a terminal's, for code that moves the cursor; the caller cleans its texts."""
+    """Return the stream below the terminal stream, for code that moves the cursor; the caller cleans its texts."""
     return stream.unchanged if isinstance(stream, _StandardStream) else stream
 
 
 def discard(*descriptors: int) -> None:
-    """Send all further output to /dev/null: Python writes at its end what it still has, which would fail again."""
+    """Send all further output to /dev/null: at its end, Python writes its buffered text, which would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(null, descriptor)

@@ -15,7 +15,7 @@ from hpcenv.project.options import in_place
 
 
 class _Whole(click.IntRange):
-    """A whole number, and an error that says so: `--nodes two`, `--nodes 2-4`."""
+    """A whole number; for other values (`--nodes two`, `--nodes 2-4`) the error says what is expected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if str(value).strip().removeprefix("-").isdecimal():

@@ -1,4 +1,4 @@
-"""Sweeps and arrays on the command line: the table, and what `submit` does with many runs."""
+"""Sweeps and arrays on the command line: their table, and `submit` for many runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def carry_out(
 
     Args:
         by_name: whether commands find the sweep by its name; with --runs-dir they need its folder.
-        review: what the project asks the user to accept, shown by a dry run; None to submit.
+        review: what the user must accept, shown by a dry run; None to submit.
         verb: name of the command, for the JSON envelope.
     """
     if review is not None:

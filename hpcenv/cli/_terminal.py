@@ -1,11 +1,11 @@
-"""Text of other programs, without the control characters that a terminal would act upon.
+"""Text of other programs, without control characters that would affect the terminal.
 
 Logs, host names, keys of a lockfile and messages of failed ranks come from others. In a terminal, their control
 characters could move the cursor, hide lines or send answers in the user's name, so they are printed
 as escapes. Colours (SGR, ECMA-48 section 8.3.117) of logs stay.
 
-`clean_text` is for what a command says, into a pipe too. `_streams.prepare` puts `escape_stream` before a terminal, so
-that also data, help and tracebacks are clean there.
+`clean_text` is for the messages of a command, also in a pipe. `_streams.prepare` applies `escape_stream` to a terminal,
+so data, help and tracebacks are clean there, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcenv.text import visible
 _COLOURS = re.compile(r"\x1b\[[0-9;:]{0,32}m")
 _UNFINISHED = re.compile(r"(\x1b(\[[0-9;:]{0,32})?|\r)\Z")
 _RESET = "\x1b[0m"
-# A no-break space does nothing to a terminal.
+# A no-break space has no effect on a terminal.
 _BLANK = "\u00a0"
 
 
@@ -39,12 +39,12 @@ def escape_control(text: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return text with each control character as an escape, but for the ends of lines and tabs."""
+    """Return text with each control character as an escape, except line ends and tabs."""
     return text if text.isprintable() else visible(text, keep="\n\t" + _BLANK)
 
 
 def escape_stream(text: str) -> str:
-    """Return text for a terminal: as `clean_text`, but colours stay. It may be a piece of a line."""
+    """Return text for a terminal: like `clean_text`, but colours stay. It may be a part of a line."""
     if text.isprintable():
         return text
     parts, position = [], 0
@@ -75,7 +75,7 @@ class Cleaner:
         return self._clean(text) + (_RESET if self._coloured else "")
 
     def _clean(self, text: str) -> str:
-        # A carriage return, as of a progress bar, would overwrite the line.
+        # A carriage return, for example of a progress bar, would overwrite the line.
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         parts, position = [], 0
         for match in _COLOURS.finditer(text):

@@ -15,7 +15,7 @@ from hpcenv.errors import Command, Interrupted, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Follow a run until it ends, for at most `timeout` seconds; None is without a limit.
+    """Follow a run until it ends, for at most `timeout` seconds; None means no limit.
 
     Attributes:
         verbose: print the whole verdict and the settings, too.
@@ -46,10 +46,10 @@ def wait_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def wait_of(wait: bool, timeout: float | None, verbose: bool) -> Wait | None:
-    """Return what `--wait`, `--timeout` and `--verbose` say together; None is "do not wait".
+    """Return the combined value of `--wait`, `--timeout` and `--verbose`; None means "do not wait".
 
     Raises:
-        UsageError: one of the others without `--wait`.
+        UsageError: `--timeout` or `--verbose` without `--wait`.
     """
     if timeout is not None and not wait:
         raise UsageError(
@@ -65,10 +65,10 @@ def wait_of(wait: bool, timeout: float | None, verbose: bool) -> Wait | None:
 
 @contextmanager
 def interruptible(continues: str, *words: str, again: Sequence[str] = ("wait",)) -> Iterator[None]:
-    """Answer ^C during a wait: say what continues, how to look again, and how to cancel it.
+    """Handle ^C during a wait: print what continues, how to look again, and how to cancel it.
 
     Args:
-        words: what the user types to name it.
+        words: the words with which the user names it.
         again: the command of hpcenv that waits again.
 
     Raises:

@@ -23,7 +23,7 @@ _STATUSES = {"match": 0, "mismatch": Status.DOES_NOT_RUN, "unknown": Status.NOT_
 @click.option("--cuda", metavar="VERSION", default="", help="CUDA of the torch build, or of another program.")
 @click.option("--python", metavar="VERSION", default="", help="3.13, or 3.13t for a free-threaded one.")
 @click.option("--machine", metavar="NAME", default="", help=f"Processors: {' or '.join(MACHINES)}.")
-@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="A package beside torch; repeatable.")
+@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="A further package; repeatable.")
 @click.option("--cuda-compat", metavar="VERSION", default="", help="A cuda-compat package first on the loader's path.")
 @_render.json_option
 def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
@@ -46,7 +46,7 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
 
 
 def _refuse_empty(context: click.Context, parts: dict[str, str]) -> None:
-    """Refuse an option without a value, which a script's empty variable gives: it would be taken for no question."""
+    """Refuse an option with an empty value, for example from an empty variable of a script."""
     for name, value in parts.items():
         if not value and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise UsageError(f"`--{name.replace('_', '-')}` is empty", hint="give its value, or leave it out")

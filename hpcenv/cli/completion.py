@@ -1,4 +1,4 @@
-"""`hpcenv completion`: what a shell loads. The wheel has the same files. Runs on: LOGIN NODE."""
+"""`hpcenv completion`: the code that a shell loads. The wheel has the same files. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "fish")
 def script(root: click.Command, shell: str) -> str:
     """Return the script of click for one of `SHELLS`."""
     made = get_completion_class(shell)
-    # Not the method of the class: that of bash starts a bash, to ask its version.
+    # The method of the class is not used: for bash, it would start a bash to ask its version.
     return "" if made is None else ShellComplete.source(made(root, {}, "hpcenv", "_HPCENV_COMPLETE"))
 
 

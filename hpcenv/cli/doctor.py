@@ -99,7 +99,7 @@ def command(
 
 
 def _refuse_without_nodes(values: dict[str, Any]) -> None:
-    """Refuse options that have no effect without a job."""
+    """Refuse options that only have an effect with a job."""
     of_jobs = ("gpus", "partition", "account", "time")
     given = [f"--{name}" for name in of_jobs if values[name] is not None]
     given += [f"--preflight {values['preflight']}"] if values["preflight"] == "full" else []
@@ -112,7 +112,7 @@ def _refuse_without_nodes(values: dict[str, Any]) -> None:
 
 
 def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, as_json: bool) -> int:
-    """Tell what this cluster is like, and check this machine."""
+    """Describe this cluster, and check this machine."""
     context, place = context_of(), _store_place()
     workspace = _project()
     found = doctor(context, store=place)
@@ -140,7 +140,7 @@ def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, a
 
 
 def _store_place() -> StorePlace:
-    """Return where images are kept. A site profile that cannot be used does not stop doctor: it may write a new one."""
+    """Return the folder of images. An unusable site profile does not stop doctor: it may write a new one."""
     try:
         return _render.Where().place()
     except HpcenvError as error:
@@ -156,7 +156,7 @@ def _project() -> Workspace | None:
 
 
 def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, *, as_json: bool) -> int:
-    """Check nodes in a job, and tell what each check found."""
+    """Check nodes in a job, and print the result of each check."""
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
     if values["preflight"] == "off":
@@ -199,7 +199,7 @@ def _record(path: Path, *, force: bool, as_json: bool) -> None:
 
 
 def _show(found: Diagnosis) -> None:
-    """Print problems first, then every fact with how it was found."""
+    """Print the problems first, then every fact with its source."""
     for trouble in found.troubles:
         mark = "problem" if trouble.blocking else "note"
         _render.say(wrap(f"{mark}: {trouble.what} ({trouble.why})"))

@@ -91,7 +91,7 @@ def command(
 
 
 def _refuse_with_check(options: LockOptions) -> None:
-    """Refuse options that only matter when a lockfile is written: they would be ignored silently."""
+    """Refuse options that only have an effect when a lockfile is written: they would be ignored silently."""
     for_writing = {
         "--upgrade": options.upgrade,
         "--deep": options.level == "deep",
@@ -155,7 +155,7 @@ def _show_check(workspace: Workspace, result: CheckResult, as_json: bool) -> int
 
 
 def _show_checked(workspace: Workspace, results: Sequence[CheckResult], as_json: bool) -> int:
-    """Say of several lockfiles what is wrong with each."""
+    """Print the problem of each of several lockfiles."""
     problem = problem_of(results)
     if as_json:
         rows = [

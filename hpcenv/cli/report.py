@@ -1,4 +1,4 @@
-"""`hpcenv report`: what became of a run. Runs on: LOGIN NODE."""
+"""`hpcenv report`: the result of a run. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpcenv reproduce`: repeat a run of somebody else, and say whether the result is the same. Runs on: LOGIN NODE."""
+"""`hpcenv reproduce`: repeat a run of another person, and say whether the result is the same. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _STATUS = {
 }  # fmt: skip
 
 
-# Groups of options that the record of the run says; a reproduction changes them only to look for a cause.
+# Groups of options that the record of the run determines; a reproduction changes them only to find a cause.
 _OF_THE_RECORD = ("What runs", "Environment", "Checks", "Many runs")
 _OWN: Any = {"cls": GroupedOption, "group": GROUPS[0]}
 
 
 class _ReproduceCommand(WithDashes, GroupedCommand):
-    """A command with the options of `submit`; what follows `--` replaces the arguments of the script."""
+    """A command with the options of `submit`; words after `--` replace the arguments of the script."""
 
 
 @click.command("reproduce", cls=_ReproduceCommand)
@@ -54,7 +54,7 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 @click.option(
     "--copy", "copy_to", metavar="DIR", help="Use the run's own copy of its code, put into this new folder.", **_OWN
 )
-@click.option("--allow-changed", is_flag=True, help="Go on if the code here is not the code of the run.", **_OWN)
+@click.option("--allow-changed", is_flag=True, help="Continue if the code here is not the code of the run.", **_OWN)
 @click.option("--dry-run", is_flag=True, help="Say what it costs and what must be accepted. Nothing is submitted.")
 @functools.partial(submit_options, rare_groups=_OF_THE_RECORD)
 @_accept.option

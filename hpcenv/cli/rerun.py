@@ -26,14 +26,14 @@ from hpcenv.submission.sweep_job import read_sweep, rerun_failed
 
 
 class _RerunCommand(WithDashes, GroupedCommand):
-    """A command with the options of `submit`; what follows `--` replaces the arguments of the script."""
+    """A command with the options of `submit`; words after `--` replace the arguments of the script."""
 
 
 @click.command("rerun", cls=_RerunCommand)
 @click.argument("run", required=False, shell_complete=run_names)
 @submit_options
 @click.option("--without", multiple=True, metavar="OPTION", help="Leave out an option that the run was submitted with.")
-@click.option("--failed", is_flag=True, help="Of a sweep, only the runs that failed. They run in their own folders.")
+@click.option("--failed", is_flag=True, help="For a sweep: only the runs that failed. They run in their own folders.")
 @click.option("--allow-changed", is_flag=True, help="Submit even if script, code or SIF have changed since the run.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted. Nothing is written or submitted.")
 @_export.options
@@ -66,7 +66,7 @@ def command(
     or the SIF has changed, --allow-changed is needed.
     """
     waiting = wait_of(wait, timeout, verbose)
-    # --runs-dir says where the run is; the new run goes to the same folder.
+    # --runs-dir names the folder of the old run; the new run goes to the same folder.
     found = find(_render.cwd(), run, runs=params["runs_dir"])
     typed = {
         name: value
@@ -133,7 +133,7 @@ def _typed_words(given: Mapping[str, Any], without: Sequence[str], *, allow_chan
 def _rerun_failed(
     found: Run | Sweep, words: Sequence[str], *, by_name: bool, dry_run: bool, wait: Wait | None, as_json: bool
 ) -> int:
-    """Queue the failed runs of a sweep again. They stay as they were submitted, so `words` must be empty."""
+    """Queue the failed runs of a sweep again. They do not change, so `words` must be empty."""
     if not isinstance(found, Sweep):
         raise UsageError("`--failed` is for sweeps and arrays", why=f"{found.manifest.run} is one run")
     if words:

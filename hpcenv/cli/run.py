@@ -42,8 +42,8 @@ def command(
     """Run COMMAND in the locked environment, after the check that each job has.
 
     Inside an allocation (salloc) it runs on all nodes, one process on each; elsewhere on this
-    machine. Without COMMAND it is a shell. hpcenv ends with the status of COMMAND; with 90 if a
-    node differs from the lockfile, and 91 if that could not be told: then nothing is started.
+    machine. Without COMMAND it is a shell. hpcenv ends with the status of COMMAND; with 90 if a node differs from the
+    lockfile, and 91 if that is unknown: then nothing is started.
 
     \b
         hpcenv run -- python3 -c 'import torch; print(torch.__version__)'

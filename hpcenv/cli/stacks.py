@@ -15,7 +15,7 @@ from hpcenv.runs.hangs import ask_stacks
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only this rank.")
 @_render.json_option
 def command(run: str | None, runs: str | None, rank: int | None, as_json: bool) -> None:
-    """Say on which line each rank of a running run is, and what it waits for. The ranks go on.
+    """Say on which line each rank of a running run is, and what it waits for. The ranks continue.
 
     RUN is a run folder, a run name or a job id; the default is the latest run. Each different Python stack has one
     line with its ranks, the innermost line first. A rank that cannot answer has its state, and the system call it is

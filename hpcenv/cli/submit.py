@@ -24,7 +24,7 @@ from hpcenv.submission.submit import SubmitResult, submit
 
 
 class _SubmitCommand(KnowsDashes, GroupedCommand):
-    """A command with the options of a submission, which knows what stands behind `--`."""
+    """A command with the options of a submission, which knows the words after `--`."""
 
 
 @click.command("submit", cls=_SubmitCommand, context_settings={"ignore_unknown_options": False})
@@ -86,7 +86,7 @@ def command(
 
 def _before_dashes(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return a note on arguments of the script that were typed before `--`: `--mem 10 G` leaves `G` there."""
-    # The script itself may stand behind `--`, too.
+    # The script itself may also be typed after `--`.
     before = arguments[: max(0, len(arguments) - len(after_dashes() or ()))]
     if not before:
         return ()
@@ -108,7 +108,7 @@ def carry_out(
 
     Args:
         by_name: whether commands find the run by its name; with --runs-dir they need its folder.
-        review: what the project asks, for a dry run; None submits.
+        review: what the user must accept, for a dry run; None to submit.
         verb: name of the command, for the JSON envelope.
     """
     if review is not None:
@@ -131,7 +131,7 @@ def carry_out(
 
 
 def context_of() -> Context:
-    """Return what a step would otherwise read itself."""
+    """Return the values that the steps of this command would otherwise read themselves."""
     return Context(
         environ=os.environ,
         cwd=_render.cwd(),

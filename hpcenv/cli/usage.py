@@ -1,4 +1,4 @@
-"""`hpcenv usage`: what the runs of a project cost. Runs on: LOGIN NODE."""
+"""`hpcenv usage`: the cost of a project's runs. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

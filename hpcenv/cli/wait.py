@@ -87,7 +87,7 @@ def tell_state(status: RunStatus) -> None:
 
 
 def tell_exit_status(status: RunStatus) -> None:
-    """Print to stderr where hpcenv's own exit status comes from: the last line of commands that wait."""
+    """Print to stderr the origin of hpcenv's own exit status: this is the last line of commands that wait."""
     code = exit_status_of(status)
     if code == RunEndUnknown.exit_status and status.exit_status is None:
         why = "was cancelled" if status.state == "cancelled" else "ended, and its exit status is unknown"
@@ -97,7 +97,7 @@ def tell_exit_status(status: RunStatus) -> None:
 
 
 def _show_end(run: Submitted, status: RunStatus, *, alone: bool) -> None:
-    """Print how a run ended, its first failure first; with the traceback only for a single run."""
+    """Print how a run ended, with its first failure at the top; the traceback is only printed for a single run."""
     if alone:
         say_failure(run, status)
     elif status.failure is not None:

@@ -12,7 +12,7 @@ It calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 
 the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. It finds out itself
 which rank was first. torch checks its ranks only ten times a second, and the time that it gives for a rank without an
 error file is that of the check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order cannot be
-found out, the agent behaves as torchrun does, and the record leaves the times out.
+determined, the agent behaves as torchrun does, and the record has no times.
 
 RECORD is JSON, written after a failure, and if no rank joined a process group (`joined` is 0 then): `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end),
 and `ranks`, each with `rank`, `local_rank`, `pid`, `status`, `ended`, `error_file`, in the order of their ends.
@@ -41,7 +41,7 @@ _SECONDS_TO_KNOW_RANKS = 60.0
 PARENT_PIPE = b"hpcenv leash\n"
 _SECONDS_TO_KILL = 5.0
 
-# The status of an agent that was not let through the gate (errors.py, NODE_REJECTED). The launch step knows why.
+# The exit status of an agent that the gate refused (errors.py, NODE_REJECTED). The launch step knows why.
 _REFUSED = 90
 
 # The statuses of ranks that torchrun ended because another rank had failed: TERM, then KILL.
@@ -49,7 +49,7 @@ _ENDED_BY_TORCHRUN = (143, 137)
 
 
 def _beside(name: str) -> Any:
-    """Load a module that lies beside this file."""
+    """Load a module from the folder of this file."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
     spec = importlib.util.spec_from_file_location("hpcenv_" + name, path)
     module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
@@ -87,11 +87,11 @@ class Ends(threading.Thread):
             except ChildProcessError:
                 some = False
                 self._looked_until = None
-            # A child that ended is reported again and again until torchrun takes its status.
+            # A child that ended is reported repeatedly until torchrun takes its status.
             time.sleep(_CHECK_ENDED_SECONDS if some else _CHECK_SECONDS)
 
     def _looks_for_ranks(self) -> bool:
-        """Return whether a child may be a rank that is not yet known: its environment says so only after its start."""
+        """Return whether a child may be an unknown rank: its environment is complete only after its start."""
         if self._looked_until is None:
             self._looked_until = time.monotonic() + _SECONDS_TO_KNOW_RANKS
         known = sum(1 for pid in self.ranks if pid not in self.ended)
@@ -129,7 +129,7 @@ class Ends(threading.Thread):
 def _follow_launch_step() -> None:
     """End when the launch step ends, even if it is killed: no other process would then end or record the ranks.
 
-    Slurm does not always do it: if it tracks processes by their parents (proctrack/linuxproc), it loses those whose
+    Slurm does not always do it: if it tracks processes by their parents (proctrack/linuxproc), it loses processes whose
     parent died. The launch step has the other end of our standard input. The ranks get an empty standard input.
     """
     try:
@@ -192,7 +192,7 @@ def _status_of(code: Any) -> Optional[int]:
 
 
 def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
-    """Return the record of a failure in ChildFailedError. Our own time is better than the failure's, see above."""
+    """Return the record of a failure in ChildFailedError. Our own time is more exact than the failure's, see above."""
     pid = getattr(failure, "pid", -1)
     file = getattr(failure, "error_file", "")
     has_file = isinstance(file, str) and os.path.isfile(file)
@@ -201,7 +201,7 @@ def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
     time_of_torch = getattr(failure, "timestamp", None)
     ended = seen[0] if seen else None
     # The time in an error file is that of an exception, in whole seconds. It is not used for a rank that torchrun
-    # ended: that rank may have had an exception earlier, because of others, but it ended after them.
+    # ended: because of other ranks, that rank may have had an exception earlier, but it ended after them.
     if ended is None and has_file and status not in _ENDED_BY_TORCHRUN and isinstance(time_of_torch, (int, float)):
         ended = float(time_of_torch)
     return {
@@ -293,7 +293,7 @@ def _own_import_path() -> None:
         os.environ["PYTHONPATH"] = "%s:%s" % (before, inside) if before else inside
     hook = os.path.join(os.environ.get("HPCENV_RUN_FOLDER", ""), "start-hook")
     if os.path.isabs(hook) and "HPCENV_START_HOOK" in os.environ:
-        # First: Python imports the first `sitecustomize` that it finds. This one then runs the image's own.
+        # First on the path, because Python imports the first `sitecustomize`. Ours then runs the image's own.
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = "%s:%s" % (hook, before) if before else hook
 
@@ -302,7 +302,7 @@ _signals_seen: List[int] = []
 
 
 def _outlive(names: Tuple[str, ...]) -> Any:
-    """Let these signals do nothing to this process but be noted; return their handler."""
+    """Record these signals without any other effect on this process; return their handler."""
 
     def note(number: int, _frame: Any) -> None:
         _signals_seen.append(number)
@@ -332,7 +332,7 @@ def _outlive_signals() -> None:
 
 
 def _known_options(torchrun: Any, argv: List[str]) -> List[str]:
-    """Leave out our --local_addr if torchrun does not have it: it uses the host name of the first node then.
+    """Leave out our --local_addr if torchrun does not have it: then it uses the host name of the first node.
 
     torch 1.10 does not have this option, 2.0 has it.
     """
@@ -351,7 +351,7 @@ def _known_options(torchrun: Any, argv: List[str]) -> List[str]:
 def run(record_path: str, argv: List[str]) -> int:
     """Run torchrun with the arguments `argv`; write the record and return the exit status.
 
-    The agent that has the store of the rendezvous ends after those of the other nodes (rendezvous_store.py).
+    The agent with the store of the rendezvous ends after the agents of the other nodes (rendezvous_store.py).
     """
     _own_import_path()
     _outlive_signals()

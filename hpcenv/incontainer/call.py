@@ -32,7 +32,7 @@ def main() -> None:
     importlib.import_module("hpcenv_submitit_job").register()
     if spec["how"] == "name":
         load(spec["file"], spec["module"], spec["qualname"])
-        # The submitting Python has another version: it can read pickled names, but not this Python's code.
+        # The submitting Python has a different version: it can read pickled names, but not this Python's code.
         utils.cloudpickle_dump = dump_by_name  # type: ignore[assignment]
     submission.process_job(spec["folder"])
 
@@ -70,7 +70,7 @@ def prepare(spec: Dict[str, Any]) -> None:
     )
     show_logs(spec["folder"], job, rank, spec["stderr_to_stdout"])
     if spec["call"] == "task":
-        # As with submitit, the function sets them itself, for example with submitit.helpers.TorchDistributedEnvironment.
+        # As with submitit, the function sets these itself, by submitit.helpers.TorchDistributedEnvironment for example.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
             os.environ.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""How many cores some CPUs are.
+"""Count the cores of a set of CPUs.
 
 Runs on: COMPUTE NODE, and inside the image (node_checks.py loads this file). Standard library only, Python 3.8 and newer.
 """
@@ -7,7 +7,7 @@ from typing import Iterable
 
 
 def count_cores(cpus: Iterable[int], sysfs: str = "/sys/devices/system/cpu") -> int:
-    """Return how many cores some CPUs are: hardware threads of one core count once, as far as the machine says which."""
+    """Return the number of cores of some CPUs: the known hardware threads of one core count once."""
     cores = set()
     for cpu in cpus:
         try:

@@ -4,9 +4,9 @@ Runs on: inside the image (or in a host environment), alone: standard library on
 
     python3 entry.py NAME ARGUMENTS...
 
-The script is found by its name in the metadata of the installed distributions, as pip's own start file has it
-(packaging.python.org, "Entry points specification", `console_scripts`). So no path of the image has to be known, and no
-file of another environment can be taken. A program without such an entry is started from the folder of this Python,
+The script is found by its name in the metadata of the installed distributions, as in pip's own start file
+(packaging.python.org, "Entry points specification", `console_scripts`). So no path of the image must be known, and no
+file of another environment can be used. A program without such an entry is started from the folder of this Python,
 where conda and wheels put programs.
 """
 
@@ -20,7 +20,7 @@ try:
 except ImportError:  # pragma: no cover  (Python 3.7)
     metadata = None  # type: ignore[assignment]
 
-# The status of a shell for a command that is not there (POSIX, 2.8.2).
+# The exit status of a shell for a missing command (POSIX, 2.8.2).
 NOT_FOUND = 127
 
 

@@ -1,11 +1,11 @@
-"""Whether torch can use the GPUs of this node, or of this task of srun: a child starts CUDA or HIP and has ended again.
+"""Test whether torch can use the GPUs of this node or srun task: a child process starts CUDA or HIP, and ends.
 
 Runs on: inside the image (or in a host environment), in the agent, which has imported torch. Standard library only,
-Python 3.8 to 3.14. What the answer means is judged outside (judge/gpu_start.py).
+Python 3.8 to 3.14. judge/gpu_start.py judges the answer outside.
 
-A child does it because the driver can hang or crash the process that uses it, and because a process keeps memory of each
-GPU that it has used. A fork can start CUDA if this process has not (CUDA C++ Programming Guide 13.0, fork). Otherwise,
-for example after a sitecustomize that uses CUDA, the child is a new Python, which imports torch again.
+A child does it because the driver can hang or crash its process, and because a process keeps memory on each GPU that it
+has used. A fork can start CUDA if this process has not (CUDA C++ Programming Guide 13.0, fork). Otherwise, for example
+after a sitecustomize that uses CUDA, the child is a new Python, which imports torch again.
 
     python3 gpu_start.py JSON DESCRIPTOR      the child as a new Python
 """
@@ -30,7 +30,7 @@ _SECONDS_TO_KILL = 5.0
 
 
 def read(wanted: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the child saw, and what explains it.
+    """Return what the child saw, and an explanation.
 
     Args:
         wanted: `seconds`, the limit; `first` and `step`: the child makes a context on the first GPU and on each
@@ -54,7 +54,7 @@ def read(wanted: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _ask(wanted: Dict[str, Any]) -> Tuple[List[str], str]:
-    """Start the child, and wait for it; return its lines, and how it ended if not well."""
+    """Start the child and wait for it; return its lines and, if it failed, how it ended."""
     until = time.monotonic() + wanted["seconds"]
     source, target = os.pipe()
     pid = _start_child(wanted, target)
@@ -108,7 +108,7 @@ def _start_child(wanted: Dict[str, Any], target: int) -> int:
         _look(torch, wanted, target)
         status = 0
     finally:
-        # Nothing of the agent's own end: neither its exit functions nor its buffers.
+        # Skip the agent's own exit functions and its buffers.
         os._exit(status)
 
 
@@ -159,7 +159,7 @@ def _library_of_driver() -> str:
 
 
 def _try(torch: Any, index: int, driver: Any) -> Dict[str, Any]:
-    """Make a context on one GPU; return which GPU it is, and why it cannot be used."""
+    """Make a context on one GPU; return its identity, and why it cannot be used."""
     try:
         torch.zeros(1, device="cuda:%d" % index)
         torch.cuda.synchronize(index)
@@ -171,7 +171,7 @@ def _try(torch: Any, index: int, driver: Any) -> Dict[str, Any]:
 
 
 def _bus(driver: Any, index: int) -> str:
-    """Return the PCI address of a GPU as /sys/bus/pci has it (cuda.h, cuDeviceGetPCIBusId); empty if it is not known."""
+    """Return the PCI address of a GPU as in /sys/bus/pci (cuda.h, cuDeviceGetPCIBusId); empty if it is not known."""
     device, text = ctypes.c_int(0), ctypes.create_string_buffer(32)
     try:
         wrong = driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetPCIBusId(text, 32, device)

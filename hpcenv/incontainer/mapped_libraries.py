@@ -1,7 +1,7 @@
-"""Which files the loader has really mapped for the libraries under torch, and the versions that they report.
+"""Find the files that the loader really mapped for the libraries under torch, and their versions.
 
 Runs on: inside the image (or in a host environment), in the agent, which has imported torch. Standard library only,
-Python 3.8 to 3.14. What is expected of them is judged outside (facts/loaded.py).
+Python 3.8 to 3.14. facts/loaded.py compares them outside with the expected ones.
 """
 
 import ctypes
@@ -10,16 +10,16 @@ import re
 import sys
 from typing import Any, Dict, List, Optional
 
-# More copies of one library are not reported.
+# At most this many copies of one library are reported.
 _MOST_COPIES = 8
 
 
 def read(wanted: Dict[str, Dict[str, str]], build_id: Any) -> Dict[str, Any]:
-    """Return what is mapped.
+    """Return the mapped libraries.
 
     Args:
         wanted: library -> `stem` of its file name; `how` its `function` returns the version, both empty if it has
-            none; `origin`, where the lockfile says that it is.
+            none; `origin`, its place according to the lockfile.
         build_id: returns the build-id of a path.
     """
     try:
@@ -46,7 +46,7 @@ def _mapped_paths() -> List[str]:
 
 
 def _place(origin: str) -> Optional[str]:
-    """Return the path of an origin as the lockfile has it, for example `prefix:lib/libnccl.so.2`."""
+    """Return the path of an origin in the form of the lockfile, for example `prefix:lib/libnccl.so.2`."""
     kind, colon, rest = origin.partition(":")
     roots = {"prefix": sys.prefix, "base-prefix": sys.base_prefix, "system": "/", "other": "/"}
     return os.path.join(roots[kind], rest) if colon and kind in roots else None

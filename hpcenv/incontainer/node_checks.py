@@ -232,7 +232,7 @@ def _start(name: str) -> "subprocess.Popen[str]":
 
 
 def _report(name: str, child: "subprocess.Popen[str]") -> None:
-    """Print what a child found; a check that it did not report is a failure where the child failed, else unknown."""
+    """Print the results of a child; a check without a result has failed if the child failed, else it is unknown."""
     _, seconds, checks = _GROUPS[name]
     try:
         output, errors = child.communicate(timeout=seconds)

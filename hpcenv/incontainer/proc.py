@@ -1,4 +1,4 @@
-"""What /proc says about processes of this user: children, environment and state (proc(5)).
+"""Read from /proc about processes of this user: children, environment and state (proc(5)).
 
 Runs on: inside the image (or in a bare host environment), and on COMPUTE NODE (launch/processes.py). Linux,
 standard library only, Python 3.8 to 3.14. agent.py loads it as a file, because nothing of hpcenv can be imported there.
@@ -23,7 +23,7 @@ def children(pid: int) -> List[int]:
 
 
 def descendants(pid: int) -> List[Tuple[int, int]]:
-    """Return the children of a process, their children and so on, each with its parent; also those that have ended."""
+    """Return all descendants of a process, each with its parent, including ended ones."""
     found = []  # type: List[Tuple[int, int]]
     for child in children(pid):
         found += [(child, pid), *descendants(child)]

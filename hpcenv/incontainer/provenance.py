@@ -1,10 +1,10 @@
-"""Where a result comes from: the environment of a rank, and the record beside a checkpoint.
+"""The origin of a result: the environment of a rank, and the record beside a checkpoint.
 
 Runs on: every rank, inside the image or not, and LOGIN NODE (`hpcenv submit --resume-from`). Standard library only, and
 torch if the script has imported it; Python >= 3.8.
 
-A run tells its ranks who they are: `HPCENV_RUN`, `HPCENV_FINGERPRINT` (of the lockfile), `HPCENV_COMMIT` (of the code;
-where files differ from it, `-dirty` follows and the beginning of the digest of that difference).
+A run gives its ranks their identity in variables: `HPCENV_RUN`, `HPCENV_FINGERPRINT` (of the lockfile), `HPCENV_COMMIT`
+(of the code; if files differ from it, `-dirty` and the beginning of the digest of that difference follow).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SCHEMA = 1
 # Folder of the checkpoints of a run (records/run_folder.py).
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = re.compile(r"step-(\d{1,18})(\.pt)?\Z")
-# A record has a dozen short values; a checkpoint may come from somebody else.
+# A record has about twelve short values; a larger file is refused, because a checkpoint may come from somebody else.
 _LONGEST_RECORD = 64 << 10
 _LONGEST_VALUE = 200
 
 
 class OtherValue(NamedTuple):
-    """One value that a checkpoint was written with, and that is another one now.
+    """A value that has changed since a checkpoint was written.
 
     Attributes:
         name: in words.
-        before: the value that the record beside the checkpoint has.
+        before: the value in the record beside the checkpoint.
         now: the value of this run.
         why: what may follow.
     """
@@ -49,7 +49,7 @@ class OtherValue(NamedTuple):
         return "%s was %s and is %s now: %s" % self
 
 
-# Key of the record -> in words, and what may follow where it differs.
+# Key of the record -> its name for users, and the possible effect of a difference.
 COMPARED = {
     "torch": ("torch", "formats and results may differ"),
     "world_size": ("the world size", "shards and the order of the data may not fit"),
@@ -84,7 +84,7 @@ def record_of(checkpoint: Path) -> Path:
 
 
 def identity(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return which run this is, with which environment and code; None where that is not known."""
+    """Return the name, the environment and the code of this run; None for an unknown value."""
     return {
         "run": environ.get("HPCENV_RUN") or None,
         "attempt": _number(environ.get("HPCENV_ATTEMPT")),
@@ -97,7 +97,7 @@ def identity(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `identity` returns, with this rank, the versions of libraries, and the GPU that torch uses here."""
+    """Return the result of `identity`, with this rank, the versions of libraries, and the GPU that torch uses here."""
     return {
         **identity(environ),
         "rank": _number(environ.get("RANK")) or 0,
@@ -108,7 +108,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def world_size(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks: as torch.distributed says, else as the launch says; 1 without both."""
+    """Return the number of ranks: from torch.distributed, else from the launch; 1 without both."""
     module = sys.modules.get("torch.distributed")
     if module is not None and module.is_available() and module.is_initialized():
         return int(module.get_world_size())
@@ -228,7 +228,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Other
 
 
 def judge(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
-    """Return what differs between a checkpoint and this run, a sentence each; also that it is not known."""
+    """Return a sentence for each difference between a checkpoint and this run, or for an unreadable record."""
     before = read_record(checkpoint)
     if isinstance(before, str):
         return ["not known with which environment %s was written: %s" % (checkpoint.name, before)]

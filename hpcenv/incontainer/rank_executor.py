@@ -1,4 +1,4 @@
-"""Stands in the ranks for hpcenv/api/executor.py: submitit loads that module as a plug-in, wherever hpcenv is installed.
+"""Replaces hpcenv/api/executor.py in the ranks: submitit loads that module as a plug-in if hpcenv is installed.
 
 Runs on: every rank, inside the image, as `hpcenv.api.executor` of the run's own small package. Standard library only.
 Without it, submitit prints a traceback in each rank that asks for its executors (Hydra's launcher does).

@@ -7,7 +7,7 @@ A rank is a process below this one with RANK and LOCAL_RANK in its environment, 
 of torch, accelerate, DeepSpeed and MPI-free scripts set. It is a child of the program, so only the program gets its exit
 status. But until the program asks for it, the kernel keeps the process as a zombie, and proc(5) shows its status to the
 same user (`exit_code` of /proc/PID/stat). torchrun asks ten times a second (torch 2.13, monitor_interval). If a program
-is faster, only an exception of the rank is known, from the start hook (start_hook/session.py).
+is faster, only an exception of the rank is known, which the start hook records (start_hook/session.py).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import select
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-# How often new ranks are looked for, while not all of a node are known and running.
+# Seconds between searches for new ranks, while not all ranks of a node are known and running.
 _SECONDS_BETWEEN_SEARCHES = 0.25
 # The statuses of ranks that their launcher ended because another rank had failed: TERM, then KILL.
 _ENDED_BY_LAUNCHER = (143, 137)
 
 
 class Rank:
-    """One rank. `status` is None while it runs, and if it was not seen before the program took it."""
+    """One rank. `status` is None while it runs, or if the program took it before this process could read it."""
 
     def __init__(self, pid: int, rank: int, local_rank: int, restart: str) -> None:
         self.pid = pid
@@ -40,8 +40,8 @@ class RankWatch:
     """Watches the ranks below this process. Call `look` after each `wait`.
 
     Args of the constructor:
-        count: of the ranks that will be there.
-        proc: the module of that name, which lies beside this one.
+        count: number of expected ranks.
+        proc: the module of that name, in the folder of this file.
     """
 
     def __init__(self, count: int, proc: Any) -> None:
@@ -59,7 +59,7 @@ class RankWatch:
         poll.poll(seconds * 1000)
 
     def look(self) -> None:
-        """Note ranks that are new, and ranks that have ended."""
+        """Record new ranks, and ranks that have ended."""
         running = [rank for rank in self._ranks.values() if rank.ended is None]
         for rank in running:
             state, code = self._proc.state(rank.pid)

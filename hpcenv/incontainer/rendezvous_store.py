@@ -6,9 +6,9 @@ The agents of all nodes talk to one store, in the agent of the first node. torch
 is done. If the first one ends before the others, they find a broken connection: a training that succeeded then ends
 with hundreds of lines of C++ frames (RendezvousConnectionError, seen with torch 2.13). So the first agent ends last.
 
-It sees who is left in the kernel's list of connections (proc_pid_net(5), `net/tcp`). That needs no message of the
-others, and a killed agent does not count. Where nodes are emulated on one machine, the other agents are the processes
-here that this one is not.
+It finds the remaining agents in the kernel's list of connections (proc_pid_net(5), `net/tcp`). That needs no message
+from the others, and a killed agent does not count. If nodes are emulated on one machine, the other agents are the other
+processes here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 _SECONDS_BETWEEN_LOOKS = 0.02
 # After a failure, a rank of another node may wait for its peers without end. Slurm ends it when this node has ended.
 SECONDS_AFTER_FAILURE = 2.0
-# On one machine, a process that a rank left behind may hold a connection: nothing ends it as srun ends a node.
+# On one machine, a leftover process of a rank may hold a connection: nothing ends it in the way srun ends a node.
 _SECONDS_ON_ONE_MACHINE = 10.0
 _SECONDS_TO_CONNECT = 60
 _ESTABLISHED = "01"
@@ -78,7 +78,7 @@ def note_stores_of_ranks() -> List[Any]:
 
 
 def has_joined(stores: List[Any]) -> Optional[bool]:
-    """Return whether any rank has joined a process group; None if that is not known.
+    """Return whether any rank has joined a process group; None if this is unknown.
 
     A rank that joins one writes a key when it connects to the store (TCPStore with a world size).
     """
@@ -89,10 +89,10 @@ def has_joined(stores: List[Any]) -> Optional[bool]:
 
 
 def wait_for_others(host: str, port: int, seconds: Optional[float], is_asked_to_end: Callable[[], bool]) -> bool:
-    """Wait until no other node is connected to the store; return whether that is so.
+    """Wait until no other node is connected to the store; return whether this was reached.
 
     Args:
-        host: host of the store; where it is this machine's loopback address, the nodes are emulated here.
+        host: host of the store; if it is this machine's loopback address, the nodes are emulated here.
         port: port of the store.
         seconds: how long to wait at most; None after a success. Then srun ends this step if a node dies, or a minute
             after the first node has ended (`--wait` in the batch script).

@@ -1,4 +1,4 @@
-"""Test whether the ranks of a job can communicate: one process for each rank, started as the training will be.
+"""Test whether the ranks of a job can communicate: with one process for each rank, started like the training.
 
 Runs on: inside the image (or in a host environment), alone: standard library and torch only, Python 3.8 to 3.14.
 
@@ -45,7 +45,7 @@ _ESTABLISHED = "01"
 
 
 class Report:
-    """What this rank has done so far, in a file that another process reads while this one runs or hangs."""
+    """The progress of this rank, in a file that another process reads while this one runs or hangs."""
 
     def __init__(self, folder: str, rank: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -71,7 +71,7 @@ class Report:
 
 
 class WrongValue(Exception):
-    """A collective gave another result than the one that follows from its inputs."""
+    """The result of a collective is wrong for its inputs."""
 
 
 class Group:
@@ -143,7 +143,7 @@ class Group:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether a backend does not have a collective. Every rank finds that out before it sends anything."""
+    """Whether a backend lacks a collective. Every rank finds this out before it sends anything."""
     words = str(error).lower()
     return isinstance(error, NotImplementedError) or "does not support" in words or "not supported" in words
 
@@ -227,10 +227,10 @@ def _finish(group: Group) -> None:
 
 
 def connections(ignored_port: str, folder: str = "/proc/self") -> List[List[str]]:
-    """Return own and other address of each TCP connection of this process to another address.
+    """Return both addresses of each TCP connection of this process to a different address.
 
     Args:
-        ignored_port: port of the store, over which ranks only meet.
+        ignored_port: port of the store, which only serves the rendezvous.
         folder: of the process in /proc.
     """
     own = _own_sockets(folder)
@@ -326,7 +326,7 @@ def test_together(torch: Any, report: Report, options: argparse.Namespace) -> No
     report.run("second-group", lambda: use_two_groups(group, options.seconds))
     report.run("bandwidth", lambda: measure(group))
     torch.distributed.destroy_process_group()
-    # The last word: nothing that could fail or hang follows it (`_end`).
+    # This is the last line: nothing that could fail or hang follows it (`_end`).
     report.write("all", "end")
 
 
@@ -337,7 +337,7 @@ def test_pairs(torch: Any, report: Report, options: argparse.Namespace) -> None:
     """Test pairs of nodes, one process per node; a pair that hangs does not stop the next round.
 
     The plan has `nodes` (each with `host` and `port`) and `rounds`: lists of pairs of numbers of nodes. Each round has
-    the same length on every node, so that both nodes of a pair meet also after a round that hung.
+    the same length on every node, so that both nodes of a pair meet even after a round that hung.
     """
     with open(options.pairs, encoding="utf-8") as file:
         plan = json.load(file)
@@ -401,7 +401,7 @@ def _arguments(words: Optional[List[str]]) -> argparse.Namespace:
 
 
 def main(words: Optional[List[str]] = None) -> int:
-    """Run the test; the files in the folder say what was found."""
+    """Run the test; the files in the folder contain the results."""
     options = _arguments(words)
     rank = int(os.environ["RANK"])
     report = Report(options.folder, rank)
@@ -436,7 +436,7 @@ def _end(status: int) -> None:
 
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # what libraries have printed, such as NCCL's diagnostics
+    ctypes.CDLL(None).fflush(None)  # output of libraries, such as NCCL's diagnostics
     os._exit(status)
 
 

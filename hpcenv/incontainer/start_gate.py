@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, Dict
 
-# What torchrun imports when it starts; loaded before it is known whether it may start.
+# Modules that torchrun imports when it starts; they are loaded before its start is allowed.
 _TORCHRUN = (
     "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -27,7 +27,7 @@ _TORCHRUN = (
 
 
 def may_start(folder: str) -> bool:
-    """Load what is asked for, report it, and wait; return whether the training may start.
+    """Load the requested libraries, report them, and wait; return whether the training may start.
 
     Args:
         folder: of the gate.
@@ -52,11 +52,11 @@ def _load(wanted: Dict[str, Any]) -> Dict[str, Any]:
         for name in _TORCHRUN:
             importlib.import_module(name)
     except Exception as error:
-        # An old torch may lack one of them. What torchrun needs, it imports again, and fails with its own message.
+        # An old torch may lack one of these. torchrun imports what it needs again, and fails with its own message.
         if "torch" not in sys.modules:
             return {"problem": "torch cannot be imported: %s: %s" % (type(error).__name__, error)}
     report = _mapped(wanted["libraries"]) if wanted.get("libraries") else {}
-    # Last: its child needs the driver, which the libraries above are not.
+    # This comes last: its child needs the driver, which does not belong to the libraries above.
     return {**report, "gpus": beside("gpu_start").read(wanted["gpus"])} if wanted.get("gpus") else report
 
 
@@ -77,7 +77,7 @@ def _mapped(libraries: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def beside(name: str) -> Any:
-    """Load a module that lies beside this file; `name` may have a folder in front."""
+    """Load a module from the folder of this file; `name` may start with a subfolder."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
     spec = importlib.util.spec_from_file_location("hpcenv_" + name.replace("/", "_"), path)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]

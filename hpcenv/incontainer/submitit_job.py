@@ -1,4 +1,4 @@
-"""The job as `submitit.JobEnvironment()` shows it inside a function that `hpcenv.Executor` submitted.
+"""The job in the form of `submitit.JobEnvironment()`, inside a function that `hpcenv.Executor` submitted.
 
 Runs on: COMPUTE NODE, in the locked environment, as the module `hpcenv_submitit_job` beside a copy of submitit.
 Standard library and submitit; Python 3.8 to 3.14.
@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class HpcenvJobEnvironment(SlurmJobEnvironment):
-    """Which task of which job this is. The checkpoint of a function is submitit's; the requeue is hpcenv's."""
+    """The task and job of this process. submitit handles the checkpoint of a function, hpcenv the requeue."""
 
     # Set by call.py. Slurm's own variables count the tasks of srun, one on each node.
     _env = {
@@ -54,7 +54,7 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
     def hostnames(self) -> List[str]:
         """The nodes that take part, in the order of their numbers."""
         try:
-            # Where there are spare nodes, not all of the job's take part.
+            # With spare nodes, not all nodes of the job take part.
             with open(os.path.join(os.environ["HPCENV_RUN_FOLDER"], "env", "launched"), encoding="utf-8") as file:
                 names = file.read().split()
         except (KeyError, OSError):

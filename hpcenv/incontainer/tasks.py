@@ -1,4 +1,4 @@
-"""Start a program on one node without torchrun: copies of it with a rank each, one of them, or one without a rank.
+"""Start a program on one node without torchrun: one copy for each rank, one single rank, or one copy without a rank.
 
 Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library only, Python 3.8 to 3.14.
 
@@ -31,7 +31,7 @@ _SECONDS_TO_END = 5.0
 
 
 class TaskOptions:
-    """What the launch step asks for; see the top of this file."""
+    """The options from the launch step; see the top of this file."""
 
     def __init__(self, words: List[str]) -> None:
         pairs = [word[2:].partition("=")[::2] for word in words]
@@ -71,7 +71,7 @@ class Task:
             log.target.close()
 
     def _numbers(self, options: TaskOptions) -> Dict[str, str]:
-        """Return the variables that say which rank this is; none for a program."""
+        """Return the variables with the number of this rank; empty for a program."""
         if self.local_rank < 0:
             return {}
         variables = {
@@ -115,7 +115,7 @@ class Log:
         self._rest = b""
 
     def copy(self, to_end: bool) -> None:
-        """Copy the complete lines that are new."""
+        """Copy the new complete lines."""
         text = self._rest + self._source.read()
         lines, newline, self._rest = text.rpartition(b"\n")
         if to_end and self._rest:
@@ -131,7 +131,7 @@ def run(argv: List[str], rank_watch: Any, proc: Any) -> Dict[str, Any]:
 
     Args:
         argv: see the top of this file.
-        rank_watch, proc: the modules of these names, which lie beside this one.
+        rank_watch, proc: the modules of these names, in the folder of this file.
     """
     end = argv.index("--")
     options = TaskOptions(argv[:end])

@@ -1,4 +1,4 @@
-"""A shell, or one command, in the environment of a run that is running on this node.
+"""Start a shell or a command in the environment of a run that runs on this node.
 
 Runs on: COMPUTE NODE, in a second job step next to the training. It has the same SIF or host
 environment, binds, data and variables as the ranks; secrets only on request. RANK and similar
@@ -98,7 +98,7 @@ def prepared(
     settings = load_record(NodeSettings, run.env_of(this_node.node))
     if (settings.run, settings.attempt, settings.node) != (manifest.run, this_node.attempt, this_node.node):
         raise NodesUnknown(
-            f"the settings of node {this_node.node} are not of attempt {this_node.attempt}",
+            f"the settings of node {this_node.node} do not belong to attempt {this_node.attempt}",
             why=str(run.env_of(this_node.node)),
         )
     variables = {
@@ -123,7 +123,7 @@ def prepared(
 
 
 def _this_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> ThisNode:
-    """Return this node, with job and attempt from the run's start record: this step has no such variables."""
+    """Return this node, with job and attempt from the run's start record: this step has no variables for them."""
     try:
         started = read_json(run.started)
         job_id, nodes, attempt = str(started["job_id"]), tuple(map(str, started["nodes"])), int(started["attempt"])
@@ -147,7 +147,7 @@ def _start_command(
     stack: ExitStack,
     binds: Sequence[Bind],
 ) -> tuple[StartCommand, tuple[int, ...]]:
-    """Return the command started as the ranks were started, and the open files that it inherits."""
+    """Return the command line that starts the command like the ranks, and the open files that it inherits."""
     if manifest.environment.kind == "host":
         start = build_start_command(
             manifest.environment, command, workdir=manifest.workdir, variables=variables, inherited=environ,
@@ -186,7 +186,7 @@ def _same_sif(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterat
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise NodesUnknown(f"node {this_node.node} cannot open the SIF any more", why=str(error)) from error
+        raise NodesUnknown(f"node {this_node.node} can no longer open the SIF", why=str(error)) from error
     try:
         if (
             facts.attempt != this_node.attempt

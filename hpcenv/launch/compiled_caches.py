@@ -20,10 +20,10 @@ NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 
 
 def cache_variables(manifest: Manifest, given: Container[str], *, node: str) -> dict[str, str]:
-    """Return the variables that lead to a folder for this user and fingerprint; of a `bitwise` run, to one of the run.
+    """Return the variables that name a folder for this user and fingerprint; a `bitwise` run gets its own folder.
 
     Args:
-        given: variables that the ranks get anyway: the user's own choice stays.
+        given: variables that the ranks already get: the user's own choice stays.
     """
     if manifest.environment.kind != "host":
         return {}

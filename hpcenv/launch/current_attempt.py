@@ -24,7 +24,7 @@ from hpcenv.records.run_folder import RunFolder
 
 _SECONDS_TO_ASK = 10.0
 _SECONDS_BETWEEN_LOOKS = 5.0
-# The end must be seen twice: a new attempt moves files, and one look may come in between.
+# The end must be seen twice: a new attempt moves files, and one check may fall between two moves.
 _LOOKS = 2
 _LONGEST_REASON = 200
 
@@ -39,13 +39,13 @@ def is_current_attempt(run: RunFolder, this_node: ThisNode) -> bool:
 
 
 def silent_nodes(run: RunFolder, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes that gave no facts in the check, where others did."""
+    """Return the nodes without facts from the check, if other nodes have facts."""
     silent = tuple(node for node in nodes if not os.path.lexists(run.facts_of(node)))
     return () if len(silent) == len(nodes) else silent
 
 
 class AttemptWatch:
-    """A thread that looks whether the attempt of this node has ended.
+    """A thread that checks whether the attempt of this node has ended.
 
     The attempt has ended if its batch script has ended, or a later attempt has begun. If the node
     has lost its network, Slurm cannot end the ranks here; the launch step does it then.

@@ -1,4 +1,4 @@
-"""What `submit --expand` replaces in the arguments of a program: `{master_addr}` and the like.
+"""What `submit --expand` replaces in the arguments of a program, for example `{master_addr}`.
 
 Runs on: COMPUTE NODE, and on the login node, which refuses names that do not exist. Standard library only. Pure.
 """
@@ -29,7 +29,7 @@ _WORD = re.compile(r"\{\{([a-z][a-z0-9_]*)\}\}|\{([a-z][a-z0-9_]*)\}")
 
 
 def unknown_names(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the names between single braces that stand for nothing, each once."""
+    """Return the unknown names between single braces, each once."""
     found = [match[2] for word in words for match in _WORD.finditer(word) if match[2]]
     return tuple(dict.fromkeys(name for name in found if name not in NAMES))
 

@@ -51,11 +51,11 @@ from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.watch.process import watched
 from hpcenv.watch.watched_node import FOLDER, bind_of_ranks, folder_of_ranks, folders_prefix
 
-# First bytes on the standard input of incontainer/agent.py. They tell the agent that its standard input is a
-# pipe from this process. The agent ends the ranks when the pipe closes (PARENT_PIPE there).
+# First bytes on the standard input of incontainer/agent.py. They tell the agent that its standard input is a pipe from
+# this process. The agent ends the ranks when the pipe closes (PARENT_PIPE there).
 PARENT_PIPE = b"hpcenv leash\n"
 
-# A log names no more than so many; the exit record has all.
+# The log names at most this many; the exit record has all.
 _MOST_COUNTERS = 8
 
 _CODE = "code.digest"
@@ -92,12 +92,12 @@ def launch(
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """An agent that was started, and waits at its start gate.
+    """An agent that was started and waits at its start gate.
 
     Attributes:
         child: apptainer, or the agent on the host.
         gate: its start gate.
-        before: processes below this one that were running before.
+        before: descendants of this process that were running before.
     """
 
     child: subprocess.Popen[bytes]
@@ -107,11 +107,11 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Node:
-    """What the launch on one node is about.
+    """The launch on one node: run, node and ranks.
 
     Attributes:
-        ranks: folder of the ranks, if not that of the training.
-        local_rank: the only rank that this process starts (`--launcher srun`); None for those of the node.
+        ranks: folder of the ranks, if it is not the folder of the training.
+        local_rank: the only rank that this process starts (`--launcher srun`); None for all ranks of the node.
     """
 
     manifest: Manifest
@@ -139,7 +139,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         at_gate.settings = settings
         begun = None if asked else _begin(node, settings, nodes, stack, judge=at_gate.may_start)
     except HpcenvError as error:
-        # Without this record, the report would name a failure of another node as the first one.
+        # Without this record, the report would name another node's failure as the first failure.
         status = error.exit_status if error.exit_status in GATE_STATUSES else NodesUnknown.exit_status
         ended = _exit_record(manifest, this_node, status, started, signals)
         _record(node, replace(ended, detail=error.what, refused=True, differences=_changed_overlay(node)))
@@ -149,7 +149,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
     counters = _port_counters(node)
-    # Beside the training, of which it must not be a part: what the training leaves running is killed.
+    # The watch runs beside the training and must not belong to it: what the training leaves running is killed.
     with watched(manifest, this_node, first=not node.local_rank, say=say):
         status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)
@@ -179,15 +179,15 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
 
 
 def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> None:
-    """Record how the ranks of this node ended, and say it in the log."""
+    """Record how the ranks of this node ended, also in the log."""
     run, this_node, say = node.run, node.this_node, node.say
     ranks = rank_errors.read_ranks(run, this_node.node, status=ended.status, local_rank=node.local_rank)
     ended = replace(ended, ranks=ranks.failed, detail=ranks.detail, alone=ranks.alone)
-    _record(node, ended)  # first of all: Slurm may end this step soon
+    _record(node, ended)  # this comes first: Slurm may end this step soon
     for line in rank_errors.in_words(ranks, this_node.node) if signals.asked_to_end is None else ():
         say(line)
     if node.local_rank:
-        return  # the first task of the node does the rest
+        return  # only the first task of the node does the rest
     asked = bool(stop.stopped) or signals.asked_to_end is not None
 
     again = second_look.look_again(node.manifest, _facts(run, this_node), node.environ, asked=asked)
@@ -199,13 +199,13 @@ def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> N
 
 
 def _port_counters(node: _Node) -> port_errors.PortCounters | None:
-    """Return the error counters of the RDMA ports; None where they are not asked for, or another task reads them."""
+    """Return the error counters of the RDMA ports; None if no check needs them, or if another task reads them."""
     asked = any(check.id == "ib.errors" for check in active(node.manifest))
     return port_errors.read_counters() if asked and not node.local_rank else None
 
 
 def _grown(node: _Node, before: port_errors.PortCounters | None) -> dict[str, Any]:
-    """Return what grew of the error counters for the exit record, and say in the log what is too much."""
+    """Return for the exit record which error counters grew; a growth above the limit also goes to the log."""
     if before is None or not (before.values or before.unread):
         return {}
     growth = port_errors.compare(before, port_errors.read_counters())
@@ -245,24 +245,24 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
 
 
 def _what_to_load(node: _Node) -> dict[str, object]:
-    """Return what the agent loads before it starts anything, and what it reports then."""
+    """Return what the agent must load and report before it starts the ranks."""
     manifest = node.manifest
-    # Ranks in another folder are those of the smoke test.
+    # Ranks with another folder belong to the smoke test.
     gpus = gpu_start.wanted(manifest, node.local_rank) if node.ranks is None else {}
     libraries = {} if manifest.launch.launcher == "tasks" else loaded.wanted(manifest)
-    # Without torchrun, torch is loaded only to see which libraries the loader takes, and to try the GPUs.
+    # Without torchrun, torch is loaded only to see which libraries the loader chooses, and to try the GPUs.
     torch = manifest.launch.launcher == "torchrun" or bool(libraries) or bool(gpus)
     return {"torch": torch, "libraries": libraries, "gpus": gpus}
 
 
 class _AtGate:
-    """Judges what the agent of this node reports at its start gate: the loaded libraries, and the GPUs.
+    """Judges the report of this node's agent at its start gate: the loaded libraries and the GPUs.
 
-    The first node also looks at the run's copy of the code again, once per job: the check was a while ago.
+    The first node also checks the run's copy of the code again, once per job, because time has passed since the check.
 
     Attributes:
         settings: of this node; None until they are read.
-        blocking: the differences with which no rank may start.
+        blocking: the differences that forbid the start of any rank.
     """
 
     def __init__(self, node: _Node) -> None:
@@ -271,7 +271,7 @@ class _AtGate:
         self._node = node
 
     def may_start(self, report: Mapping[str, object]) -> bool:
-        """Return whether the ranks may start with what the agent reports; differences are said in the log."""
+        """Return whether the agent's report lets the ranks start; differences go to the log."""
         manifest = self._node.manifest
         if manifest.launch.launcher != "tasks":
             found = loaded.compare(manifest, report)
@@ -317,7 +317,7 @@ def _changed_code(node: _Node) -> tuple[Difference, ...]:
     manifest, source = node.manifest, node.manifest.source
     if source is None or not source.digest:
         return ()
-    # With torchrun no rank of another node starts before this one: they meet here.
+    # With torchrun, no rank of another node starts before this node is ready: the rendezvous is here.
     extent: code.Extent = "own-modules" if manifest.launch.launcher != "torchrun" else "all"
     try:
         found = code.find_digest(source, node.run, "new-modules" if manifest.setup and extent == "all" else extent)
@@ -327,7 +327,7 @@ def _changed_code(node: _Node) -> tuple[Difference, ...]:
 
 
 def _judge_gpus(node: _Node, settings: tuple[Setting, ...], report: Mapping[str, object]) -> gpu_start.GpuAnswer:
-    """Judge whether torch can use the GPUs, and record it; what hides GPUs is said in the log."""
+    """Judge and record whether torch can use the GPUs; the log says what hides GPUs."""
     this_node = node.this_node
     place = gpu_start.AskedNode(
         node=this_node.node,
@@ -352,10 +352,10 @@ def _judge_gpus(node: _Node, settings: tuple[Setting, ...], report: Mapping[str,
 def try_gpus(
     manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, say: Callable[[str], None]
 ) -> CheckOutcome:
-    """Return whether torch can use the GPUs of this node: the agent is started as for a training, and starts no rank.
+    """Return whether torch can use the GPUs of this node: the agent starts as for a training, but starts no rank.
 
     Args:
-        manifest, this_node, environ, say: as of `launch`.
+        manifest, this_node, environ, say: as for `launch`.
 
     Raises:
         NodeRejected, NodesUnknown, FileUnusable, ToolMissing: the agent cannot be started.
@@ -390,9 +390,9 @@ def begin(
     ranks: Path,
     output: IO[bytes],
 ) -> Begun:
-    """Start the ranks of another program than the training, as the training is started: of the smoke test.
+    """Start the ranks of the smoke test in the same way as those of the training.
 
-    The caller calls `gate.wait()` until the gate is open.
+    The caller must call `gate.wait()` until the gate is open.
 
     Args:
         manifest: of the run, with the changed program.
@@ -436,7 +436,7 @@ def _begin(
         _require_checked_overlay(node)
         sif = (stack.enter_context(_opened_sif(node, checked)), checked)
     gate, outside, tmp = _make_gate(node, sif, stack, judge)
-    # Ranks in another folder are those of the smoke test.
+    # Ranks with another folder belong to the smoke test.
     watched_in = folder_of_ranks(outside, in_container=sif is not None) if manifest.watch and not node.ranks else ""
     variables = _variables(node, settings, watched_in)
     argv = agent_argv(
@@ -474,7 +474,7 @@ def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str
     return {
         **cache_variables(manifest, {**kept, **given}, node=node.this_node.node),
         **given,
-        # Slurm numbers the nodes of a step by the topology (26.05), and spare ones, too; MASTER_ADDR is on node 0.
+        # Slurm numbers all nodes of a step by the topology (26.05), spare ones too; MASTER_ADDR is on node 0.
         **({"SLURM_NODEID": str(settings.node_rank)} if "SLURM_NODEID" in node.environ else {}),
         **_own_variables(node, watched_in),
         **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
@@ -532,7 +532,7 @@ def _in_container(
 
 
 def _outliving(start: StartCommand, outside: Path) -> StartCommand:
-    """Return the command with a FUSE server that outlives the signals of Slurm, where that is needed."""
+    """Return the command; if needed, with a FUSE server that survives the signals of Slurm."""
     fuse = outside / "fuse"
     fuse.mkdir()
     first = fuse_that_outlives(fuse, start.env)
@@ -552,7 +552,7 @@ def _own_variables(node: _Node, watched_in: str) -> dict[str, str]:
 
 
 def _cpus_of_ranks(node: _Node) -> tuple[str, ...]:
-    """Return the CPUs that each rank is bound to; nothing where none is bound."""
+    """Return the CPUs that each rank is bound to; empty if no rank is bound."""
     if not node.manifest.gpus_per_node or node.manifest.launch.cpu_binding == "off":
         return ()
     found = _facts(node.run, node.this_node)
@@ -560,12 +560,12 @@ def _cpus_of_ranks(node: _Node) -> tuple[str, ...]:
 
 
 def _hold(staged: Staged, stack: ExitStack) -> None:
-    """Lock the marks of the copies on this node's disk, so that no other job removes a copy while it is used."""
+    """Lock the mark files of the copies on this node's disk, so that no other job removes a copy that is in use."""
     for mark in staged.marks:
         try:
             descriptor = os.open(mark, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # the copy is open already, or its use reports that it is missing
+            continue  # the copy is already open, or its user will report that it is missing
         stack.callback(os.close, descriptor)
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -587,8 +587,8 @@ def agent_argv(
         node: name of the node.
         words: what the agent starts, see `starts.launcher_words`.
         gate_options: options that make the agent wait at its start gate.
-        ranks: folder for the records and the output of the ranks; None for that of the training.
-        local_rank: the only rank that the agent starts; None for those of the node.
+        ranks: folder for the records and the output of the ranks; None for the folder of the training.
+        local_rank: the only rank that the agent starts; None for all ranks of the node.
     """
     run = RunFolder(Path(manifest.run_folder))
     return [
@@ -696,7 +696,7 @@ def _require_checked_overlay(node: _Node) -> None:
 
 
 def _changed_overlay(node: _Node) -> tuple[Difference, ...]:
-    """Return that the squashfs over the SIF is another file now than in the check; nothing if it is the same."""
+    """Return a difference if the squashfs over the SIF is no longer the checked file; nothing if it is the same."""
     with suppress(HpcenvError):
         checked = _checked_overlay(node)
         if checked is not None and not is_unchanged(checked):
@@ -796,7 +796,7 @@ def _record(node: _Node, record: NodeExit) -> None:
     if not is_current_attempt(run, this_node):
         say(f"hpcenv: node {this_node.node}: attempt {this_node.attempt} writes no record: a later attempt has begun")
         return
-    # A node that ended well is not told to have failed because others fill the disk.
+    # A node that ended well must not count as failed only because the disk is full.
     record = replace(record, full=reserve.why_full(run) if record.status != 0 else "")
     try:
         if node.local_rank is None:

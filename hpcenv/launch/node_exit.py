@@ -1,10 +1,10 @@
-"""The exit records of nodes. Where the ranks are tasks of srun, the node's record is made of those of its tasks.
+"""The exit records of nodes. If the ranks are tasks of srun, the node's record is made from the records of its tasks.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Readers know one record for each node. So each task that ends writes `exits/tasks/NODE.LOCAL-RANK.json`, and then the
-node's record from all that are there. Tasks of one node may end at the same time: a Unix socket with an abstract name
-(unix(7)) lets one of them do this at a time, and is gone with its process.
+Readers know one record for each node. So each task that ends writes `exits/tasks/NODE.LOCAL-RANK.json`, and then makes
+the node's record from all task records. Tasks of one node may end at the same time: a Unix socket with an abstract name
+(unix(7)) is the lock between them, and disappears with its process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def write(record: NodeExit, run: RunFolder, this_node: ThisNode, local_rank: int
 
 
 def read_all(run: RunFolder, this_node: ThisNode) -> tuple[NodeExit, ...]:
-    """Return the records of this attempt's nodes that are there."""
+    """Return the existing records of this attempt's nodes."""
     found = []
     for node in this_node.nodes:
         try:
@@ -65,7 +65,7 @@ def read_all(run: RunFolder, this_node: ThisNode) -> tuple[NodeExit, ...]:
 
 
 def read_tasks(run: RunFolder, this_node: ThisNode, *, count: int) -> tuple[NodeExit, ...]:
-    """Return the records of this attempt's tasks on this node that are there."""
+    """Return the existing records of this attempt's tasks on this node."""
     found = []
     for local_rank in range(count):
         try:
@@ -78,10 +78,10 @@ def read_tasks(run: RunFolder, this_node: ThisNode, *, count: int) -> tuple[Node
 
 
 def merge(records: Sequence[NodeExit]) -> NodeExit:
-    """Return the record of a node from those of its tasks. Pure.
+    """Return the record of a node, made from the records of its tasks. Pure.
 
-    The node ended as a task that refused to start, or else as the task that failed first by itself. A task that was
-    asked to end ended because of another one.
+    The node gets the end of a task that refused to start, or else of the task that failed first by itself. A task that
+    was asked to end ended because of another task.
     """
     failed = sorted((record for record in records if record.status != 0), key=_failed_at)
     by_itself = [record for record in failed if not record.asked_to_end]
@@ -97,7 +97,7 @@ def merge(records: Sequence[NodeExit]) -> NodeExit:
         ranks=tuple(rank for record in ordered for rank in record.ranks),
         stopped=next((record.stopped for record in (base, *records) if record.stopped), ""),
         saved=any(record.saved for record in records),
-        # They are in one cgroup.
+        # All tasks are in one cgroup.
         oom_kills=None if None in kills else max(kill for kill in kills if kill is not None),
         changed=next((record.changed for record in records if record.changed), ()),
         not_looked_again=next((record.not_looked_again for record in records if record.not_looked_again), ""),
@@ -118,7 +118,7 @@ def _failed_at(record: NodeExit) -> float:
 
 @contextmanager
 def _one_at_a_time(run: RunFolder, this_node: ThisNode) -> Iterator[None]:
-    """Wait until no other task of this node is in the block. After some seconds it goes on without that."""
+    """Wait until no other task of this node is in the block, but only for some seconds."""
     parts = (str(os.geteuid()), str(run.path), this_node.job_id, this_node.node)
     name = "\0hpcenv-exit-" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
     until = time.monotonic() + _SECONDS_TO_WAIT

@@ -66,7 +66,7 @@ def moved(manifest: dict[str, Any], folder: str, run: str, job: str, environ: Ma
     if environment["kind"] == "sif":
         sif = environ.get("HPCENV_SIF") or here(environment["sif"])
         if sif != environment["sif"]:
-            # Another file: the nodes hash all of it. It must still have the locked hash.
+            # The SIF is now another file, so the nodes hash all of it. It must still have the locked hash.
             environment["sif"], manifest["sif"] = os.path.abspath(sif), None
         if not os.path.exists(environment["apptainer"]):
             found = shutil.which("apptainer") or shutil.which("singularity")
@@ -92,7 +92,7 @@ def link(target: str, path: str) -> None:
 
 
 def write(data: Mapping[str, Any], path: str) -> None:
-    """Write a JSON file. It appears by rename, so that no reader sees a part of it."""
+    """Write a JSON file. A rename makes it visible, so no reader sees an incomplete file."""
     aside = f"{path}.{os.getpid()}.tmp"
     with open(aside, "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Whether an earlier job of this run has finished the training, so that this job has nothing to do.
+"""Find out whether an earlier job of this run has finished the training: then this job has nothing to do.
 
 Runs on: COMPUTE NODE (the batch node), as the first step of the batch script. Standard library only.
 """
@@ -48,10 +48,10 @@ def number_in_chain(run: RunFolder, *, job_id: str, restarts: int) -> int:
 def read_previous_job(manifest: Manifest, run: RunFolder, *, attempt: int) -> PreviousJob:
     """Return whether the run has ended before this job started.
 
-    It has ended if an earlier job of the chain finished the training. Slurm may also start a job
-    again that has already ended: it repeats the requeue of a preempted job whose script took long
-    to end, although the next start has completed in between (seen: 24.11); and it requeues a
-    preempted job that hpcenv has requeued too (`requeue.slurm_does_it`).
+    It has ended if an earlier job of the chain finished the training. Slurm may also start a job again that has already
+    ended. It may requeue a preempted job a second time if its script took long to end, although the next start has
+    completed in between (seen: 24.11). It also requeues a preempted job that hpcenv has already requeued
+    (`requeue.slurm_does_it`).
     """
     if attempt == 0 and manifest.chain < 2:
         return PreviousJob(over=False)
@@ -65,7 +65,7 @@ def read_previous_job(manifest: Manifest, run: RunFolder, *, attempt: int) -> Pr
     if attempt > 0 and not any(_was_queued_by_us(path) for path in sorted(run.attempts.glob("*/finished.json"))):
         return PreviousJob(over=False)
     return PreviousJob(
-        over=True, status=status, why=f"the run has failed with status {status}: it is not started again"
+        over=True, status=status, why=f"the run has failed with status {status}: it does not start again"
     )
 
 

@@ -24,7 +24,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def adopt_orphans() -> None:
     """Become the parent of descendants whose parent ends: prctl(2), Linux 3.4.
 
-    Otherwise init becomes their parent, and they cannot be found any more.
+    Otherwise init becomes their parent, and this process can no longer find them.
     """
     import ctypes  # slow to load, and only the launch step needs it
 

@@ -1,7 +1,7 @@
 """Read how the ranks of this node ended: the agent's record, error files, standard error, and kills by the kernel.
 
-Runs on: COMPUTE NODE. Standard library only. The training writes these files, so their size is
-limited here, and a file with an unexpected content counts as missing.
+Runs on: COMPUTE NODE. Standard library only. The training writes these files. So this module limits how much it reads,
+and a file with unexpected content counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpcenv.text import cut, visible_ascii
 _STDERR_BYTES = 256 * 1024
 _MESSAGE = 500
 _TRACEBACK = 16 * 1024
-# If more lines than this follow a traceback, the program did not end because of it.
+# If more lines than this follow a traceback, that exception did not end the program.
 _LINES_AFTER = 20
 _LINES_OF_MESSAGE = 10
 
@@ -50,7 +50,7 @@ class Ranks:
     Attributes:
         failed: the ranks that failed, in the order of their ends.
         detail: error of torchrun itself; empty without one.
-        alone: no rank of the run has joined a process group. False also if that is not known.
+        alone: no rank of the run has joined a process group. False also means unknown.
     """
 
     failed: tuple[RankExit, ...] = ()
@@ -90,7 +90,7 @@ def _rank(run: RunFolder, node: str, row: object) -> RankExit | None:
     is_program = local == -1 and row.get("rank") == -1
     folders = [run.ranks / node / PROGRAM] if is_program else _folders_of(run, node, local)
     message, traceback, source = _error_in(folders, status=status)
-    # The output of ranks whose program keeps no file for each is in its own.
+    # If the program keeps no file for each rank, the output of the ranks is in the program's own file.
     logs = [*folders, run.ranks / node / PROGRAM]
     log = next((folder / "stderr.log" for folder in logs if (folder / "stderr.log").is_file()), None)
     rank, pid, ended = _number(row.get("rank")), _number(row.get("pid")), row.get("ended")
@@ -140,7 +140,7 @@ def signal_name(status: int | None) -> str:
 def _folders_of(run: RunFolder, node: str, local_rank: int | None) -> list[Path]:
     """Return the log folders of a rank, the newest first: LOGS/RDZV-ID_xxxx/attempt_N/LOCAL-RANK (torch 1.10 to 2.13).
 
-    Only those of its last start count. `errors` is the start hook's.
+    Only the folders of its last start count. `errors` belongs to the start hook.
     """
     if local_rank is None or local_rank < 0:
         return []
@@ -247,9 +247,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def count_oom_kills(own: str, mounted: Path = _CGROUPS) -> int | None:
     """Return how often the kernel killed a process of this job step for lack of memory; None if unknown.
 
-    Version 2 counts what happened below a group in the group itself, version 1 in each one alone (kernel documentation,
-    cgroup-v2 "memory.events", cgroup-v1/memory "oom_control", Linux 4.13). In a cgroup that is not a job's,
-    other people's processes would be counted.
+    In version 2, a group also counts what happened in groups below it; in version 1, each group counts only for itself
+    (kernel documentation, cgroup-v2 "memory.events", cgroup-v1/memory "oom_control", Linux 4.13). A cgroup that does
+    not belong to a job would also count other users' processes.
 
     Args:
         own: text of /proc/self/cgroup.
@@ -290,7 +290,7 @@ def oom_since(before: int | None, after: int | None) -> int | None:
 
 
 def in_words(ranks: Ranks, node: str) -> list[str]:
-    """Return one line for each of the first failed ranks. torchrun's own message comes later and says less."""
+    """Return one line for each of the first failed ranks. torchrun's own message comes later and has less detail."""
     shown = []
     for rank in ranks.failed[:4]:
         ended = rank.signal or ("no status" if rank.status is None else f"exit {rank.status}")

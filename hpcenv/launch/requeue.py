@@ -27,7 +27,7 @@ from hpcenv.records.verdict import Verdict
 StopReason = Literal["", "time-limit", "preemption", "hang", "unknown"]
 
 _SECONDS = 20.0
-# A longer list of excluded nodes is damaged.
+# A list with more excluded nodes than this is damaged.
 _LONGEST_NODELIST = 65536
 
 
@@ -40,9 +40,8 @@ class Ending:
         saved: whether the script reported that it saved its state.
         before: whether it was stopped before the training started.
         cancelled: whether it was cancelled before the training started.
-        unfinished: whether the training has more to do: it saved its state, or reacts to signals
-            only (`--requeue always`). A script that ended on request and reported nothing may have
-            been finished.
+        unfinished: whether the training has more to do: it saved its state, or it only reacts to signals (`--requeue
+            always`). A script that ended on request without a report may have been finished.
         again: whether the job is requeued.
         not_again: why an unfinished training is not requeued; empty if it is.
         without: nodes that the requeued job must not get.
@@ -94,10 +93,10 @@ def judge(
     if status in (NodeRejected.exit_status, NodesUnknown.exit_status):
         return _after_rejection(manifest, verdict, retried=retried)
     known = [record.stopped for record in exits if record.stopped]
-    # One node may know the reason, while another one got no answer from Slurm.
+    # One node may know the reason, while another node got no answer from Slurm.
     stopped: StopReason = next((word for word in known if word != "unknown"), known[0] if known else "")
     saved = any(record.saved for record in exits)
-    # Where a node failed, srun asked the others to end: that is no request to the job.
+    # If a node failed, srun asked the other nodes to end: that is not a request to end the job.
     asked = any(record.asked_to_end for record in exits) and first_failure.first_status(exits) is None
     if not stopped and saved and asked:
         # `scontrol requeue` or `scancel` by hand: the script ends with 0, but its training is not finished.
@@ -106,7 +105,7 @@ def judge(
         return Ending(saved=saved)
     ending = Ending(stopped=stopped, saved=saved, unfinished=saved or manifest.stop.requeue == "always")
     if stopped == "hang":
-        # What hangs cannot save itself. It is stopped only where [watch] on-stall asks for it.
+        # Ranks that hang cannot save their state. They are stopped only if [watch] on-stall asks for it.
         ending = replace(ending, unfinished=True)
         if manifest.watch is None or manifest.watch.on_stall != "requeue":
             return _not_requeued(ending, _REASONS[stopped], "[watch] on-stall")
@@ -130,7 +129,7 @@ def _after_no_training(manifest: Manifest, stopped: StopReason, *, attempt: int,
 
 
 def _requeued(manifest: Manifest, ending: Ending, reason: str, *, attempt: int, next_link: bool) -> Ending:
-    """Requeue the job, unless another job of the chain continues the run, or the options do not allow it."""
+    """Requeue the job, unless another job of the chain continues the run or the options forbid it."""
     options, at_limit = manifest.stop, ending.stopped == "time-limit"
     if at_limit and next_link:
         return _continued_by_chain(ending, reason)

@@ -1,8 +1,8 @@
-"""Space and names that are kept free in the run folder, so that the end of a run can be recorded on a full disk.
+"""Reserve space and file names in the run folder, so that the end of a run can be recorded on a full disk.
 
 Runs on: COMPUTE NODE. Standard library only. One small file for each node, and one for the batch script: a record is
-written into it, and it gets the name of the record. It is not removed first, because another process would then take
-what became free (seen: the inode).
+written into it, and it gets the name of the record. The file is not removed first, because another process could then
+take the free space (seen: the inode).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcenv.records.files import write_text
 from hpcenv.records.run_folder import RunFolder
 
-# A record with the tracebacks of some ranks fits.
+# This has room for a record with the tracebacks of some ranks.
 _BYTES = 64 * 1024
 # More nodes than this would cost too much time and space.
 _MOST_NODES = 64
@@ -28,7 +28,7 @@ _LITTLE = 256 * 1024
 
 
 def make(run: RunFolder, nodes: Sequence[str]) -> None:
-    """Reserve space for the end records. A disk that is full already is reported by the records themselves."""
+    """Reserve space for the end records. If the disk is already full, the records themselves report it."""
     with contextlib.suppress(OSError):
         run.reserved.mkdir(exist_ok=True)
         # A folder needs blocks and an inode, too.
@@ -39,7 +39,7 @@ def make(run: RunFolder, nodes: Sequence[str]) -> None:
 
 
 def write(run: RunFolder, name: str, text: str, path: Path) -> None:
-    """Write a record to `path`. If the disk is full, write it into what is reserved for `name`.
+    """Write a record to `path`. If the disk is full, write it into the file that is reserved for `name`.
 
     Raises:
         OSError: the record cannot be written.
@@ -71,7 +71,7 @@ def _write_into(reserved: Path, content: bytes, path: Path) -> None:
 
 
 def remove(run: RunFolder) -> None:
-    """Give the space back: the run has ended."""
+    """Free the reserved space: the run has ended."""
     with contextlib.suppress(OSError):
         for path in run.reserved.iterdir():
             path.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ def remove(run: RunFolder) -> None:
 
 
 def why_full(run: RunFolder) -> str:
-    """Return why nothing more can be written to the run folder; empty if it can, or if that is unknown."""
+    """Return why the run folder can take no more data; empty if it can, or if that is unknown."""
     try:
         found = os.statvfs(run.path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The variables by which the ranks, and `hpcenv.training` in them, know their run.
+"""The variables that tell the ranks, and `hpcenv.training` in them, about their run.
 
 Runs on: COMPUTE NODE. Pure.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcenv.records.manifest import Manifest, Source
 from hpcenv.records.run_folder import RunFolder
 
-# Enough to tell two states of a work tree from each other.
+# Enough digits to distinguish two states of a work tree.
 _DIGITS = 12
 
 
@@ -31,7 +31,7 @@ def run_variables(manifest: Manifest, *, attempt: int) -> dict[str, str]:
 
 
 def commit_of(source: Source | None) -> str:
-    """Return the commit of the code; if files differ from it, with the digest of the difference. Empty without git."""
+    """Return the commit of the code, with a digest of the difference if files differ from it. Empty without git."""
     if source is None or not source.commit:
         return ""
     return f"{source.commit}-dirty.{source.diff_sha256[:_DIGITS]}" if source.dirty else source.commit

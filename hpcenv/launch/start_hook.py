@@ -1,4 +1,4 @@
-"""What the start hook of every rank gets: its options as one environment variable.
+"""The options of the start hook of every rank, as one environment variable.
 
 Runs on: COMPUTE NODE. Standard library only. incontainer/start_hook/session.py reads it.
 """
@@ -15,12 +15,12 @@ from hpcenv.records.run_folder import RunFolder
 _VARIABLE = "HPCENV_START_HOOK"
 
 
-# Folder, among the files of a node's ranks, where ranks that another program starts leave their errors.
+# The folder in which ranks that another program starts leave their errors. It is in the folder of the node's ranks.
 ERRORS = "errors"
 
 
 def is_needed(manifest: Manifest) -> bool:
-    """Return whether the ranks of a run have something to apply, to record or to count."""
+    """Return whether the ranks of a run have something to apply, record or count."""
     recording = manifest.recording
     records = recording.metrics or recording.stop_after_steps > 0 or recording.trace_last > 0
     watches = records or manifest.gpus_per_node > 0 or manifest.watch is not None
@@ -29,13 +29,13 @@ def is_needed(manifest: Manifest) -> bool:
 
 
 def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = (), watch: str = "") -> dict[str, str]:
-    """Return the variable with the options of the start hook; nothing if the ranks run without it. Pure.
+    """Return the variable with the options of the start hook; empty if the ranks run without the hook. Pure.
 
     Args:
         manifest: of the run.
         node: name of the node.
-        cpus: of each local rank, the CPUs that it is bound to; empty for a rank that is not bound.
-        watch: folder for the pulses of the ranks, as they see it; empty where they are not watched.
+        cpus: for each local rank, its bound CPUs; empty for a rank that is not bound.
+        watch: path at which the ranks see the folder for their pulses; empty if they are not watched.
     """
     if not manifest.start_hook_sha256 or not (is_needed(manifest) or any(cpus)):
         return {}

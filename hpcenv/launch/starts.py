@@ -22,8 +22,8 @@ _ENTRY = Path("hpcenv", "incontainer", "entry.py")
 # The file that holds the job of a session.
 _HOLD = Path("hpcenv", "incontainer", "hold.py")
 
-# What a Slurm task gets beside the variables of every run: with them, Lightning, accelerate and MPI know that each
-# process is a task of srun (srun(1), OUTPUT ENVIRONMENT VARIABLES; Slurm 22.05 to 26.05).
+# The variables that a Slurm task gets in addition: with them, Lightning, accelerate and MPI know that each process is a
+# task of srun (srun(1), OUTPUT ENVIRONMENT VARIABLES; Slurm 22.05 to 26.05).
 _OF_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE",
     "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
     "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "SLURM_MPI_TYPE",
@@ -32,7 +32,7 @@ _OF_PMI = ("PMI_", "PMI2_", "PMIX_")
 
 
 def starts_one_rank(manifest: Manifest) -> bool:
-    """Return whether each task of the launch step starts one rank, not those of a node."""
+    """Return whether each task of the launch step starts one rank instead of all ranks of a node."""
     return manifest.launch.launcher == "srun"
 
 
@@ -50,8 +50,8 @@ def launcher_words(
         manifest: manifest of the run.
         settings: settings of this node.
         nodes: number of nodes that train.
-        ranks: folder for the output of the ranks; None for that of the training.
-        local_rank: the only rank that the agent starts; None for those of the node.
+        ranks: folder for the output of the ranks; None for the folder of the training.
+        local_rank: the only rank that the agent starts; None for all ranks of the node.
     """
     log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)
     launcher = manifest.launch.launcher
@@ -72,33 +72,33 @@ def _set(variables: Mapping[str, str]) -> list[str]:
 
 
 def rendezvous_variables(settings: NodeSettings) -> dict[str, str]:
-    """Return the variables by which ranks find each other: torch.distributed's `env://` (torch 1.10 to 2.13)."""
+    """Return the variables that ranks need to find each other: torch.distributed's `env://` (torch 1.10 to 2.13)."""
     return {"MASTER_ADDR": settings.rendezvous.host, "MASTER_PORT": str(settings.rendezvous.port)}
 
 
 def program_variables(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir: str) -> dict[str, str]:
     """Return the variables of a program that starts the ranks of its node itself.
 
-    torchrun takes the value of each option that is not typed from PET_OPTION (torch/distributed/argparse_util.py,
+    If an option is not typed, torchrun takes its value from PET_OPTION (torch/distributed/argparse_util.py,
     1.10 to 2.13), so a program that starts torchrun finds the other nodes without arguments. Kubeflow Trainer sets
     the same ones (pkg/runtime/framework/plugins/torch, v2.0).
     """
     numbers = {"NNODES": nodes, "NODE_RANK": settings.node_rank, "NPROC_PER_NODE": manifest.nproc_per_node}
     where = {**rendezvous_variables(settings), **{name: str(number) for name, number in numbers.items()}}
-    # The output of every rank goes to the log and to a file, as under `--launcher torchrun`.
+    # The output of every rank goes to the log and to a file, as with `--launcher torchrun`.
     logs = {"PET_TEE": "3", "PET_LOG_DIR": log_dir}
     return {**where, **{f"PET_{name}": value for name, value in where.items()}, **logs}
 
 
 def task_variables(manifest: Manifest, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what srun says to a task that is one rank; nothing with another launcher."""
+    """Return the variables of srun for a task that is one rank; empty with another launcher."""
     if not starts_one_rank(manifest):
         return {}
     return {name: value for name, value in environ.items() if name in _OF_SLURM_TASK or name.startswith(_OF_PMI)}
 
 
 def python_words(manifest: Manifest) -> list[str]:
-    """Return what Python starts as a rank: a script, a module, or a console script, or what holds a session."""
+    """Return what Python starts as a rank: a script, a module, a console script, or what holds a session."""
     if manifest.session is not None:
         run = RunFolder(Path(manifest.run_folder))
         return [str(run.code / _HOLD), str(run.session_end)]

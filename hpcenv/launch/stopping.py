@@ -4,9 +4,9 @@ Runs on: COMPUTE NODE. Standard library only.
 
 Behaviour of Slurm 24.11 (seen in the testbed, 2026-11): before the time limit, and before a
 preemption if the site sets `send_user_signal`, the job's steps get the signal of `--signal`. On
-other sites, the steps of a preempted job get TERM at once. In both cases `scontrol show job` shows
-the end time in EndTime from then on, and PreemptTime for a preemption. At the end time all
-processes get TERM, and KILL after KillWait (30 s by default).
+other sites, the steps of a preempted job get TERM at once. In both cases, `scontrol show job` then shows the end time
+in EndTime, and PreemptTime for a preemption. At the end time all processes get TERM, and KILL after KillWait (30 s by
+default).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _SECONDS_TO_ASK = 8.0
 _SECONDS_TO_SETTLE = 4.0
 # Nodes ask one after the other, because a thousand requests at once would overload slurmctld.
 _SECONDS_BETWEEN_NODES = 0.02
-# Of a task that waits for the answer that another task of its node gets.
+# How long a task waits for Slurm's answer to another task of its node.
 _SECONDS_BETWEEN_LOOKS = 0.1
-# From the request to the kill of ranks that hang: those that do not may save something.
+# From the request to the kill if ranks hang: ranks that do not hang may save their state in this time.
 _SECONDS_AFTER_HANG = 30.0
 
 
@@ -124,7 +124,7 @@ def _time(text: str) -> float | None:
 class Stop:
     """The stop of the training on one node: asks Slurm for the reason, and writes the request for the ranks.
 
-    Of several tasks of one node only the first asks Slurm and writes; the others read its request (`asks` is False).
+    If a node has several tasks, only the first asks Slurm and writes; the others read its request (`asks`: False).
 
     Attributes:
         answer: Slurm's answer; None until it has arrived or the time for it is over.
@@ -202,7 +202,7 @@ class Stop:
         self._asking.start()
 
     def _after_hang(self) -> bool:
-        """Whether it was the watch of a node that asked (watch/hangs.py), because the ranks hang."""
+        """Whether the watch of a node asked for the stop, because the ranks hang (watch/hangs.py)."""
         watch, folder = self._manifest.watch, requests_of(self._run, self._this_node.attempt)
         return watch is not None and watch.on_stall != "report" and is_hang(folder)
 
@@ -217,7 +217,7 @@ class Stop:
         return True
 
     def settle(self) -> None:
-        """Wait a limited time for Slurm's answer, when the ranks have ended; another task's is not waited for."""
+        """After the ranks have ended, wait a limited time for Slurm's answer to this task."""
         if self._asks and self._asking is not None:
             self._asking.join(_SECONDS_TO_SETTLE)
         self.attend()

@@ -4,9 +4,9 @@ Runs on: COMPUTE NODE. Standard library only.
 
 Signals go to the ranks, not to torchrun: torchrun would end its ranks at once and then itself.
 incontainer/agent.py makes torchrun ignore the signals that Slurm may send to every process of a
-step (proctrack/linuxproc), so that torchrun ends after its ranks. Ranks inherit that USR1 and USR2
-are ignored; a rank that does not set a handler is not killed by them. Every wait has a limit: ranks
-that do not end get TERM and then KILL, before Slurm kills the job.
+step (proctrack/linuxproc), so that torchrun ends after its ranks. The ranks inherit that USR1 and USR2 are ignored, so
+these signals do not kill a rank without a handler. Every wait has a limit: ranks that do not end get TERM and then
+KILL, before Slurm kills the job.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _FOR_RANKS = (signal.SIGUSR1,)
 # Slurm sends CONT before every other signal, and submitit prints a warning for each of them.
 _SILENT = (signal.SIGCONT,)
 
-# Pause between two looks whether the container is still running while it waits at its start gate.
+# Pause between two checks that the container still runs while it waits at its start gate.
 _SECONDS_AT_GATE = 0.05
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 # Seconds from TERM to KILL, unless Slurm gives a later end. Slurm's KILL comes after KillWait,
-# 30 s by default. The record of this node must be written before.
+# 30 s by default. This node must write its record before that.
 SECONDS_AFTER_TERM = 25.0
 
-# Seconds from TERM to KILL at the end of the grace period, and how late Slurm may end a job.
+# Seconds from TERM to KILL at the end of the grace period, and the delay with which Slurm may end a job.
 _SECONDS_TO_KILL = 5.0
 _SECONDS_FOR_SLURM = 10.0
 
@@ -141,7 +141,7 @@ class _Ending:
         self._forwarded = False
 
     def give_up(self) -> None:
-        """End without asking Slurm, because Slurm has given up this node."""
+        """End without asking Slurm, because Slurm has marked this node as lost."""
         self._stop = None
         if self._signals.asked_to_end is None:
             self._signals(signal.SIGTERM, None)
@@ -158,10 +158,10 @@ class _Ending:
             self._attend_end(asked)
 
     def conclude(self) -> None:
-        """Find out why the ranks were asked to end, now that they have ended.
+        """After the ranks have ended, find out why they were asked to end.
 
         With proctrack/linuxproc Slurm's signal reaches the ranks directly. They may have saved their state and ended
-        before the next look here, or before Slurm's answer. Without a reason the job would count as completed.
+        before the next check here, or before Slurm's answer. Without a reason the job would count as completed.
         """
         if self._has_begun() and self._stop is not None:
             self._stop.settle()

@@ -108,7 +108,7 @@ def _require_new(path: Path, environ: Mapping[str, str]) -> None:
         raise UsageError(
             f"`{path.parent}` is your home folder",
             why="every folder in it would belong to this project",
-            hint="mkdir PROJECT && cd PROJECT, then `hpcenv init` there; --force makes the home folder a project",
+            hint="`mkdir PROJECT && cd PROJECT`, then `hpcenv init` there; --force makes the home folder a project",
         )
 
 

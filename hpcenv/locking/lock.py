@@ -869,7 +869,7 @@ def _require_torch(values: Mapping[str, Any], workspace: Workspace) -> None:
             why=f"looked with {values.get('python.executable', 'its Python')}"
             + (": hpcenv.toml names no `python`" if unnamed else ""),
             hint=f"install torch into it, or {another} `python` in hpcenv.toml;\n"
-            '      to lock it without torch: "torch.version" = "info" under [policy]',
+            'to lock it without torch: "torch.version" = "info" under [policy]',
         )
 
 

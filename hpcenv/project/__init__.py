@@ -1,4 +1,4 @@
-"""What a project folder says: hpcenv.toml, lockfiles, fields and their severities, site profiles.
+"""Read what a project folder defines: hpcenv.toml, lockfiles, fields and their severities, site profiles.
 
 Runs on: LOGIN NODE.
 """

@@ -1,10 +1,10 @@
 """What a project asks of the user's machine, and what the user has accepted.
 
-Runs on: LOGIN NODE. A project is often somebody else's. Some values in it reach outside it: a folder that the container
-sees, a secret that is read, a program that is started. The user sees them once, before anything is queued or started,
-and accepts them. This module lists these values and keeps what was accepted, in one file for each project in the user's
-state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What the user types is his own, and is not
-asked for.
+Runs on: LOGIN NODE. A project often belongs to another person. Some of its values reach outside the project: a folder
+that the container sees, a secret that is read, a program that is started. The user sees them once, before anything is
+queued or started, and accepts them. This module lists these values and keeps what was accepted, in one file for each
+project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What the user types needs
+no consent.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
 
 _SCHEMA = 1
-# Values that are kept for a project; the oldest ones are forgotten.
+# Number of values that are kept for a project; the oldest ones are removed.
 _MOST = 1000
-# 128 bits: no other list with the same digest can be found.
+# 128 bits: it is not possible to find a different list with the same digest.
 _DIGITS = 32
-# A longer value is shortened when it is shown; the digest has all of it.
+# A longer value is shortened in the output; the digest covers the whole value.
 _SHOWN = 200
 
-# Variables that make every program load other code. Those of Python are in the lockfile's fields.
+# Variables that make every program load additional code. The lockfile's fields cover the variables of Python.
 _LOADS_CODE = re.compile(
     r"((PRE|AP)PEND_)?(LD_\w+|PATH)|GLIBC_TUNABLES|BASH_ENV|ENV|PYTHONPATH|PYTHONHOME|PYTHONSTARTUP"
 )
@@ -51,10 +51,10 @@ class Asked:
     """One value of a project that reaches outside the project.
 
     Attributes:
-        key: where it stands: file or table, and key.
+        key: its place: file or table, and key.
         value: as it is written.
         means: what it does.
-        content: sha256 of the file that it names, if the file itself is what is accepted.
+        content: sha256 of the named file, if the user accepts the content of this file.
     """
 
     key: str
@@ -102,24 +102,24 @@ def asked_paths(workspace: Workspace) -> tuple[Asked, ...]:
 
 
 def _stores_of_sites(workspace: Workspace, means: str) -> Iterator[Asked]:
-    """Yield where the site profiles of the project keep images: it is used where nothing else names a folder."""
+    """Yield the image folders of the project's site profiles: they are used if nothing else names a folder."""
     for key, path in _own_profiles(workspace).items():
         try:
             table = site_files.read(path)[0].store
         except HpcenvError:
-            continue  # it names no folder; what needs one reports that
+            continue  # it names no folder; the code that needs a folder reports that
         if table is not None:
             yield Asked(key=f"[store] of {key}", value=table.folder, means=means)
 
 
 def asked_by_options(options: OptionValues, origin: str, *, script: str | None) -> tuple[Asked, ...]:
-    """Return what recorded options of a submission ask for; they may be another user's.
+    """Return what the recorded options of a submission ask for; they may come from another user.
 
-    The table of options says of each one whether it is asked (`Option.asks`). The script is asked where it may be
-    outside the project: its folder is copied, and the ranks see it.
+    For each option, the table of options says whether the user must accept it (`Option.asks`). The script must be
+    accepted if it may be outside the project: its folder is copied, and the ranks see it.
 
     Args:
-        origin: the record that they stand in.
+        origin: the record that contains the options.
         script: its path, or the name of a module or of a console script, as the options say.
     """
     found = [
@@ -145,12 +145,12 @@ def _given(option: Option, value: Any) -> Iterator[tuple[str, str]]:
         yield from ((f"{option.flag} {name}", one) for name, one in _loading(value))
     elif isinstance(value, Mapping):
         yield from ((f"{option.flag} {name}", str(one)) for name, one in value.items())
-    elif option.name != "site" or site_files.is_path(value):  # a profile with a name belongs to machine or project
+    elif option.name != "site" or site_files.is_path(value):  # a named profile is not of the project
         yield option.flag, str(value)
 
 
 def _means(name: str) -> str:
-    """Return what an option does outside the project: a key of hpcenv.toml that does the same has the same words."""
+    """Return what an option does outside the project; the same key of hpcenv.toml has the same text."""
     return BY_NAME[name].asks or ""
 
 
@@ -161,7 +161,7 @@ def _is_outside(workspace: Workspace, path: str) -> bool:
 
 def _programs(workspace: Workspace) -> Iterator[Asked]:
     project = workspace.project
-    # With its own table, an environment may bring another program, also for the image at the top.
+    # An environment with its own table may bring another program, even for the image at the top of the file.
     for name in (DEFAULT_LOCK, *project.environment):
         one = project.for_lock(name)
         place = "" if name == DEFAULT_LOCK else f"[environment.{name}] "
@@ -229,7 +229,7 @@ def _setup(workspace: Workspace) -> Iterator[Asked]:
 
 
 def _sites(workspace: Workspace) -> Iterator[Asked]:
-    """Yield the site profiles of the project: any of them may fit the cluster, and they win over the machine's."""
+    """Yield the site profiles of the project: any of them may fit the cluster, and they override the machine's."""
     for key, path in _own_profiles(workspace).items():
         try:
             means = _profile_in_words(site_files.read(path)[0])
@@ -239,7 +239,7 @@ def _sites(workspace: Workspace) -> Iterator[Asked]:
 
 
 def _own_profiles(workspace: Workspace) -> dict[str, Path]:
-    """Return the site profiles of the project, by what names them."""
+    """Return the site profiles of the project, each with the key that names it."""
     folder, named = workspace.root / "sites", workspace.project.site
     paths = (
         {}
@@ -287,7 +287,7 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What a project asks, and whether the user has accepted it, for a dry run.
+    """What a project asks for, and whether the user has accepted it, for a dry run.
 
     Attributes:
         asks: one line for each value.
@@ -301,7 +301,7 @@ class Review:
 
 
 def review(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> Review:
-    """Return what a project asks, and whether the user has accepted it."""
+    """Return what a project asks for, and whether the user has accepted it."""
     return Review(
         asks=tuple(one.text for one in asked),
         digest=digest_of(asked) if asked else "",
@@ -310,7 +310,7 @@ def review(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> Re
 
 
 def digest_of(asked: Sequence[Asked]) -> str:
-    """Return the digest of a list: other values have another one. What they mean in words does not count."""
+    """Return the digest of a list: it changes with every value. The explanations of the values do not count."""
     text = json.dumps(sorted(set(map(_row, asked))))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
@@ -326,7 +326,7 @@ def new_in(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> tu
 
 
 def keep(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> None:
-    """Remember that the user accepted these values for the project in this folder.
+    """Record that the user accepted these values for the project in this folder.
 
     Raises:
         FileUnusable: the state folder cannot be written.
@@ -348,11 +348,11 @@ def keep(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> None
 
 
 def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, given: str | None, hint: Hint) -> None:
-    """Refuse what the user has not accepted; keep what `given` accepts.
+    """Refuse values that the user has not accepted; record the values that `given` accepts.
 
     Args:
-        given: the digest of the list that the user accepts; None without one. It must be that of this list, also
-            where all of it is accepted already: a script that names one wants to hear of a change.
+        given: the digest of the list that the user accepts; None without one. It must be the digest of this list, even
+            if all values are already accepted: so a script that gives a digest notices a change.
         hint: how to accept.
 
     Raises:
@@ -361,7 +361,7 @@ def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, g
     new = new_in(asked, root, environ)
     if asked and given == digest_of(asked):
         if new:
-            # Where nothing can be kept, what was typed counts for this call.
+            # If nothing can be recorded, the typed digest counts for this call.
             with suppress(FileUnusable):
                 keep(asked, root, environ)
         return

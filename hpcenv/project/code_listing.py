@@ -1,8 +1,8 @@
-"""Whether two copies of a project hold the same code, from their listings.
+"""Compare the listings of two copies of a project: do they contain the same code?
 
-Runs on: LOGIN NODE. The digest of a copy is what the nodes compare. Two copies of the same code can have two digests: a
-copy that was made before 2026-11-25 has the lockfiles that git tracked, and a project without git has links to the
-binary files that git tracks elsewhere. So two runs are compared file by file.
+Runs on: LOGIN NODE. The digest of a copy is what the nodes compare. Two copies of the same code can have different
+digests: a copy from before 2026-11-25 contains the lockfiles that git tracked, and a project without git has links in
+place of binary files that git would track. So two runs are compared file by file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from hpcenv.records.code_listing import LINK, Listing, content_of
 
-# Lockfiles are compared as environments.
+# Lockfiles are compared elsewhere, as environments.
 LOCKFILE_SUFFIX = ".lock.toml"
 
 
@@ -22,13 +22,13 @@ def code_files(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed_files(then: Listing, now: Listing) -> tuple[str, ...]:
-    """Return the files of the code that are not the same now, by path in the run folder.
+    """Return the code files that have changed, by path in the run folder.
 
-    A link of the run that leads out of its copy led to nothing, and may be missing here.
+    A link that leads out of the run's copy has no target there, and may be missing here.
 
     Args:
-        then: of a run, which may be somebody else's.
-        now: of a copy that is planned here: what it only links to is read.
+        then: listing of a run, which may belong to another user.
+        now: listing of a copy that is planned here; the targets of its links are read.
 
     Raises:
         OSError: a file cannot be read.

@@ -16,11 +16,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The values that a command reads from its surroundings, once.
+    """The values that a command reads once from its environment.
 
     Attributes:
         cwd: the current folder, by the path that the user typed: links in it are kept.
-        token: a few random characters that make the name of a run unique.
+        token: a few random characters, which make the name of a run unique.
         command: the command line, for records.
         cache: folder that stores the hashes of SIF files; None computes them each time.
     """
@@ -41,7 +41,7 @@ def of_user(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def user_folder(environ: Mapping[str, str]) -> Path:
-    """Return the current folder as the user sees it, through links ($PWD where it is right)."""
+    """Return the current folder as the user sees it, through links ($PWD if it is correct)."""
     logical = Path(environ.get("PWD", ""))
     if logical.is_absolute() and logical.exists() and logical.samefile("."):
         return logical

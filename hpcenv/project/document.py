@@ -31,7 +31,7 @@ class Document(BaseModel):
     that `kebab` returns, and no others.
 
     Attributes:
-        replaced: a key that the table does not have any more -> what to do instead.
+        replaced: a key that was removed from the table -> what to do instead.
     """
 
     model_config = ConfigDict(
@@ -57,7 +57,7 @@ def parse(kind: type[Model], data: Mapping[str, Any], *, text: str = "") -> tupl
     Args:
         kind: the table to build.
         data: what the TOML parser returned.
-        text: of the file; with it, a problem names its line.
+        text: of the file; if it is given, a problem names its line.
     """
     try:
         return kind.model_validate(_with_tuples(data), by_alias=True, by_name=False), ()
@@ -149,7 +149,7 @@ def _shown_path(location: Sequence[int | str]) -> str:
 
 
 def _shortened(value: object) -> str:
-    # As in the file, where it is a list.
+    # As in the file, in which it is a list.
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
@@ -160,7 +160,7 @@ def keys(table: type[Document]) -> tuple[str, ...]:
 
 
 def table_at(kind: type[Document], location: Sequence[int | str]) -> type[Document] | None:
-    """Return the class of the table at `location`, None where no table of ours is."""
+    """Return the class of the table at `location`; None if hpcenv has no table there."""
     table: type[Document] | None = kind
     is_name = False
     for part in location:
@@ -175,7 +175,7 @@ def table_at(kind: type[Document], location: Sequence[int | str]) -> type[Docume
 
 
 def _is_named(kind: type[Document], key: str) -> bool:
-    """Return whether the key holds tables that each have a name."""
+    """Return whether the value of the key consists of named tables."""
     annotation = next((field.annotation for name, field in kind.model_fields.items() if kebab(name) == key), None)
     while typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
@@ -195,7 +195,7 @@ def _table_in(annotation: object) -> type[Document] | None:
 
 
 def _suggest(kind: type[Document], location: Sequence[int | str]) -> str:
-    """Name what replaces the key, the table that knows this very key, or the nearest key of the same table."""
+    """Name the replacement of the key, the table that has this key, or the nearest key of the same table."""
     word, here = str(location[-1]), table_at(kind, location[:-1])
     if here is not None and word in here.replaced:
         return f": {here.replaced[word]}"

@@ -1,4 +1,4 @@
-"""The table of fields: what each one is, how much it matters, and what to do about a difference.
+"""The table of fields: the meaning of each field, its severity, and what to do about a difference.
 
 Runs on: LOGIN NODE. Pure data, and the look-up by name.
 
@@ -20,8 +20,8 @@ from hpcenv.records.severities import fits
 FieldLevel = Literal["record", "full", "deep"]
 LEVELS: tuple[FieldLevel, ...] = ("record", "full", "deep")
 
-# What it takes to make two environments equal in a field, the hardest first: a different package does not
-# matter while the GPU is different.
+# What must be replaced to make two environments equal in a field, the hardest first: a different package is not
+# important while the GPU is different.
 Repair = Literal["hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note"]
 REPAIRS: tuple[Repair, ...] = (
     "hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note",
@@ -34,9 +34,9 @@ REPAIRS: tuple[Repair, ...] = (
 # `hpcenv diff` compares every field that both sides hold.
 JudgedBy = Literal["lockfile", "nodes", "rule"]
 
-# The severity of a name that is not in the table. A strange name must not pass for a harmless one.
+# The severity of a name that is not in the table. An unknown name must not count as harmless.
 NOT_IN_TABLE: Severity = "must"
-# The severity on the nodes of a field that could not be read when the environment was locked.
+# The severity, on the nodes, of a field that was unreadable when the environment was locked.
 UNKNOWN_WHEN_LOCKED: Severity = "warn"
 # The severity of a field about GPUs in a job that uses none.
 WITHOUT_GPUS: Severity = "info"
@@ -51,10 +51,10 @@ class Field:
     Attributes:
         name: dotted name, the same in the lockfile, the facts, [policy] and every table.
         default: its severity.
-        repair: what it takes to make it equal.
-        bitwise: its severity in the determinism profile `bitwise`, where it is stricter there.
-        between_nodes: its severity where the nodes of one job are compared with each other, if stricter.
-        follows: the field of which it takes the severity, unless [policy] names it.
+        repair: what must be replaced to make it equal.
+        bitwise: its severity in the determinism profile `bitwise`, if it is stricter there.
+        between_nodes: its severity between the nodes of one job, if stricter.
+        follows: the field whose severity it takes, unless [policy] names it.
         members: of a family, the names that every environment has.
         what: what the field is.
         source: where its value comes from.
@@ -62,7 +62,7 @@ class Field:
         hint: what to do about a difference.
         level: how deep a node must look to read it.
         judged_by: what judges it, in addition to `hpcenv diff`.
-        fixed: why [policy] cannot change its severity; empty where it can.
+        fixed: why [policy] cannot change its severity; empty if it can.
         gpus: it matters only to jobs that use GPUs.
     """
 
@@ -84,7 +84,7 @@ class Field:
     gpus: bool = False
 
     def fits(self, name: str) -> bool:
-        """Return whether `name` is this field or one of its family."""
+        """Return whether `name` is this field or belongs to its family."""
         return fits(self.name, name)
 
     def severity(self, profile: DeterminismProfile) -> Severity:
@@ -131,7 +131,7 @@ FIELDS: tuple[Field, ...] = (
         "container.sif.tree",
         "must",
         "image",
-        what="whether a SIF holds what the layers of its image hold",
+        what="whether a SIF has the files of its image's layers",
         source="`hpcenv image verify` compares every path",
         why="a SIF with other files is not this image",
         hint="move the SIF away, then: hpcenv image pull",
@@ -153,7 +153,7 @@ FIELDS: tuple[Field, ...] = (
         "image",
         what="digest of the platform's manifest, which names what is pulled",
         source="the registry",
-        why="other compression alone changes it; compare rootfs-chain-id first",
+        why="a different compression alone changes it; compare rootfs-chain-id first",
         judged_by=(),
     ),
     Field(
@@ -358,7 +358,7 @@ FIELDS: tuple[Field, ...] = (
         "python.sys-path",
         "must",
         "python",
-        what="where Python looks for modules, in order, relative to its prefix",
+        what="the folders in which Python looks for modules, in order, relative to its prefix",
         source="sys.path as the ranks will have it",
         why="a folder in front hides packages behind it",
         hint="find what adds the entry: PYTHONPATH, a .pth file, an editable install",
@@ -402,7 +402,7 @@ FIELDS: tuple[Field, ...] = (
         "python.unchecked-pyc",
         "must",
         "file",
-        what="compiled files that do not belong to their source, and that Python runs without a look at it",
+        what="compiled files that do not match their source, and that Python runs without checking the source",
         source="__pycache__ of packages and of the standard library, or PYTHONPYCACHEPREFIX, by the rules of PEP 552",
         why="they run in place of the source that was verified",
         level="full",
@@ -431,14 +431,14 @@ FIELDS: tuple[Field, ...] = (
         "python",
         what="sha256 of Python's shared library, `none` where the program holds all of it",
         source="the file that the running process has mapped",
-        why="it is most of the interpreter",
+        why="it contains most of the interpreter",
         level="full",
     ),
     Field(
         "python.launcher-sha256",
         "must",
         "python",
-        what="sha256 of the program that starts Python, where `python` of hpcenv.toml is not Python itself",
+        what="sha256 of the program that starts Python, if `python` of hpcenv.toml is not Python itself",
         source="the file, hashed; `none` where it is the one that runs",
         why="a script around Python can set variables and options that are not visible elsewhere",
         hint="name the real Python as `python` in hpcenv.toml, or if you want the script: hpcenv lock",
@@ -498,7 +498,7 @@ FIELDS: tuple[Field, ...] = (
         "torch.running-differs",
         "must",
         "torch",
-        what="where the running torch and its files do not agree",
+        what="differences between the running torch and its files",
         source="an import of torch (level deep)",
         why="what was read without importing torch would be wrong",
         level="deep",
@@ -629,7 +629,7 @@ FIELDS: tuple[Field, ...] = (
         "libs.*.origin",
         "must",
         "library",
-        what="where the loader finds a library: in the prefix, in the system, elsewhere",
+        what="the place where the loader finds a library: prefix, system or elsewhere",
         source="RPATH and RUNPATH of torch, LD_LIBRARY_PATH and the loader's cache, in ld.so's order",
         why="a copy elsewhere hides the locked one",
     ),
@@ -679,15 +679,15 @@ FIELDS: tuple[Field, ...] = (
         "package",
         what="digest over every package's name, version and RECORD (hpcenv-env-v1)",
         source="the RECORD files",
-        why="it stands for the whole Python environment; where single packages differ, their own rows count",
+        why="it stands for the whole Python environment; if single packages differ, their own rows count",
     ),
     Field(
         "packages.content-digest",
         "must",
         "file",
-        what="the same digest over what the files really hold",
+        what="the same digest over the real content of the files",
         source="every listed file, hashed",
-        why="it equals env-digest only if no file was modified; where single packages differ, their own rows count",
+        why="it equals env-digest only if no file was modified; if single packages differ, their own rows count",
         level="full",
     ),
     Field(
@@ -738,7 +738,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.conda-content-digest",
         "must",
         "file",
-        what="digest over what the files really hold that conda installed and no RECORD lists",
+        what="digest over the real content of the files that conda installed and no RECORD lists",
         source="every such file, hashed; the prefix that conda wrote into files does not count",
         why="no conda tool notices a file that was changed after the installation",
         hint="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
@@ -749,7 +749,7 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "file",
         follows="packages.conda-content-digest",
-        what="files that are not as conda installed them",
+        what="files that have changed since conda installed them",
         source="every file in conda-meta's paths_data, hashed",
         why="it names what conda-content-digest covers",
         hint="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
@@ -780,7 +780,7 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "file",
         follows="packages.content-digest",
-        what="digest over what a package's files really hold",
+        what="digest over the real content of a package's files",
         source="every listed file, hashed",
         why="no Python tool notices a file that was edited after installation",
         hint=_REINSTALL,
@@ -812,9 +812,9 @@ FIELDS: tuple[Field, ...] = (
         "warn",
         "package",
         bitwise="must",
-        what="whether the working tree of an editable install is changed",
+        what="whether the working tree of an editable install has changes",
         source="git",
-        why="a changed tree is not its commit, and no other user has it",
+        why="a changed tree differs from its commit, and no other user has it",
         hint="commit the change, then: hpcenv lock",
     ),
     Field(
@@ -853,7 +853,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="version that the image has of a package of the overlay",
         source="`hpcenv lock`: the packages of the image without the overlay",
-        why="what the image was tested with is another version",
+        why="the image was tested with a different version",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -873,7 +873,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="whether the sha256 of the wheel that a package came from is proved",
         source="`hpcenv lock`: the installed RECORD against that of the wheel, or a lockfile in the image",
-        why="without a proved hash the very same file cannot be installed again",
+        why="without a proved hash, the same file cannot be installed again",
         hint="install it from a wheel of an index that pip is configured for, then: hpcenv lock --require-hashes",
         judged_by=("rule",),
     ),
@@ -893,7 +893,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="version of the CUDA compiler that compiled a package in the image",
         source="`hpcenv lock`: the report of the build in the image (`hpcenv image init --build`)",
-        why="it explains another wheel: another compiler gives other machine code",
+        why="it explains a different wheel: a different compiler produces different machine code",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -903,7 +903,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="the C++ compiler that compiled a package in the image, as `c++ --version` names it",
         source="`hpcenv lock`: the report of the build in the image (`hpcenv image init --build`)",
-        why="it explains another wheel: another compiler gives other machine code",
+        why="it explains a different wheel: a different compiler produces different machine code",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -967,7 +967,7 @@ FIELDS: tuple[Field, ...] = (
         "torch",
         what="whether the compatibility table has this release of torch",
         source="the compatibility table (docs/reference/compatibility.md), against torch.version",
-        why="of a release that it does not have, nothing else can be judged",
+        why="nothing else can be judged for a release that the table does not have",
         hint="a newer hpcenv has a newer table; a torch that you built yourself is never in it",
         judged_by=("rule",),
     ),
@@ -984,8 +984,8 @@ FIELDS: tuple[Field, ...] = (
             gpus=True,
         )
         for name, word, why in (
-            ("cudnn", "cuDNN", "torch refuses an older one, and was not tested with another one"),
-            ("nccl", "NCCL", "torch was not tested with another one; some hang or give wrong results"),
+            ("cudnn", "cuDNN", "torch refuses an older version, and was not tested with a different one"),
+            ("nccl", "NCCL", "torch was not tested with different versions; some hang or give wrong results"),
             ("cublas", "cuBLAS", "another one rounds differently"),
         )
     ),
@@ -1053,7 +1053,7 @@ FIELDS: tuple[Field, ...] = (
         "hardware",
         what="whether GPUs are split (MIG)",
         source="NVML",
-        why="a slice has fewer SMs: other speed, other reduction order",
+        why="a slice has fewer SMs: its speed and its reduction order differ",
         hint="ask for whole GPUs",
         judged_by=("rule", "nodes"),
         gpus=True,
@@ -1141,7 +1141,7 @@ FIELDS: tuple[Field, ...] = (
         bitwise="must",
         what="type of the processor of a node",
         source="/proc/cpuinfo",
-        why="libraries choose their kernels by it: the CPU part of a training gives other bits on another type",
+        why="libraries choose their kernels by it: the CPU part of a training gives different bits on a different type",
         hint="ask for nodes of one kind: --constraint, --partition or --nodelist",
         judged_by=("nodes",),
     ),
@@ -1259,8 +1259,8 @@ FIELDS: tuple[Field, ...] = (
         "code.changed",
         "warn",
         "setting",
-        what="modules of the run's own copy that are not as submitted, because an earlier attempt left them so",
-        source="the record of the copy at the end of the attempt before",
+        what="modules of the run's own copy that an earlier attempt has changed since the submission",
+        source="the record of the copy at the end of the previous attempt",
         why="the script may write modules itself, and so may somebody else: a later attempt runs them",
         hint="if it was not the script: submit again; do not edit files in the run folder",
         judged_by=("rule",),
@@ -1320,7 +1320,7 @@ FIELDS: tuple[Field, ...] = (
         for name, what, why, hint in (
             ("nodes", "number of nodes that train", _WORLD, _SHAPE),
             ("nproc-per-node", "ranks on each node", _WORLD, _SHAPE),
-            ("gpus-per-node", "GPUs on each node", "a GPU and a CPU compute other sums", _SHAPE),
+            ("gpus-per-node", "GPUs on each node", "a GPU and a CPU compute different sums", _SHAPE),
             ("backend", "backend of torch.distributed", "backends add in another order", _SHAPE),
             ("script", "path of the training script in its project", "another program is another experiment", _SCRIPT),
             ("data", "staged folders of data", "other data are another experiment", "stage the same folders"),
@@ -1365,7 +1365,7 @@ FIELDS: tuple[Field, ...] = (
         "lockfile",
         "must",
         "note",
-        what="whether a node could compare anything at all",
+        what="whether a node could compare any field",
         source="the facts of the node",
         why="a check that compared nothing must not look like a match",
         hint="hpcenv lock",
@@ -1376,8 +1376,8 @@ FIELDS: tuple[Field, ...] = (
         "lockfile.edited",
         "warn",
         "note",
-        what="whether the lockfile was edited, and used all the same (--frozen)",
-        source="the fingerprint in the lockfile, against that of its content",
+        what="whether an edited lockfile was used (--frozen)",
+        source="the fingerprint in the lockfile, against the fingerprint of its content",
         why="the fingerprint in a paper then names another environment",
         hint="hpcenv lock, or: git checkout the lockfile",
         judged_by=("rule",),
@@ -1387,7 +1387,7 @@ FIELDS: tuple[Field, ...] = (
         "lockfile.revision",
         "warn",
         "note",
-        what="minor version of the lockfile's format, where this hpcenv has another one",
+        what="minor version of the lockfile's format, if this hpcenv has a different one",
         source="the lockfile",
         why="hpcenv does not compare keys that it does not know, nor fields that an older lockfile does not have",
         hint="for a newer lockfile: pip install --upgrade hpcenv; for an older one: hpcenv lock",
@@ -1409,7 +1409,7 @@ FIELDS: tuple[Field, ...] = (
         "environment",
         "must",
         "note",
-        what="whether the environment could be read at all",
+        what="whether the environment could be read",
         source="the probe",
         why="what could not be read is never reported as a match",
         hint="start it by hand on that node: hpcenv verify",
@@ -1437,7 +1437,7 @@ FIELDS: tuple[Field, ...] = (
 
 @functools.lru_cache(maxsize=10_000)
 def find(name: str) -> Field | None:
-    """Return the field that `name` belongs to: the exact one, otherwise the narrowest family."""
+    """Return the field of `name`: the exact one, otherwise the narrowest family."""
     exact = _by_name().get(name)
     if exact is not None:
         return exact
@@ -1455,5 +1455,5 @@ def _families() -> tuple[Field, ...]:
 
 
 def has_row(name: str) -> bool:
-    """Return whether the table has a row for this very name, and not only for its family."""
+    """Return whether the table has a row for exactly this name, not only for its family."""
     return name in _by_name()

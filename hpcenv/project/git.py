@@ -1,8 +1,8 @@
-"""A git work tree: its commit, what differs from it, and which files belong to it.
+"""A git work tree: its commit, the differences from it, and its files.
 
 Runs on: LOGIN NODE. Nothing here writes to the repository, not even to its index, and nothing starts a program that
 the repository names: see `incontainer/probe/git_folder.py`. git itself would look into a submodule with the
-submodule's own configuration. So each submodule is asked here, in the same way as the repository.
+submodule's own configuration. So hpcenv asks each submodule itself, in the same way as the repository.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Submodule:
 
     Attributes:
         path: of its folder, below the work tree.
-        commit: the one that the commit of the work tree names; empty if it names none.
+        commit: the commit that the work tree's commit names; empty if it names none.
     """
 
     path: str
@@ -49,18 +49,18 @@ class Submodule:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkTree:
-    """A work tree as it was when git looked at it. Paths are relative to `root`, undecodable bytes escaped.
+    """The state of a work tree when git read it. Paths are relative to `root`, undecodable bytes escaped.
 
     Attributes:
         root: its top folder, symbolic links resolved.
-        commit: the one that is checked out; empty in a repository without any.
-        changed: tracked files that differ from it, also by being staged, removed or in conflict; a submodule with
-            another commit; changed files of submodules.
+        commit: the commit that is checked out; empty in a repository without commits.
+        changed: tracked files that differ from the commit, including staged, removed and conflicting files; a submodule
+            with a different commit; changed files of submodules.
         untracked: files, and folders (they end with `/`), that git neither tracks nor ignores.
-        unfiltered: those of `changed` that may be equal after a filter that was not started, because only the
+        unfiltered: files of `changed` that may be equal after a filter. The filter was not started, because only the
             repository's own configuration names it.
-        filtered: files that are not changed only because a filter of the user says so: they hold other bytes.
-        submodules: initialised ones, outer ones first.
+        filtered: files whose bytes differ, but which are equal after a filter of the user.
+        submodules: initialised submodules, outer ones first.
     """
 
     root: Path
@@ -74,12 +74,12 @@ class WorkTree:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracked:
-    """The tracked files of a work tree, those of its initialised submodules among them.
+    """The tracked files of a work tree, including those of its initialised submodules.
 
     Attributes:
         files: in git's order.
-        unwatched: files whose changes git does not look for (`--assume-unchanged`).
-        left_out: files that the work tree does not have (sparse checkout).
+        unwatched: files that git does not check for changes (`--assume-unchanged`).
+        left_out: files that are missing in the work tree (sparse checkout).
     """
 
     files: tuple[str, ...]
@@ -160,7 +160,7 @@ def read_tree(folder: Path, environ: Mapping[str, str]) -> ReadTree | None:
 
 
 def read_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> WorkTree:
-    """Return a work tree as it is now.
+    """Return the current state of a work tree.
 
     Args:
         tree: its top folder.
@@ -173,11 +173,11 @@ def read_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> 
 
 
 def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bool = True) -> ReadTree:
-    """Return what is changed and what is tracked in a work tree.
+    """Return the changed and the tracked files of a work tree.
 
     Args:
         place: its `.git`.
-        files: ask what is tracked, and look into submodules.
+        files: whether to list tracked files and to read submodules.
     """
     with _Repository(root, place, environ) as repository:
         found = _parse_status(repository.ask(*_STATUS))
@@ -194,7 +194,7 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
     submodules = []
     for path, commit in links.items():
         folder = os.path.join(root, path)
-        # A link could lead to a folder that holds this one.
+        # A link could lead to a folder that contains this one.
         if os.path.realpath(folder) != folder or not os.path.lexists(os.path.join(folder, ".git")):
             continue
         nested, theirs = _read_status(folder, os.path.join(folder, ".git"), environ)
@@ -227,7 +227,7 @@ def _unfiltered(repository: _Repository, changed: tuple[str, ...]) -> Iterator[F
     """Yield the changed files whose filter only the repository's own configuration defines."""
     if not changed or not repository.filters:
         return
-    # The user's and the system's; the repository's own are not in the folder that is asked.
+    # The filters of the user and the system; the folder that git reads does not have the repository's own filters.
     known = git_folder.filters(repository.ask("config", "-z", "--list"))
     yield from (file for file in _with_filter(repository, changed) if file.filter in repository.filters - known)
 
@@ -247,7 +247,7 @@ def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> froz
     Raises:
         ToolMissing, ToolFailed: git is gone or refuses, or the git folder cannot be read.
     """
-    # A colon at the beginning would be the magic of a pathspec.
+    # A colon at the beginning would start the magic of a pathspec.
     names = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
     with _Repository(tree, os.path.join(tree, ".git"), environ) as repository:
         # Exit status 1: it ignores none of them (git-check-ignore(1)).
@@ -275,7 +275,7 @@ def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, mos
     root = os.path.realpath(os.path.join(folder, up))
     blob = f"{revision}:{os.path.relpath(real, root)}"
     with _Repository(root, place.rstrip("\n"), environ) as repository:
-        # Neither command accepts an option here: a revision that begins with `-` is none.
+        # Neither command accepts an option here: a revision that begins with `-` is not taken as an option.
         size = int(repository.ask("cat-file", "-s", "--", blob))
         if size > most:
             raise ToolFailed(f"`{blob}` has {size} bytes", why=f"at most {most} are read")
@@ -314,7 +314,7 @@ def _parse_status(said: bytes) -> _Status:
 
 
 def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], dict[str, str], Tracked]:
-    """Return submodules (path -> commit in the index), files (path -> blob), and all that is tracked, with folders."""
+    """Return submodules (path -> commit in the index), files (path -> blob), and all tracked paths with folders."""
     files, unwatched, left_out, links, blobs = [], [], [], {}, {}
     for entry in said.split(b"\0"):
         words, _, name = entry.partition(b"\t")
@@ -338,7 +338,7 @@ def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], dict[str, str
     return links, blobs, Tracked(files=tuple(files), unwatched=tuple(unwatched), left_out=tuple(left_out))
 
 
-# git may be configured to call a program, or to print in another form.
+# The user may have configured git to call a program, or to print a different format.
 _LITERAL = (
     *("--binary", "--no-ext-diff", "--no-textconv", "--no-color"),
     *("--submodule=short", "--ignore-submodules=dirty"),
@@ -362,12 +362,12 @@ def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) 
 
 
 def _submodule_diff(tree: WorkTree, submodule: Submodule, environ: Mapping[str, str]) -> bytes:
-    """Return how a submodule differs from the commit that the work tree's commit names, or else from its own."""
+    """Return the difference of a submodule from the commit that the work tree's commit names, or else from its own."""
     folder = os.path.join(tree.root, submodule.path)
     sides = (f"--src-prefix=a/{submodule.path}/", f"--dst-prefix=b/{submodule.path}/")
     with _Repository(folder, os.path.join(folder, ".git"), environ) as repository:
         if submodule.commit:
-            with contextlib.suppress(ToolFailed):  # it may not have that commit any more
+            with contextlib.suppress(ToolFailed):  # the submodule may no longer have that commit
                 return repository.ask("diff", *_LITERAL, *sides, submodule.commit, "--")
         return repository.ask("diff", *_LITERAL, *sides, "HEAD", "--")
 

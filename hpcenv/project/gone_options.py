@@ -1,7 +1,7 @@
 """Options of a submission that hpcenv no longer has. The record of an older run may name them.
 
-Runs on: LOGIN NODE. Pure. The options went on 2026-11-25. `rerun` and `reproduce` leave them out. Where the value was
-not the default, the new run differs from the old one in it, and they say so.
+Runs on: LOGIN NODE. Pure. The options went on 2026-11-25. `rerun` and `reproduce` leave them out. If a value was not
+the default, the new run differs from the old run, and they report this.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GONE_KEYS = {option.name.replace("_", "-"): f"this option is gone; in its place:
 
 
 def without_gone(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return recorded options without those that are gone, and a note for each that had an effect.
+    """Return recorded options without the removed ones, and a note for each removed option that had an effect.
 
     Args:
         recorded: name -> value, as in request.json.

@@ -19,7 +19,7 @@ _KINDS: dict[str, HubKind] = {"datasets": "dataset", "spaces": "space", "models"
 # huggingface_hub 2.4, utils/_validators.py, validate_repo_id: at most 96 characters; no `--`, `..`, `.git` at the end.
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Names of branches and tags as git allows them, as far as they are plain (git-check-ref-format(1)).
+# Names of branches and tags: the simple ones of those that git allows (git-check-ref-format(1)).
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
 
 
@@ -29,7 +29,7 @@ class HubReference:
 
     Attributes:
         name: `ORG/NAME`, or `NAME` for a repository without organisation.
-        revision: the commit, 40 hexadecimal digits; before it is resolved also a branch or tag.
+        revision: the commit, 40 hexadecimal digits; before the resolution, it may also be a branch or tag.
     """
 
     kind: HubKind
@@ -54,7 +54,7 @@ def parse_repository(text: str, *, default_revision: str = "main") -> HubReferen
     """Return the repository that `[datasets/|spaces/]ORG/NAME[@REVISION]` names; the revision may be a branch.
 
     Raises:
-        ValueError: it is not of this form.
+        ValueError: it does not have this form.
     """
     path, at, revision = text.partition("@")
     first, _, rest = path.partition("/")
@@ -75,7 +75,7 @@ def parse_locked(text: str) -> HubReference:
     """Return the repository and commit that `[datasets/|spaces/]ORG/NAME@COMMIT` names.
 
     Raises:
-        ValueError: it is not of this form, or names no commit: a branch would name other files tomorrow.
+        ValueError: it does not have this form, or names no commit: a branch may name different files tomorrow.
     """
     found = parse_repository(text, default_revision="main")
     if not _COMMIT.fullmatch(found.revision):

@@ -1,4 +1,4 @@
-"""The lockfile: what an environment was resolved to, and its canonical form.
+"""The lockfile: the resolved environment, and its canonical form.
 
 Runs on: LOGIN NODE.
 
@@ -7,8 +7,8 @@ its digest, and the system. It holds data only, never code. It holds no time, ho
 machine: the same environment gives the same bytes for every user, at any time. hpcenv refuses a newer
 major `schema`; a newer `revision` may add keys (the rule of PEP 751 for `lock-version`).
 
-The text below a key says what it is. A key without one has a row in the table of fields. `scripts/reference-docs`
-reads both: pydantic would read the texts in every command.
+The text below a key describes the key. A key without a text has a row in the table of fields. `scripts/reference-docs`
+reads both. With pydantic, every command would have to read the texts.
 """
 
 import hashlib
@@ -116,7 +116,7 @@ class SifTable(LockTable):
 
 
 class OverlayTable(LockTable):
-    """[container.overlay]: what is mounted read-only over the image.
+    """[container.overlay]: the squashfs that is mounted read-only over the image.
 
     Its path is not locked: it differs between clusters.
     """
@@ -149,7 +149,7 @@ class OverlayTable(LockTable):
 
     @property
     def in_words(self) -> str:
-        """What it is, for messages."""
+        """A description, for messages."""
         place = "over the whole image" if self.use == "layer" else f"at {self.target or 'its own path'}"
         return f"a {self.form} {place}"
 
@@ -176,7 +176,7 @@ class ContainerTable(LockTable):
     sif: SifTable
     """The file that the nodes run, and how it was made."""
     overlay: OverlayTable | None = None
-    """What is mounted read-only over the image (`overlay` in hpcenv.toml). Its place is not locked."""
+    """The squashfs that is mounted read-only over the image (`overlay` in hpcenv.toml). Its path is not locked."""
 
     @property
     def digest(self) -> str:
@@ -185,7 +185,7 @@ class ContainerTable(LockTable):
 
 
 class BuiltTable(LockTable):
-    """[packages.dist.wheel.built]: from what and with what a wheel was compiled in its image."""
+    """[packages.dist.wheel.built]: the source and the compilers of a wheel that was compiled in its image."""
 
     source_sha256: str | None = None
     """sha256 of the source archive."""
@@ -205,15 +205,15 @@ class WheelTable(LockTable):
     sha256: str | None = None
     """sha256 of the wheel."""
     index: str | None = None
-    """Where it was found: `pypi`, `extra-N` or `find-links`."""
+    """Source of the file: `pypi`, `extra-N` or `find-links`."""
     proof: Literal["built", "claimed", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
-    """How the sha256 was proved; `none` states none. `record`: the remote wheel's RECORD has the installed digest.
+    """How the sha256 was proved; `none`: no sha256. `record`: the remote wheel's RECORD has the installed digest.
     `direct-url`: the file that direct_url.json names has it. `claimed`: it says so; no file was compared.
-    `index-only`: the one file that the index has of this name, not compared. `built`: compiled in the image itself."""
+    `index-only`: the only file of this name in the index, not compared. `built`: compiled in the image itself."""
     reason: str | None = None
     """Why the proof is not stronger."""
     built: BuiltTable | None = None
-    """From what and with what the image's own build compiled it (`proof` is `built`)."""
+    """Source and compilers of a wheel that the image's own build compiled (`proof` is `built`)."""
 
 
 class DirectUrlTable(LockTable):
@@ -228,9 +228,9 @@ class DirectUrlTable(LockTable):
     dirty: bool | None = None
     """Whether the working tree of an editable install was changed."""
     diff_sha256: str | None = None
-    """What differed from that commit, importable files that git ignores too; `none` if nothing did."""
+    """Digest of the difference from that commit, with importable files that git ignores; `none` without one."""
     files_sha256: str | None = None
-    """Its importable files, where git did not tell the above."""
+    """Digest of its importable files, if git did not give the values above."""
     hash: str | None = None
     """`sha256=HEX` of the file that was installed."""
 
@@ -258,7 +258,7 @@ class DistTable(LockTable):
     content_sha256: str | None = None
     programs_sha256: str | None = None
     reason: str | None = None
-    """Why it has no digest: no RECORD, an editable install."""
+    """Why it has no digest, for example: no RECORD, or an editable install."""
     direct_url: DirectUrlTable | None = None
     """Where it came from, if not from an index (PEP 610)."""
     wheel: WheelTable | None = None
@@ -269,7 +269,7 @@ CondaProof = Literal["pinned", "conda-meta", "none"]
 
 
 class CondaTable(LockTable):
-    """[[packages.conda-package]]: which package `conda-digest` covers, and which archive it came from."""
+    """[[packages.conda-package]]: a package that `conda-digest` covers, and its archive."""
 
     name: str
     """Name, as conda writes it."""
@@ -329,9 +329,9 @@ class LockedBindTable(LockTable):
     read_only: bool = False
     """Whether the container cannot write to it."""
     content: str | None = None
-    """Digest of what the bind shows, where it hides files of the image or Python looks for code."""
+    """Digest of the bind's content, if the bind hides files of the image or if Python looks for code in it."""
     code: dict[str, str] = {}
-    """Digest of each folder in it where Python looks for code, by path in the container."""
+    """Digest of each folder in the bind in which Python looks for code, by path in the container."""
 
 
 class LockedDeterminismTable(LockTable):
@@ -346,7 +346,7 @@ class CodeTable(LockTable):
     commit: str | None = None
     """Commit of the working tree."""
     dirty: bool | None = None
-    """Whether something in it was not committed."""
+    """Whether it had uncommitted changes."""
     diff_sha256: str | None = None
     """sha256 of the uncommitted changes."""
     script_sha256: str | None = None
@@ -355,16 +355,16 @@ class CodeTable(LockTable):
     digest: str | None = None
     """sha256 over all files of that copy."""
     reason: str | None = None
-    """Why the state of the code could not be told."""
+    """Why the state of the code is unknown."""
 
 
 class LockedDataTable(LockTable):
-    """[data.NAME]: data as they were at submission, in the lockfile copy of a run."""
+    """[data.NAME]: state of the data at submission, in the lockfile copy of a run."""
 
     path: str
-    """Where they are."""
+    """Their path."""
     compare: DataCompare
-    """What the nodes compare: `sha256`, `size-and-time` or `list` (names and sizes)."""
+    """How the nodes compare them: `sha256`, `size-and-time` or `list` (names and sizes)."""
     state: str
     """Number of files, bytes, and the digest of what is compared."""
     hub: str | None = None
@@ -400,7 +400,7 @@ class Lockfile(LockTable):
     schema_: int
     """Major version of this format. A newer one is refused."""
     revision: int = 0
-    """Minor version: it may add keys, and says what the digests cover (0039). An older one keeps its rules."""
+    """Minor version: it may add keys and change what the digests cover (0039). An older one keeps its rules."""
     generated_by: str
     """Which hpcenv wrote the file. Not part of the fingerprint."""
     fingerprint: str
@@ -408,14 +408,14 @@ class Lockfile(LockTable):
     kind: Literal["sif", "host"]
     """`sif` for an image, `host` for a Python environment of the machine."""
     asked: AskedTable
-    """The part of hpcenv.toml that this lockfile answers."""
+    """The part of hpcenv.toml that this lockfile was made for."""
     container: ContainerTable | None = None
     """The image's identity chain, from tag to content. Only with kind `sif`."""
     facts: dict[str, str | int | tuple[str, ...]] = {}
     packages: PackagesTable
     """Every installed distribution."""
     env: dict[str, str] = {}
-    """`[env]` in hpcenv.toml, by variable. Of a name like that of a credential only the name."""
+    """`[env]` in hpcenv.toml, by variable. If the name looks like a credential, only the name is kept."""
     bind: tuple[LockedBindTable, ...] = ()
     """A `[[bind]]` of hpcenv.toml. Its source is not locked: it differs from cluster to cluster."""
     host: LockedHostTable = LockedHostTable()
@@ -435,7 +435,7 @@ class Lockfile(LockTable):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a file that was cut short or edited: it must not weaken the gate without notice.
+        """Refuse a file that was truncated or edited: it must not weaken the gate without notice.
 
         Return the lockfile itself.
 
@@ -464,11 +464,11 @@ class Lockfile(LockTable):
 # No lockfile is written without these fields: no job can be checked without them.
 REQUIRED = ("python.version", "packages.env-digest", "torch.version")
 
-# Top-level tables that hold facts as the probe named them, and what each is.
+# Top-level tables with facts under the names of the probe, each with a description.
 FACT_TABLES = {
     "python": "The interpreter and where it looks for modules.",
     "torch": "The build of torch, read without importing it.",
-    "libs": "Libraries that torch loads, as the loader finds them, and what changes how it looks.",
+    "libs": "Libraries that torch loads, as the loader finds them, and the variables that change its search.",
     "loaded": "Files that the loader really mapped after `import torch`. Only with `lock --deep`.",
     "system": "The system inside.",
 }
@@ -482,7 +482,7 @@ _NOT_COVERED = ("generated-by", "fingerprint", "revision", "code", "run", "data"
 
 
 def fingerprint(lockfile: dict[str, Any]) -> str:
-    """Return the short name of what is locked, for a paper's appendix.
+    """Return the short name of the locked environment, for a paper's appendix.
 
     It covers everything except the writer of the file and what belongs to one run: `hpc2-` (`hpc1-` before
     revision 2) and 12 hex digits of the sha256 over canonical JSON (sorted keys, no blanks, no empty tables,
@@ -493,7 +493,7 @@ def fingerprint(lockfile: dict[str, Any]) -> str:
     packages = covered.get("packages", {})
     # The wheel of a package is found through the user's package index, not in the environment.
     dists = [{k: v for k, v in dist.items() if k != "wheel"} for dist in packages.get("dist", ())]
-    # What `conda-digest` covers, and how it was proved.
+    # The packages that `conda-digest` covers, and their proofs.
     covered["packages"] = {k: v for k, v in packages.items() if k != "conda-package"} | {"dist": dists}
     if second:
         covered = _without_empty_tables(_same_everywhere(covered))
@@ -502,7 +502,7 @@ def fingerprint(lockfile: dict[str, Any]) -> str:
 
 
 def _same_everywhere(covered: dict[str, Any]) -> dict[str, Any]:
-    """Return a lockfile's data without what differs between equal environments: paths, installers, login nodes.
+    """Return a lockfile's data without values that differ between equal environments: paths, installers, login nodes.
 
     The content of a wheel has digests; the address that it came from is written in each installer's own way.
     """
@@ -566,7 +566,7 @@ def from_data(data: dict[str, Any]) -> dict[str, Any]:
 def known_part(data: dict[str, Any], kind: type[Document] = Lockfile) -> dict[str, Any]:
     """Return a lockfile of a newer revision without the keys that this version does not know.
 
-    A revision may add keys anywhere, but not change what the known ones mean.
+    A revision may add keys anywhere, but it must not change the meaning of known keys.
     """
     known: dict[str, Any] = {}
     for key, value in data.items():
@@ -585,7 +585,7 @@ def _known_tables(value: Any, table: type[Document]) -> Any:
 
 
 def unknown_keys(data: Any, known: Any) -> set[str]:
-    """Return the keys that `known_part` left out of `data`, dotted, those of all entries of a list once."""
+    """Return the dotted keys that `known_part` left out of `data`; a key of several list entries appears once."""
     if isinstance(data, list) and isinstance(known, list):
         found = (unknown_keys(item, kept) for item, kept in zip(data, known, strict=False))
         return set().union(*found)
@@ -640,7 +640,7 @@ def gpu_support(lockfile: Lockfile) -> GpuSupport:
 
 
 def compares_gpus(lockfile: Lockfile, gpus: int) -> bool:
-    """Return whether the nodes of a run with so many GPUs each are judged by their GPUs."""
+    """Return whether the GPUs of the nodes are judged in a run with this number of GPUs per node."""
     return gpus > 0 and gpu_support(lockfile) != "none"
 
 
@@ -675,17 +675,17 @@ def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: Determinism
     """Return the severities that a lockfile's policy and profile give.
 
     Args:
-        gpus: they are for a job that uses GPUs.
-        profile: another profile than the lockfile's own.
+        gpus: whether the job uses GPUs.
+        profile: a profile that replaces the lockfile's own.
     """
     return severity_model.severities(lockfile.policy, profile or lockfile.determinism.profile, gpus=gpus)
 
 
 def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple[Expectation, ...]:
-    """Flatten the lockfile into what every node is compared with: the fields of which the table of fields says so.
+    """Flatten the lockfile into the values that every node is compared with, as marked in the table of fields.
 
     Args:
-        level: how deep the nodes look; fields that need more are left out.
+        level: how deep the nodes look; fields that need a deeper level are left out.
         origin: path of the lockfile, for messages.
     """
     locked: dict[str, Value] = dict(lockfile.facts)
@@ -711,10 +711,10 @@ def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple
 
 
 def env_expectations(lockfile: Lockfile, env: Mapping[str, str], *, origin: str) -> tuple[Expectation, ...]:
-    """Return what the ranks' variables are compared with: [env] as it was locked.
+    """Return the expected variables of the ranks: [env] as it was locked.
 
     Args:
-        env: the present [env] of hpcenv.toml. What was added to it since then is expected to be absent.
+        env: the present [env] of hpcenv.toml. Variables that were added since the lock are expected to be absent.
         origin: path of the lockfile, for messages.
     """
     names = sorted({*lockfile.env, *env})
@@ -733,7 +733,7 @@ def env_expectations(lockfile: Lockfile, env: Mapping[str, str], *, origin: str)
 
 
 def not_locked(lockfile: Lockfile) -> tuple[str, ...]:
-    """Return the fields that a lockfile of an older revision does not have; nothing is compared in these."""
+    """Return the fields that a lockfile of an older revision does not have; they are not compared."""
     if lockfile.kind != "host":
         return ()
     return tuple(
@@ -742,7 +742,7 @@ def not_locked(lockfile: Lockfile) -> tuple[str, ...]:
 
 
 def not_covered(lockfile: Lockfile, *, data: bool = False) -> tuple[str, ...]:
-    """Return what the digests of a lockfile of an older revision do not cover, in words.
+    """Return as text what the digests of a lockfile of an older revision do not cover.
 
     Args:
         data: the project names data.
@@ -765,7 +765,7 @@ def bind_contents(lockfile: Lockfile) -> tuple[tuple[str, str], ...]:
 
 
 def bind_expectations(lockfile: Lockfile, *, origin: str) -> tuple[Expectation, ...]:
-    """Return what the content of binds that hide files of the image is compared with; none without such a bind."""
+    """Return the expected content of binds that hide files of the image; empty without such a bind."""
     contents = tuple(f"{path} {digest}" for path, digest in bind_contents(lockfile))
     if not contents:
         return ()
@@ -811,7 +811,7 @@ def _unknown_expectations(
 
 
 def _compared_at(field: str, level: FieldLevel) -> bool:
-    """Return whether a node compares this field with the lockfile, where it looks this deep."""
+    """Return whether a node compares this field with the lockfile at this level."""
     row = fields.find(field)
     return row is not None and "lockfile" in row.judged_by and LEVELS.index(row.level) <= LEVELS.index(level)
 
@@ -833,5 +833,5 @@ def package_expectations(lockfile: Lockfile) -> tuple[PackageExpectation, ...]:
 
 
 def _has_programs(lockfile: Lockfile, dist: DistTable) -> bool:
-    """Return whether the lockfile says something about the programs of a package: that it has none, too."""
+    """Return whether the lockfile has information on the programs of a package, also that it has none."""
     return lockfile.revision >= 1 and dist.record_sha256 is not None

@@ -1,7 +1,7 @@
 """Options of sbatch and srun that users pass on by name: `--sbatch NAME[=VALUE]`, `--srun NAME[=VALUE]`.
 
-Runs on: LOGIN NODE. Pure. What hpcenv sets itself is refused here, with the reason and with hpcenv's
-own option. What Slurm does not know is refused by Slurm.
+Runs on: LOGIN NODE. Pure. This module refuses options that hpcenv sets itself, and names the reason and hpcenv's own
+option. Slurm refuses options that it does not know.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SRUN = {
 }
 
 # Long options of sbatch and srun that hpcenv can pass on (sbatch(1) and srun(1) of Slurm 24.11). Only used to recognise
-# them where they are typed without --sbatch or --srun; what is passed on is not limited to these.
+# them without --sbatch or --srun in front; other options can be passed on, too.
 _KNOWN_TO_SBATCH = frozenset(
     (
         "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "contiguous", "core-spec",
@@ -132,7 +132,7 @@ def check(program: str, name: str, value: str | None) -> None:
         raise ValueError(f"leave out the dashes: --{program} {plain}" + ("" if value is None else f"={value}"))
     if not _NAME.fullmatch(name):
         raise ValueError("is not the name of an option: small letters, digits and `-`")
-    # sbatch and srun take the beginning of a name for the whole name (getopt_long(3)).
+    # sbatch and srun accept the beginning of a name as the whole name (getopt_long(3)).
     for known, reason in owned(program).items():
         if known == name:
             raise ValueError(reason)

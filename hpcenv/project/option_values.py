@@ -16,7 +16,7 @@ from hpcenv.project.options import Option
 
 OptionValue = str | int | bool | tuple[str, ...] | Mapping[str, str] | Mapping[str, str | None] | None
 
-# Where a secret is read from on the nodes; the value itself is written nowhere.
+# The source of a secret on the nodes; the value itself is never written to a record.
 SECRET_SOURCE = re.compile(r"file:[^\0\n]+|env:[A-Za-z_][A-Za-z0-9_]*")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -245,7 +245,7 @@ _PARSERS: dict[str, Callable[[Option, object], OptionValue]] = {
 
 
 def argv_of(option: Option, value: OptionValue) -> list[str]:
-    """Return how a value is written on the command line; nothing for the value that means: not given."""
+    """Return how a value is written on the command line; empty for the value that means "not given"."""
     if value is None or value == option.absent:
         return []
     if option.kind == "flag":

@@ -1,8 +1,8 @@
-"""The table of options: everything that a submission can be told, one row each.
+"""The table of options: one row for each option of a submission.
 
 Runs on: LOGIN NODE. Data only.
 
-From this table follow the options of `hpcenv submit` and `hpcenv rerun`, the keys of [submit] in
+This table defines the options of `hpcenv submit` and `hpcenv rerun`, the keys of [submit] in
 hpcenv.toml and in site profiles, the keywords of the Python API, the order of the `#SBATCH` lines,
 the reference page (docs/reference/options.md) and the typed classes in option_types.py and
 site_option_types.py. It lives in project/ because hpcenv.toml and site profiles are read here, and
@@ -41,7 +41,7 @@ ValueKind = Literal[
     "native",  # NAME[=VALUE] of another program's option, several times
 ]
 
-# Kinds whose values are numbers, yes or no, or a word from a list: none of them names anything outside the project.
+# Kinds whose values are numbers, yes or no, or a word from a list: such a value names nothing outside the project.
 BOUNDED: frozenset[ValueKind] = frozenset({"count", "flag", "switch", "choice", "time", "seconds", "size", "steps"})
 
 OptionPlace = Literal["command", "python", "project", "site"]
@@ -53,7 +53,7 @@ ONLY_PROJECT: frozenset[OptionPlace] = frozenset({"project"})
 ONLY_FILES: frozenset[OptionPlace] = frozenset({"project", "site"})
 ALL_BUT_COMMAND: frozenset[OptionPlace] = ONLY_FILES | {"python"}
 
-# In the order of a user's thoughts; the rows below are in the order of the `#SBATCH` lines.
+# In the order in which a user thinks of them; the rows below are in the order of the `#SBATCH` lines.
 OptionGroup = Literal[
     "What runs",
     "Where",
@@ -79,21 +79,21 @@ class Option:
         help: understandable without the other rows.
         places: where it can be set.
         rare: few users need it: `--help` leaves it out, `--help-all` shows it.
-        metavar: what stands for the value in the help text.
+        metavar: placeholder of the value in the help text.
         minimum: of a count.
         choices: of a choice.
-        default: of a text that always has a value.
-        sbatch: option of sbatch that the value ends up in; empty without one.
+        default: the default of an option that always has a value.
+        sbatch: option of sbatch that gets the value; empty if no option does.
         short: sbatch's one-letter spelling of it. hpcenv does not accept it, but names its own option.
         letter: hpcenv's own one-letter spelling.
-        srun: option of srun that the value ends up in.
-        torchrun: option of torchrun that the value ends up in.
+        srun: option of srun that gets the value.
+        torchrun: option of torchrun that gets the value.
         written: the value is the value of the `#SBATCH` line. Otherwise hpcenv computes that line.
         environment: a variable that sets sbatch's default. hpcenv reads it as the user's own default.
         needs_slurm: it has no effect on this machine (`--cluster local`).
-        asks: what a value does outside the project. The record of a run may be somebody else's: `rerun` and
+        asks: what a value does outside the project. The record of a run may come from somebody else: `rerun` and
             `reproduce` show such a value with these words, and the user accepts it first. Empty: it does nothing
-            there. None: not stated, which is right only for a kind of which hpcenv knows each value (`BOUNDED`).
+            there. None: not stated, which is allowed only for a kind whose values hpcenv all knows (`BOUNDED`).
     """
 
     name: str
@@ -234,7 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="word",
         group="How many",
         help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: the "
-        "share of the node that belongs to the requested GPUs, where the cluster counts memory.",
+        "share of the node that belongs to the requested GPUs, if the cluster counts memory.",
         places=EVERYWHERE,
         metavar="SIZE",
         sbatch="mem",
@@ -418,7 +418,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="choice",
         choices=CPU_BINDINGS,
         group="What runs",
-        help="Bind each rank to the CPUs near its GPU, where the machine says which, or off. Off, too, where torchrun "
+        help="Bind each rank to the CPUs near its GPU, if the machine lists them, or off. Also off if torchrun "
         "(--numa-binding) or srun (gpu-bind) binds the ranks. Default: near-gpu.",
         places=ALL_BUT_COMMAND,
     ),
@@ -427,8 +427,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="flag",
         group="What runs",
         rare=True,
-        help="Replace {master_addr}, {master_port}, {nnodes}, {node_rank} and the like in ARGS, on each node. {{NAME}} "
-        "stays {NAME}.",
+        help="Replace {master_addr}, {master_port}, {nnodes}, {node_rank} and similar names in ARGS, on each node. "
+        "{{NAME}} stays {NAME}.",
     ),
     Option(
         name="torchrun_args",

@@ -5,7 +5,7 @@ Runs on: LOGIN NODE. Pure.
 A key of [policy] is the name of a field, or a pattern in which `*` stands for one part of a name. The severity of a
 field comes from the first of these that applies:
 
-1. the table, where it says that the field is fixed;
+1. the table, if it says that the field is fixed;
 2. the key of [policy] with the field's own name;
 3. the narrowest pattern of [policy] that fits it: the one with the fewest `*`, then the longest;
 4. the field that it follows (a package follows the digest over all packages);
@@ -28,7 +28,7 @@ Policy = Mapping[str, Severity]
 
 
 def resolve(policy: Policy, profile: DeterminismProfile = "off", *, gpus: bool = True) -> tuple[FieldSeverity, ...]:
-    """Return the severity of every field that can appear, as rules of which the first that fits a name counts.
+    """Return the severity of every possible field, as rules: for a name, the first matching rule counts.
 
     Args:
         policy: [policy] of hpcenv.toml or of a lockfile. Keys of fixed fields have no effect.
@@ -48,12 +48,12 @@ def resolve(policy: Policy, profile: DeterminismProfile = "off", *, gpus: bool =
 
 
 def severities(policy: Policy, profile: DeterminismProfile = "off", *, gpus: bool = True) -> Severities:
-    """Return what `resolve` returns, ready to be asked by name."""
+    """Return the result of `resolve` in a form for look-ups by name."""
     return Severities(resolve(policy, profile, gpus=gpus))
 
 
 def problems(keys: Iterable[str], locked: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Return which keys of a [policy] cannot act, each with the reason.
+    """Return the keys of a [policy] that have no effect, each with the reason.
 
     Args:
         keys: of the table.
@@ -64,7 +64,7 @@ def problems(keys: Iterable[str], locked: Iterable[str] | None = None) -> tuple[
     return tuple(problem for problem in found if problem is not None)
 
 
-# How the names of the checks begin that hpcenv left to DCGM on 2026-11-25.
+# Prefixes of the checks that hpcenv removed on 2026-11-25, because DCGM has them.
 _UNDER_LOAD = ("cuda.burn", "cuda.speed", "dcgm.", "load.")
 
 
@@ -83,7 +83,7 @@ def _problem(key: str, locked: frozenset[str] | None) -> str | None:
     return f'unknown field `policy."{key}"`' + (f", perhaps you meant `{close[0]}`" if close else "")
 
 
-# Families whose members are known only when the environment was read, or never.
+# Families whose members are known only after the environment was read, or never.
 _READ_LATER = ("libs", "loaded", "packages")
 _ANY_MEMBER = ("env", "data")
 
@@ -128,7 +128,7 @@ def _severity(name: str, row: Field, policy: Policy, profile: DeterminismProfile
 
 
 def _chosen(name: str, policy: Policy) -> Severity | None:
-    """Return the severity that [policy] has for a name, or for a family of names; None where it has none."""
+    """Return the severity that [policy] has for a name, or for a family of names; None if it has none."""
     if name in policy:
         return policy[name]
     return next((policy[key] for key in _narrowest_first(policy) if fits(key, name)), None)
@@ -140,7 +140,7 @@ def _narrowest_first(policy: Policy) -> list[str]:
 
 
 def _intersection(one: str, other: str) -> str | None:
-    """Return the pattern of the names that fit both patterns, None where there are none."""
+    """Return a pattern for the names that fit both patterns; None if no name does."""
     parts = list(zip(one.split("."), other.split("."), strict=False))
     if one.count(".") != other.count(".") or any(a != b and "*" not in (a, b) for a, b in parts):
         return None

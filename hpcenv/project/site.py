@@ -1,8 +1,8 @@
-"""The file of a site profile: what one cluster needs and has.
+"""The file of a site profile: requirements and properties of one cluster.
 
 Runs on: LOGIN NODE. Pure. The file is data only: nothing in it is executed. Values for a shell,
 for sbatch or for the container runtime are quoted in the same way as values from the command line.
-What it means for a run is in site_profile.py.
+site_profile.py says what it means for a run.
 """
 
 import datetime as dt
@@ -62,7 +62,7 @@ def _variables(value: dict[str, object]) -> dict[str, object]:
     return value
 
 
-# A variable of the user's environment, or `user`. What only a job knows is no place for images.
+# A variable of the user's environment, or `user`. Values that only a job knows cannot name the folder of images.
 _PLACE = re.compile(r"(?:/|\$\{[A-Z][A-Z0-9_]*\}(?:/|\Z))(?:[^$]|\$\{(?:user|[A-Z][A-Z0-9_]*)\})*\Z")
 
 
@@ -110,7 +110,7 @@ class SourceTable(Document):
         page: title and path or address.
         version: commit or version of the source.
         date: of that version.
-        checked: when somebody last compared the values with it.
+        checked: when somebody last compared the values with the source.
     """
 
     page: Text
@@ -120,17 +120,17 @@ class SourceTable(Document):
 
 
 class SourcedTable(Document):
-    """What each value of a profile can say of itself.
+    """The information that each value of a profile can have.
 
     Attributes:
         reason: why it is set; the run shows it. Only a bind can do without.
-        source: where the reason comes from: the ID of a [source.ID], or a page, a ticket, a measurement.
-        version: commit or version of the source, where [source.ID] does not say it; so `date` and `checked`.
+        source: the source of the reason: the ID of a [source.ID], or a page, a ticket, a measurement.
+        version: commit or version of the source, if [source.ID] does not have it; also for `date` and `checked`.
         date: of the source.
         checked: when somebody last compared the value with the source.
         evidence: what showed that it works: job id, versions, figures.
         expires: after this day the value must be checked again.
-        when: the runs that it is meant for; every run without it.
+        when: the runs that the value is for; every run without it.
     """
 
     reason: Text | None = None
@@ -156,7 +156,7 @@ class SiteBindTable(SourcedTable):
         target: path in the container. One that ends in `/` is a folder that shows every file of the pattern.
         read_only: programs in the container cannot write to it.
         optional: a node that does not have it goes without it.
-        cites: what `source` says elsewhere: the ID of a [source.ID], or a page.
+        cites: the same as `source` in other tables: the ID of a [source.ID], or a page.
     """
 
     source: AbsolutePath
@@ -177,8 +177,8 @@ class VariableTable(SourcedTable):
     Those whose `when` holds act in their order.
 
     Attributes:
-        value: replaces what is there. `${node-local}`, `${jobid}` and `${user}` in it are replaced.
-        prepend, append: extend what is there: the values before it, else that of modules, else that of the image.
+        value: replaces the old value. `${node-local}`, `${jobid}` and `${user}` in it are replaced.
+        prepend, append: extend the old value: from earlier tables, else from modules, else from the image.
         separator: between the old value and the new part.
         unset: the ranks do not get it from modules or from the job.
         min_nodes: smallest number of nodes for which it is set: NCCL_NET=IB is an error on one node.
@@ -247,7 +247,7 @@ def _check_option(option: OptionTable) -> None:
 
 
 class RuntimeTable(SourcedTable):
-    """[runtime]: what starts containers there. With `none`, nothing that hpcenv can use does.
+    """[runtime]: the program that starts containers there. With `none`, hpcenv can use no program there.
 
     Attributes:
         kind: `singularity` means SingularityCE or SingularityPRO 4, or a link of that name to Apptainer.
@@ -269,7 +269,7 @@ class StoreTable(SourcedTable):
 
 
 class RendezvousTable(SourcedTable):
-    """[rendezvous]: the name by which other nodes reach a node.
+    """[rendezvous]: the host name under which other nodes reach a node.
 
     Attributes:
         host: the name, with `{node}` for the node's name in Slurm.
@@ -279,7 +279,7 @@ class RendezvousTable(SourcedTable):
 
 
 class EntryWrapperTable(SourcedTable):
-    """[entry-wrapper]: what starts every program in a container, for the check as for the ranks.
+    """[entry-wrapper]: the command that starts every program in a container, for the check and for the ranks.
 
     Attributes:
         command: program and arguments in the container; the program to start follows them.
@@ -311,13 +311,13 @@ class PartitionTable(Document):
 
 
 class SlurmTable(Document):
-    """[slurm]: what hpcenv uses of the cluster's configuration. `hpcenv doctor` tells the rest."""
+    """[slurm]: the part of the cluster's configuration that hpcenv uses. `hpcenv doctor` shows the rest."""
 
     partition: tuple[PartitionTable, ...] = ()
 
 
 class SiteWatchTable(Document):
-    """[watch]: what the site wants to know of its users' jobs.
+    """[watch]: what the site wants to know about its users' jobs.
 
     Attributes:
         prometheus: a folder of node_exporter's textfile collector, in which jobs may write.
@@ -332,7 +332,7 @@ class SiteFile(Document):
     Attributes:
         name: by which `--site` names it.
         sbatch, srun: options that are passed on to sbatch and srun.
-        notes: what a user of the system should know first: what does not work, where sources contradict each other.
+        notes: what a user of the system should know first: missing features, contradictions between sources.
         modules: environment modules that the batch script loads, in this order.
         module_use: folders of modules that `module use` adds before.
     """
@@ -360,7 +360,7 @@ class SiteFile(Document):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Judge what several keys say together; return the table itself.
+        """Check rules that involve several keys; return the table itself.
 
         Raises:
             ValueError: what is wrong.
@@ -383,7 +383,7 @@ class SiteFile(Document):
         return self
 
     def sourced(self) -> Iterator[tuple[str, SourcedTable]]:
-        """Yield every value that says its source, with its key."""
+        """Yield every value that has a source, with its key."""
         if self.runtime is not None:
             yield "runtime", self.runtime
         if self.store is not None:
@@ -400,7 +400,7 @@ class SiteFile(Document):
             yield from ((f"env.{name}", table) for table in tables)
 
     def source_of(self, table: SourcedTable) -> SourceTable | None:
-        """Return the source of a value, with what the value itself says of it; None without one."""
+        """Return the source of a value, completed by the value's own information; None without a source."""
         if table.cited is None:
             return None
         named = self.source.get(table.cited, SourceTable(page=table.cited))

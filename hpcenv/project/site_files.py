@@ -32,12 +32,12 @@ def user_folder(environ: Mapping[str, str]) -> Path:
 def folders(project: Path | None, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders that are searched for profiles, in this order; `project` is the folder of hpcenv.toml.
 
-    The user's own profiles come before those of the project: a person's choice wins over what a project brings.
+    The user's own profiles come before those of the project: a person's choice has priority over the project's.
     """
     # The same specification: if not set or empty, the variable means /etc/xdg.
     words = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     configured = [Path(word) for word in words if word.startswith("/")]
-    # A site that has no say in /etc of its login nodes names a folder in a module or a login script.
+    # A site that cannot write to /etc of its login nodes names a folder in a module or a login script.
     named = [Path(word) for word in environ.get("HPCENV_SITES", "").split(":") if word.startswith("/")]
     places = [
         user_folder(environ),
@@ -60,7 +60,7 @@ def shipped() -> Path:
 
 
 def is_path(named: str) -> bool:
-    """Return whether a word names a profile by its path, and not by its name."""
+    """Return whether a word names a profile by its path instead of its name."""
     return "/" in named or named.endswith(SUFFIX)
 
 
@@ -76,8 +76,7 @@ def in_folder(folder: Path) -> tuple[Path, ...]:
 def read(path: Path) -> tuple[SiteFile, HpcenvError | None]:
     """Return a profile, and the error if it must not be used.
 
-    A profile that must not be used is read, too: if it fits the cluster, the user must learn that it was
-    ignored.
+    A profile that must not be used is also read: if it fits the cluster, the user must know that it was ignored.
 
     Raises:
         FileUnusable: it cannot be read, or is not a regular file.

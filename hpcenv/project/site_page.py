@@ -1,4 +1,4 @@
-"""What a site profile gives to a run, as a page: every value with condition, reason and source. Pure.
+"""A page on the effect of a site profile on a run: every value with condition, reason and source. Pure.
 
 Runs on: LOGIN NODE.
 """

@@ -1,4 +1,4 @@
-"""What a site profile means for a run: values whose condition holds, with reasons and sources.
+"""The effect of a site profile on a run: values whose condition holds, with reasons and sources.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -23,7 +23,7 @@ from hpcenv.project.site_when import RunFacts, in_words, judge
 from hpcenv.records.manifest import Bind, Setting
 from hpcenv.records.variables import OLD_VALUE, is_left_alone
 
-# What starts containers there and hpcenv can use.
+# Programs that start containers, and that hpcenv can use.
 USABLE_RUNTIMES = ("apptainer", "singularity")
 
 
@@ -34,9 +34,9 @@ class UsedValue:
     Attributes:
         kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime`, `store`, `entry-wrapper` or
             `base-image`.
-        value: as it is set; of a variable that extends another one, with `${value}` for that.
+        value: as it is set; if it extends an old value, `${value}` stands for the old one.
         when: its condition in words; empty without one.
-        source: page, version, date, and the date of the check; empty where the file does not say it.
+        source: page, version, date, and the date of the check; empty if the file does not have it.
         evidence: what showed that it works.
         expires: the day after which it must be checked again, as YYYY-MM-DD; empty without one.
     """
@@ -53,7 +53,7 @@ class UsedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A site profile, as far as a run needs it.
+    """The part of a site profile that a run needs.
 
     Attributes:
         name: of the site.
@@ -67,8 +67,8 @@ class Profile:
         binds: host folders that containers see.
         settings: variables for the ranks: the network profile. Empty before `for_run`.
         unset: variables that the ranks do not get from modules or from the job.
-        program: what starts containers: a path, or a name on PATH; empty to look for one.
-        no_runtime: why hpcenv cannot start containers there; empty where it can, or where that is not known.
+        program: the program that starts containers: a path, or a name on PATH; empty to search for one.
+        no_runtime: why hpcenv cannot start containers there; empty if it can, or if that is unknown.
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
         entry_wrapper: command that starts every program in a container; empty for none.
         used: all values with their sources, after `for_run`.
@@ -98,7 +98,7 @@ class Profile:
 
     @property
     def default_partition(self) -> str | None:
-        """The partition of a job that names none, as `doctor` found it; None where that is not known."""
+        """The partition of a job that names none, as `doctor` found it; None if that is unknown."""
         found = [part.name for part in self.file.slurm.partition if part.default]
         return found[0] if len(found) == 1 else None
 
@@ -106,8 +106,8 @@ class Profile:
         """Return the profile with the values for one run.
 
         Args:
-            run: what the conditions ask about.
-            today: values that had to be checked again before are named in `left_out`; None to name none.
+            run: the values that the conditions check.
+            today: values whose date for a new check is before this day are named in `left_out`; None to name none.
             user: for `${user}`.
         """
         chosen = _Chosen(self.file, run, today)
@@ -127,7 +127,7 @@ class Profile:
 
 
 def profile(site: SiteFile, path: str) -> Profile:
-    """Return a profile from the content of its file; messages name `path` as the origin of its values."""
+    """Return a profile from the content of its file; messages give `path` as the origin of its values."""
     passed_on = {"sbatch": site.sbatch, "srun": site.srun}
     given = {
         name: value for name, value in document.plain(site.submit, by_key=False).items() if value not in ([], False)
@@ -161,7 +161,7 @@ _Value = TypeVar("_Value", bound=SourcedTable)
 
 
 class _Chosen:
-    """The values of a file that are for one run.
+    """The values of a profile file that apply to one run.
 
     Attributes:
         modules, binds, options, rendezvous, entry_wrappers, base_images: those whose condition holds, in the order of
@@ -204,7 +204,7 @@ class _Chosen:
         return tuple(f"site profile {self._site.name}: {text}" for text in self._left_out)
 
     def used(self) -> tuple[UsedValue, ...]:
-        """Return the values with their sources, in the order in which they act."""
+        """Return the values with their sources, in the order in which they apply."""
         runtime, store = self._site.runtime, self._site.store
         return (
             *(() if runtime is None else (self._used("runtime", "", runtime.program or runtime.kind, runtime),)),
@@ -269,7 +269,7 @@ def _for_user(text: str, user: str) -> str:
 def _variables(
     profile: Profile, tables: Iterable[tuple[str, VariableTable]], user: str
 ) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Return the variables for the ranks, and the names of those that they must not get."""
+    """Return the variables for the ranks, and the names of variables that they must not get."""
     values: dict[str, tuple[str, list[str]]] = {}
     unset: dict[str, str] = {}
     for name, table in tables:
@@ -291,7 +291,7 @@ def _variables(
         )
         for name, (value, reasons) in values.items()
     }
-    # hpcenv then sets nothing either (judge/network/decision.py).
+    # In this case, hpcenv does not set it either (judge/network/decision.py).
     settings |= {
         name: Setting(name=name, value="", origin=origin, reason=reason)
         for name, reason in unset.items()
@@ -317,7 +317,7 @@ def source_line(source: SourceTable | None) -> str:
     """Return a source in one line; empty without one."""
     if source is None:
         return ""
-    # A text with blanks says itself what it is: `pull request 438`.
+    # A text with blanks needs no explanation: `pull request 438`.
     version = source.version if " " in (source.version or "") else source.version and f"version {source.version}"
     parts = [
         source.page,

@@ -40,7 +40,7 @@ class WhenTable(Document):
     Attributes:
         partition: one of these Slurm partitions.
         nodes: bounds of the number of nodes, for example ">=2".
-        gpu_vendor: whose GPUs the locked torch was built for; `none` is a CPU build.
+        gpu_vendor: the vendor of the GPUs that the locked torch was built for; `none` is a CPU build.
         gpu: patterns of the GPU's type, as Slurm or the lockfile names it, for example "h100*".
         nccl, rocm: bounds of the locked version, for example ">=2.27".
     """
@@ -55,10 +55,10 @@ class WhenTable(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the conditions of a site profile can ask about a run. None is unknown.
+    """The values of a run that the conditions of a site profile can check. None is unknown.
 
     Attributes:
-        partition: as requested, several separated by commas.
+        partition: as requested; several are separated by commas.
         gpu_vendor, gpu, nccl, rocm: of the lockfile; `gpu` also as requested. `rocm` is `none` for another build.
     """
 
@@ -93,7 +93,7 @@ def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
 
 
 def _in_partition(wanted: tuple[str, ...], requested: str | None) -> bool | None:
-    """Return whether the job will be in one of the partitions: of several requested ones Slurm chooses one."""
+    """Return whether the job will be in one of the partitions: if several are requested, Slurm chooses one."""
     if requested is None:
         return None
     fits = {name in wanted for name in requested.split(",")}
@@ -105,7 +105,7 @@ def _fits(gpu: str, patterns: tuple[str, ...]) -> bool:
 
 
 def is_within(version: str, bounds: str) -> bool | None:
-    """Return whether a version or number is within bounds; None where it has no number in front."""
+    """Return whether a version or number is within bounds; None if it does not start with a number."""
     found = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     if found is None:
         return False if version == "none" else None

@@ -86,11 +86,11 @@ def _inside(value: str) -> str:
 
 
 class CodeFilesTable(Document):
-    """[code]: what a run's own copy of the project holds, beside the files that it takes by itself.
+    """[code]: changes to the default content of a run's own copy of the project.
 
     Attributes:
-        live: folders that are made in the project, and that the ranks write to.
-        ignore: patterns of files and folders that the copy does not have.
+        live: folders in the project itself that the ranks write to.
+        ignore: patterns of files and folders that the copy leaves out.
     """
 
     live: tuple[Annotated[str, AfterValidator(_inside)], ...] = ()
@@ -162,8 +162,8 @@ class ReproduceTable(Document):
     """[reproduce]: how somebody else repeats a run with less hardware.
 
     Attributes:
-        one_node: arguments that are added to those of the script on one node, so that the global batch stays the same;
-            `{factor}` is the number of ranks of the run, divided by that on the one node.
+        one_node: additional arguments of the script on one node, so that the global batch stays the same; `{factor}` is
+            the number of ranks of the run, divided by the number of ranks on the one node.
     """
 
     one_node: tuple[Text, ...] = ()
@@ -178,13 +178,13 @@ def _auto_or_seconds(value: str | int) -> int:
 
 
 class WatchTable(Document):
-    """[watch]: what each node looks at while its ranks run.
+    """[watch]: what each node measures while its ranks run.
 
     Attributes:
-        sample: how often GPUs, node and ranks are looked at; `off` for never.
-        stall_after: a rank without an optimizer step for so long is looked at; `auto` for 10 times its median step,
-            and at least 5 minutes.
-        on_stall: what follows where the ranks hang: `stop` ends the job, `requeue` also queues it again.
+        sample: how often GPUs, node and ranks are measured; `off` for never.
+        stall_after: a rank without an optimizer step for this time is checked; `auto` is 10 times its median step, and
+            at least 5 minutes.
+        on_stall: what to do if the ranks hang: `stop` ends the job, `requeue` also queues it again.
     """
 
     sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
@@ -192,7 +192,7 @@ class WatchTable(Document):
     on_stall: OnStall = "report"
 
     def options(self, prometheus: str) -> WatchOptions | None:
-        """Return what the nodes do; None where nothing is watched.
+        """Return what the nodes do; None if nothing is watched.
 
         Args:
             prometheus: folder of the site for the newest sample; empty without one.
@@ -211,7 +211,7 @@ class PathsTable(Document):
     """[paths]: where things go, relative to the folder of hpcenv.toml.
 
     Attributes:
-        runs, lockfiles: folders of the project for them.
+        runs, lockfiles: folders of the project for runs and lockfiles.
         store: blobs and SIFs, for all projects that name the same folder.
         store_shared: the folder's group may write to it, and is trusted.
     """
@@ -226,13 +226,13 @@ class EnvironmentTable(Document):
     """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
 
     Attributes:
-        image: in place of the one at the top. The `python` and the `overlay` at the top belong to the image there, and
-            are then not used.
-        overlay: in place of the one at the top.
-        python, platform, allow_floating: as at the top, in place of the values there.
-        env: variables beside [env]; of two with the same name, this one wins.
-        bind: folders beside [[bind]].
-        policy: severities beside [policy]; of two for the same field, this one wins.
+        image: replaces the one at the top. The `python` and the `overlay` at the top belong to the image there, and are
+            then not used.
+        overlay: replaces the one at the top.
+        python, platform, allow_floating: as at the top; they replace the values there.
+        env: variables in addition to [env]; they replace variables with the same name.
+        bind: folders in addition to [[bind]].
+        policy: severities in addition to [policy]; they replace severities of the same field.
     """
 
     image: Text | None = None
@@ -272,7 +272,7 @@ class Project(Document):
         env: variables for the ranks, as literal text. They override what hpcenv detects.
         secrets: variables for the ranks whose value only the nodes read: file:PATH or env:NAME.
         policy: field -> severity in the gate; recorded in the lockfile.
-        environment: name of a lockfile -> what its environment has in place of the values here.
+        environment: name of a lockfile -> the values of its environment that replace the values here.
     """
 
     replaced: ClassVar[Mapping[str, str]] = {
@@ -403,8 +403,8 @@ image = "{image}"
 # While the ranks run, each node looks at GPUs, memory, steps and waiting: `hpcenv top`, `hpcenv report`.
 [watch]
 # sample = "10s"         # or "off"
-# stall-after = "auto"   # without an optimizer step for so long, the stacks of all ranks are looked at
-# on-stall = "report"    # or "stop", or "requeue", where the ranks hang
+# stall-after = "auto" # if a rank makes no optimizer step for this time, the stacks of all ranks are read
+# on-stall = "report" # if the ranks hang; or "stop", or "requeue"
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
 # `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.

@@ -45,7 +45,7 @@ _ABOUT_THE_SIF = frozenset({"sif-missing", "sif-differs"})
 
 
 def hint(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
-    """Return what to do about a stale lockfile: never to overwrite it where it still says what is wanted.
+    """Return what to do about a stale lockfile: if it still has what the user wants, it is not overwritten.
 
     Args:
         path: of the lockfile.
@@ -83,7 +83,7 @@ def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...
         reasons.append(StaleReason(name="edited", locked=lockfile.fingerprint, found=content, note=note))
     pairs: tuple[tuple[Name, str | None, str | None], ...] = (
         ("image-changed", lockfile.asked.image, asked.image),
-        # On the host it is a place, not an identity: the environment there is compared field by field.
+        # On the host, it is a path and not an identity: the environment there is compared field by field.
         ("python-changed", lockfile.asked.python, lockfile.asked.python if lockfile.kind == "host" else asked.python),
         ("platform-changed", lockfile.asked.platform, asked.platform),
     )
@@ -120,7 +120,7 @@ def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...
 
 
 def _changed_overlay(project: Project, lockfile: Lockfile) -> list[StaleReason]:
-    """Return whether something else is mounted over the image, or at another place; its content is compared later."""
+    """Return whether a different overlay is mounted, or at a different path; its content is compared later."""
     locked = None if lockfile.container is None else lockfile.container.overlay
     path, target = (None, None) if project.overlay is None else split_overlay(project.overlay)
     place = None if target is None else os.path.normpath(target)
@@ -136,14 +136,14 @@ def _placed(overlay: OverlayTable | None) -> str:
 
 
 def edited_content(lockfile: Lockfile) -> str | None:
-    """Return the fingerprint of an edited lockfile's content; None if it is the one that the file says."""
+    """Return the fingerprint of an edited lockfile's content; None if it equals the one in the file."""
     content = lock_model.fingerprint(lock_model.to_data(lockfile))
     # This hpcenv knows only a part of a newer revision.
     return content if lockfile.revision <= lock_model.REVISION and content != lockfile.fingerprint else None
 
 
 def _changed_env(project: Project, lockfile: Lockfile) -> list[StaleReason]:
-    """Return which variables of [env] are not as locked; a credential is compared by its name only."""
+    """Return the variables of [env] that differ from the lockfile; for a credential, only the name is compared."""
     now = locked_env(project)
     names = sorted(name for name in {*now, *lockfile.env} if now.get(name) != lockfile.env.get(name))
     if not names:
@@ -152,7 +152,7 @@ def _changed_env(project: Project, lockfile: Lockfile) -> list[StaleReason]:
 
 
 def locked_env(project: Project) -> dict[str, str]:
-    """Return [env] of hpcenv.toml as a lockfile holds it."""
+    """Return [env] of hpcenv.toml in the form of a lockfile."""
     return {name: recorded_value(name, value) for name, value in sorted(project.env.items())}
 
 
@@ -161,7 +161,7 @@ def _values(names: list[str], env: Mapping[str, str]) -> str:
 
 
 def _changed_binds(project: Project, lockfile: Lockfile) -> list[StaleReason]:
-    """Return whether other paths of the container are bound, or in another mode."""
+    """Return whether the bound paths of the container or their modes differ."""
     now, locked = binds_in_words(locked_binds(project)), binds_in_words(lockfile.bind)
     if now == locked:
         return []
@@ -171,9 +171,9 @@ def _changed_binds(project: Project, lockfile: Lockfile) -> list[StaleReason]:
 
 
 def locked_binds(project: Project) -> tuple[LockedBindTable, ...]:
-    """Return [[bind]] of hpcenv.toml as a lockfile holds it, without content; none on the host, where nothing is bound.
+    """Return [[bind]] of hpcenv.toml in the form of a lockfile, without content; empty on the host, which has no binds.
 
-    Of two binds with one target the first one counts, as at the start of a container.
+    If two binds have the same target, the first one counts, as at the start of a container.
     """
     binds: dict[str, LockedBindTable] = {}
     for bind in () if project.on_host else project.bind:

@@ -27,11 +27,10 @@ class StorePlace:
 
 
 def default_store(environ: Mapping[str, str], cache: Path) -> tuple[Path, str]:
-    """Return the folder of images that is used where nothing names one, and why it is this one.
+    """Return the default folder of images, and why it is this one.
 
-    Homes are small on most clusters, and images are not, so $SCRATCH comes before them where a site sets it. A store
-    that exists already stays in use. What a site deletes from its scratch file system can be made again from the
-    lockfile.
+    Homes are small on most clusters, but images are large. So $SCRATCH comes first if the site sets it. An existing
+    store stays in use. If a site deletes files of its scratch file system, they can be made again from the lockfile.
 
     Args:
         environ: the user's environment.
@@ -50,7 +49,7 @@ _HOLE = re.compile(r"\$\{(\w+)\}")
 
 
 def site_store(folder: str, environ: Mapping[str, str], user: str) -> tuple[Path | None, str]:
-    """Return the folder of images that a site profile names; None, with the reason, where this user cannot use it.
+    """Return the folder of images that a site profile names; None, with the reason, if this user cannot use it.
 
     Args:
         folder: as in the profile, with `${user}` and `${NAME}`.

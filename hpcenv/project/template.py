@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-A hole is `@{name}`: a `$` of the shell stays alone, and a batch script with holes is still valid shell. A part that
-only some files need is between the lines `#@if NAME` and `#@end`.
+A hole is `@{name}`: it does not clash with a `$` of the shell, and a batch script with holes is valid shell code. A
+part that only some files need is between the lines `#@if NAME` and `#@end`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def built_in(name: str) -> Path:
 
 
 def data_file(*names: str) -> Path:
-    """Return a path beside the code: in `_data` where hpcenv is installed, else in the checkout."""
+    """Return a path next to the code: in `_data` if hpcenv is installed, else in the checkout."""
     package = Path(__file__).parents[1]
     installed = package.joinpath("_data", *names)
     return installed if installed.exists() else package.parent.joinpath(*names)

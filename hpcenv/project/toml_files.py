@@ -1,7 +1,7 @@
 """TOML documents on disk: the only import of tomlkit.
 
-Runs on: LOGIN NODE. Reading gives plain data; writing goes aside and is renamed, so a
-lockfile is never half a lockfile.
+Runs on: LOGIN NODE. Reading gives plain data. A file is written under another name and then renamed, so a lockfile is
+never incomplete.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def conflict_line(content: bytes) -> int | None:
 
 
 def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> None:
-    """Raise `error` for a document whose dotted keys a reader would need too much memory for.
+    """Raise `error` for a document whose dotted keys would need too much memory.
 
     A dotted key stands at the start of a line, in a table's header, or in an inline table. It ends with its line.
     """
@@ -129,7 +129,7 @@ _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"?' rb"|'[^']*'?"
 
 
 def _dots(line: bytes) -> int:
-    """Return how many dots a line has outside its strings; where there are few in all, the number of all."""
+    """Return the number of dots outside the strings of a line; if the line has few dots, the number of all dots."""
     dots = line.count(b".")
     return dots if dots < _MOST_PARTS else re.sub(_STRING, b"", line).count(b".")
 
@@ -147,7 +147,7 @@ def dumps(data: Mapping[str, Any], *, header: str) -> str:
 
 
 def extended(text: str, tables: Mapping[str, Mapping[str, Any]], *, header: str) -> str:
-    """Return a document with more tables after its own; nothing else changes.
+    """Return a document with additional tables at its end; nothing else changes.
 
     Args:
         text: of a TOML document without these tables.
@@ -168,7 +168,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _word(value: Any) -> str:
-    """Return a value as TOML writes it: like JSON, but for DEL, which TOML does not take as it is."""
+    """Return a value as TOML writes it: like JSON, except for DEL, which TOML requires as an escape."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -183,7 +183,7 @@ def _item(value: Any) -> Any:
 
 
 def write(text: str, path: Path) -> bool:
-    """Write `text` unless the file already holds it; return whether it changed."""
+    """Write `text` unless it is already the content of the file; return whether the file changed."""
     if path.is_file() and path.read_bytes() == text.encode():
         return False
     write_text(text, path)

@@ -15,7 +15,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
 def line_of(text: str, location: Sequence[int | str]) -> int | None:
     """Return the number of the line that sets a key, from 1; None if it is not found.
 
-    A key within an inline table or a list is found by the line of its table.
+    For a key within an inline table or a list, the line of its table is returned.
 
     Args:
         text: of a TOML document.

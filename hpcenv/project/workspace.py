@@ -31,7 +31,7 @@ class Workspace:
     Attributes:
         find_store: returns the folder of blobs and SIFs, and the users who are trusted to own it. Most commands need no
             images, and it may read a site profile.
-        overlays: of all environments, where `project` is one of several.
+        overlays: of all environments, if `project` has several.
     """
 
     root: Path
@@ -41,7 +41,7 @@ class Workspace:
 
     @functools.cached_property
     def store_place(self) -> StorePlace:
-        """Folder of blobs and SIFs, the users who are trusted to own it, and what names it.
+        """Folder of blobs and SIFs, its trusted owners, and what names it.
 
         Raises:
             SpecError, FileUnusable: no folder is named, and the site profile that may name one cannot be used.
@@ -82,16 +82,16 @@ class Workspace:
         return replace(self, project=self.project.for_lock(name), overlays=overlays)
 
     def shown(self, path: Path) -> str:
-        """Return a path relative to the project folder where that is possible."""
+        """Return a path relative to the project folder if possible."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
 
-# What to do where no project is.
+# Hint if there is no project.
 TO_BEGIN: Hint = Command("hpcenv", "init")
 
 
 def project_around(folder: Path) -> Path | None:
-    """Return the folder of the hpcenv.toml that holds for an absolute path; None where no folder has one."""
+    """Return the folder of the hpcenv.toml that applies to an absolute path; None if no folder has one."""
     return next((one for one in (folder, *folder.parents) if os.path.isfile(one / SPEC_NAME)), None)
 
 
@@ -110,7 +110,7 @@ def open_workspace(
         default_store: called with the folder of hpcenv.toml and its `site` if the project names no folder of images,
             and one is needed; returns the folder, and what names it. None means a folder in the project.
         trusted_owners: users who may own the store, in addition to the caller and root.
-        hint: what to do where there is no project.
+        hint: what to do if there is no project.
 
     Raises:
         SpecError: no hpcenv.toml exists, or it is not valid; every problem is listed.
@@ -149,12 +149,12 @@ def _store(
     return root / ".hpcenv" / "store", "the default of a project"
 
 
-# One with 1,000 packages has less than 1 MiB.
+# A lockfile with 1,000 packages has less than 1 MiB.
 LONGEST_LOCKFILE = 4 << 20
 
 
 def to_restore(path: Path) -> Hint:
-    """Return how to get the content of a lockfile back: from git, where there is one."""
+    """Return how to get the content of a lockfile back: from git, if there is a repository."""
     folders = Path(os.path.abspath(path)).parents
     lock = _lock_command(path)
     if any(os.path.lexists(folder / ".git") for folder in folders):
@@ -164,7 +164,7 @@ def to_restore(path: Path) -> Hint:
 
 
 def _after_a_merge(path: Path) -> Hint:
-    """Return what to do with two lockfiles in one: git refuses to restore a file with a conflict."""
+    """Return what to do with a lockfile that contains two versions: git refuses to restore a file with a conflict."""
     return ("settle hpcenv.toml first, then lock anew; the file is kept aside: ", _lock_command(path))
 
 
@@ -173,7 +173,7 @@ def _to_read(path: Path) -> Hint:
 
 
 def read_lockfile(path: Path) -> Lockfile:
-    """Read a lockfile; of a newer revision, the known keys.
+    """Read a lockfile; for a newer revision, only the known keys.
 
     Raises:
         LockfileMissing, LockfileNewer, LockfileInvalid: with file, reason and remedy.
@@ -244,7 +244,7 @@ def parse_lockfile(content: bytes, path: Path) -> Lockfile:
 
 
 def notes_on(locked: Lockfile, path: Path, *, data: bool = False) -> tuple[str, ...]:
-    """Return notes about what of a lockfile of another revision is not compared.
+    """Return notes about the parts of a lockfile of another revision that are not compared.
 
     Args:
         data: the project names data.

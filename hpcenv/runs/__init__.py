@@ -1,4 +1,4 @@
-"""Find runs and follow them: state, logs, wait, cancel, report, clean; the store's listing and prune.
+"""Find runs and follow them: state, logs, wait, cancel, report, clean; also list and prune the store.
 
 Runs on: LOGIN NODE.
 """

@@ -116,5 +116,5 @@ def python_of(run: Run) -> str:
 
 
 def attach(attachment: Attachment) -> int:
-    """Start the program on this terminal; return its exit status."""
+    """Start the program on this terminal and return its exit status."""
     return process.run_in_terminal(attachment.argv, env=attachment.env)

@@ -88,7 +88,7 @@ def nodes_started(started: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def nodes_without_facts(folder: RunFolder) -> tuple[str, ...]:
-    """Return the nodes of an attempt whose check has not ended, where others gave facts and no verdict was reached."""
+    """Return the nodes of an attempt whose check has not ended, if other nodes have facts and there is no verdict."""
     if os.path.lexists(folder.verdict):
         return ()
     return silent_nodes(folder, nodes_started(read_record(folder.started)))
@@ -114,7 +114,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-# Why an attempt was stopped -> Slurm's name for such a state, and a description.
+# Why an attempt was stopped -> Slurm's name for this state, and a description.
 _STATES_AFTER_STOP = {"time-limit": ("timeout", "the time limit"), "preemption": ("preempted", "preempted")}
 
 
@@ -138,19 +138,19 @@ def stopped_before_training(finished: Mapping[str, Any]) -> str:
 
 
 def describe_unfinished(finished: Mapping[str, Any]) -> str:
-    """Describe that a training was stopped before it was finished; empty if it ended by itself."""
+    """Describe why a training was stopped before it was finished; empty if it ended by itself."""
     if finished.get("unfinished") is not True:
         return ""
     stopped, not_again = (str(finished.get(key) or "") for key in ("stopped", "not_again"))
     return failure.unfinished(stopped, saved=finished.get("saved") is True, not_again=not_again)
 
 
-# A reason in a line of `hpcenv status`; the table of the verdict has all of it.
+# Longest reason in a line of `hpcenv status`; the table of the verdict has the whole reason.
 _LONGEST_REASON = 160
 
 
 def describe_rejection(folder: RunFolder, result: Result) -> str:
-    """Return why the gate stopped a run, with what the verdict says first where it is no difference to the lockfile."""
+    """Return why the gate stopped a run, with its first finding if this is not a difference from the lockfile."""
     verdict, _ = read_verdict(folder)
     rows = () if verdict is None else verdict.findings
     blocking = [row for row in rows if row.severity == "must" and row.result == result]

@@ -100,7 +100,7 @@ def cancel_runs(
         return tuple(statuses)
     down = next((status.detail for status in statuses if munge.DOWN in status.detail), "")
     if down:
-        # scancel would try in vain for as long again.
+        # scancel would fail again after the same time.
         raise munge.describe(down.partition(munge.DOWN)[2].lstrip(": "))
     began = time.monotonic()
     _send_cancel(going, environ, arrays, kill=False)
@@ -112,7 +112,7 @@ def cancel_runs(
             return tuple(statuses)
         now = time.monotonic()
         if time_limit is None and now - began > 2.0:
-            # Most jobs end at once. Ask slurmctld for KillWait only for the others.
+            # Most jobs end at once. Only for the remaining jobs, slurmctld is asked for KillWait.
             time_limit = _seconds_until_kill(going, environ)
         if killed is None and time_limit is not None and now - began > time_limit:
             _send_cancel(going, environ, arrays, kill=True)

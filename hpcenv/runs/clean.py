@@ -35,7 +35,7 @@ _LEFTOVER = ".removing-"
 
 @dataclass(frozen=True, kw_only=True)
 class CleanRequest:
-    """Which runs to remove: those that match all of these conditions.
+    """Which runs to remove: a run must match all of these conditions.
 
     Attributes:
         words: runs and sweeps by name, folder or job id; empty for all runs of the project.
@@ -107,7 +107,7 @@ class CleanPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaned:
-    """What was removed, and what was not and why."""
+    """What was removed, and what was kept, with the reason."""
 
     removed: tuple[RunRemoval, ...]
     kept: tuple[KeptRun, ...] = field(default_factory=tuple)
@@ -276,7 +276,7 @@ def _holds_checkpoint(folder: RunFolder) -> bool:
 def size_of(path: Path) -> int:
     """Return the bytes of a file or folder on disk. Each file counts once; unreadable ones do not count.
 
-    Neither does a file that has further names elsewhere: its bytes stay when this folder goes.
+    A file with a further name outside this folder does not count either: its bytes stay when this folder is removed.
     """
     seen: Counter[tuple[int, int]] = Counter()
     total, waiting = 0, [path]
@@ -316,7 +316,7 @@ def _unneeded_data(folder: Path, gone: set[Path], now: float) -> Iterator[RunRem
 
 
 def _unneeded_archives(folder: Path, gone: Iterable[Path]) -> Iterator[RunRemoval]:
-    """Yield the archives of hpcenv that runs share, of which no run that stays is a hard link."""
+    """Yield the shared archives of hpcenv to which no remaining run has a hard link."""
     for path in sorted((folder / ".data").glob("sha256-*.zip")):
         with contextlib.suppress(OSError):
             links = sum(os.path.exists(run.archive) and run.archive.samefile(path) for run in map(RunFolder, gone))
@@ -366,11 +366,11 @@ def clean(plan: CleanPlan, *, environ: Mapping[str, str]) -> Cleaned:
 
 
 def _remove_each(plan: CleanPlan, environ: Mapping[str, str]) -> Iterator[tuple[RunRemoval, str, bool]]:
-    """Remove one after the other; yield each with the reason why it is still there (or ""), and `KeptRun.failed`."""
+    """Remove the items in order; yield each with the reason why it still exists (or ""), and `KeptRun.failed`."""
     entries = {removal.path: open_folder(removal.path) for removal in plan.runs}
     states = _states(list(entries.values()), environ)
     for removal in plan.runs:
-        # The run may have been requeued since it was planned.
+        # The run may have been requeued since the plan was made.
         why = _protected(entries[removal.path], states[removal.path], named=True)
         yield (removal, _remove_run(removal.path), True) if why is None else (removal, why, False)
     for removal in plan.data:
@@ -400,7 +400,7 @@ def _remove_data(folder: Path, tar: Path) -> str:
     """Remove a packed data folder, unless a new run needs it; return why it was kept, empty if it was removed."""
     aside = tar.with_name(f".{tar.name}.{secrets.token_hex(4)}")
     try:
-        if tar.suffix == ".zip":  # a run that links to it at this moment keeps the content
+        if tar.suffix == ".zip":  # if a run links to the file at this moment, the content stays
             if os.lstat(tar).st_nlink > 1:
                 return _NEEDED_NOW
             tar.unlink()

@@ -1,8 +1,8 @@
-"""By how much the clocks of a run's nodes differ, from the facts that the nodes wrote. Runs on: LOGIN NODE.
+"""Compute the clock differences between a run's nodes from the facts that the nodes wrote. Runs on: LOGIN NODE.
 
-A node writes its own time into its facts. The file server dates the file with its clock, which is one for all nodes.
-The difference of both is the error of the node's clock. Where nodes share one clock, or the file system takes the time
-of the node, the difference is nearly nothing, and nothing is corrected.
+A node writes its own time into its facts. The file server sets the time of the file from its clock, which is the same
+for all nodes. The difference is the error of the node's clock. If nodes share one clock, or if the file system uses the
+node's time, the difference is almost 0, and nothing is corrected.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.text import visible
 
-# Smaller differences are the time that a write takes.
+# Smaller differences come from the duration of a write.
 _NOTHING = 1.0
 _NOTES = 4
 
 
 def node_clocks(folder: RunFolder) -> tuple[dict[str, float], list[str]]:
-    """Return for each node how many seconds to add to its times, and notes on clocks that are wrong.
+    """Return the seconds to add to the times of each node, and notes on wrong clocks.
 
     A node whose facts are missing, or were written by an hpcenv that recorded no time, has no entry.
     """
@@ -37,7 +37,7 @@ def node_clocks(folder: RunFolder) -> tuple[dict[str, float], list[str]]:
             behind[facts.node] = dated - facts.written
     if not behind:
         return {}, []
-    # The file server's clock is one of the clocks: of two nodes the wrong one is known by it.
+    # The file server's clock is a third clock: it shows which of two nodes has the wrong time.
     usual = statistics.median_low([0.0, *behind.values()])
     wrong = {node: value - usual for node, value in behind.items() if abs(value - usual) > _NOTHING}
     notes = [

@@ -1,4 +1,4 @@
-"""What the ranks of a run made of its determinism profile. Runs on: LOGIN NODE."""
+"""How the ranks of a run applied its determinism profile. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OverriddenSwitch:
-    """A switch that had another value than the profile asked for.
+    """A switch whose value differed from the value in the profile.
 
     Attributes:
         found: the other values that were read.
@@ -38,18 +38,18 @@ class DeterminismReport:
 
     Attributes:
         profile: what the run asks for.
-        seeds: it asks for seeds and for no profile.
-        attempt: the newest attempt with records; None without any.
+        seeds: whether the run asks for seeds and for no profile.
+        attempt: the newest attempt with records; None if no attempt has records.
         ranks: how many ranks the run has.
         applied: how many ranks have recorded that they applied the profile.
-        not_applied: ranks without such a record, of which nothing is known.
+        not_applied: ranks without such a record; nothing is known about them.
         overridden: switches that a script or a variable set to another value.
         without_deterministic_kernel: operation -> how often torch warned of it, over all ranks.
-        problems: what ranks could not apply or record, and records that cannot be read.
+        problems: what ranks could not apply or record, and unreadable records.
         stopped_after: after how many optimizer steps the start hook ended the training; 0 if it did not.
-        apart: each rank trained by itself: all have recorded optimizer steps, and no collective operation.
-        unseen: the run has completed, and no program that `--launcher none` started on its nodes had a rank when it
-            loaded torch.
+        apart: whether each rank trained alone: all ranks recorded optimizer steps, and none a collective operation.
+        unseen: whether the run has completed, and no program that `--launcher none` started had a rank when it loaded
+            torch.
     """
 
     profile: DeterminismProfile
@@ -119,7 +119,7 @@ def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
 
 
 def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
-    """Return a line if the ranks trained, and did not see each other, or if that is not known."""
+    """Return a line if the ranks trained without contact to each other, or if that is not known."""
     if report is not None and report.unseen:
         what = "no program had the variable RANK when it loaded torch"
         return (f"{what}: whether the programs of the nodes trained one model is not known",)
@@ -130,7 +130,7 @@ def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
 
 
 def lines(report: DeterminismReport) -> Iterator[str]:
-    """Yield the report as text for `hpcenv report`; nothing where there is nothing to tell. Pure."""
+    """Yield the report as text for `hpcenv report`; nothing if there is nothing to report. Pure."""
     if report.profile != "off" or report.seeds:
         what = "seeded, kernels not deterministic" if report.seeds else f"determinism {report.profile}"
         yield f"  switches  {what}: applied by {report.applied} of {report.ranks} ranks"

@@ -244,7 +244,7 @@ def problem_of_element(folder: Path) -> str:
 def _unrecorded_elements(folder: Path, record: SweepRecord, known: Sequence[Submitted]) -> list[Submitted]:
     """Return the elements without a submission record.
 
-    If sbatch gave no answer, only the elements that started have a record. The others belong to
+    If sbatch gave no answer, only started elements have a record. The others belong to
     the same job array: the first one, if some elements were submitted again later.
     """
     arrays = [number for run in known if (number := run.submission.job_id.partition("_")[0]).isdecimal()]

@@ -52,7 +52,7 @@ def find_run(start: Path, word: str | None, *, runs: str | None = None) -> Run:
 
 
 def find_one(start: Path, word: str | None, *, runs: str | None = None) -> Submitted:
-    """Find a run like `find_run`, even if its manifest cannot be read: to cancel or wait, the job id is enough."""
+    """Like `find_run`, but also if the manifest cannot be read: cancel and wait need only the job id."""
     entry = find_submitted(start, word, runs=runs)
     if isinstance(entry, Sweep):
         name = entry.folder.name
@@ -104,7 +104,7 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submi
         # The user asks for the latest training. A job of `hpcenv verify --nodes`, or a session, is found by its name.
         return open_entry(next((folder for folder in folders if _may_be_meant(folder)), folders[0]))
     assert word is not None
-    # A name goes before a job id. Slurm may use a job id again after years: the newest run wins.
+    # A name has priority over a job id. Slurm may reuse a job id after years: then the newest run is meant.
     for folder in folders:
         if word == folder.name:
             return open_entry(folder)

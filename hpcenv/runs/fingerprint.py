@@ -1,4 +1,4 @@
-"""The fingerprint of a run's lockfile: the short name of the environment that the run had.
+"""The fingerprint of a run's lockfile: a short name for the environment of the run.
 
 Runs on: LOGIN NODE.
 """

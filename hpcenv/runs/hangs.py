@@ -1,4 +1,4 @@
-"""Where the ranks of a run are: asked for now (`hpcenv stacks`), or found by the nodes when a rank made no step.
+"""Where the ranks of a run are: on request (`hpcenv stacks`), or recorded by the nodes when a rank made no step.
 
 Runs on: LOGIN NODE. The nodes look for a request every 10 s (watch/hangs.py) and answer into the run folder.
 """
@@ -30,7 +30,7 @@ from hpcenv.runs.find import find_run
 from hpcenv.runs.status import read_status
 from hpcenv.text import Shown, listed, visible
 
-# Nodes look every 10 s, and wait 6 s for a rank; a shared file system shows a file late.
+# Nodes check for requests every 10 s and wait 6 s for a rank; a shared file system shows a file late.
 _MOST_SECONDS = 45.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_NODES = 8
@@ -42,7 +42,7 @@ class RunStacks(Shown):
     """Where the ranks of a run are.
 
     Attributes:
-        lines: one for each different stack of the main threads, with its ranks.
+        lines: one line for each different stack of the main threads, with its ranks.
         silent: nodes that did not answer.
     """
 
@@ -66,15 +66,15 @@ def ask_stacks(
     rank: int | None = None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> RunStacks:
-    """Ask the nodes of a running run for the stacks of its ranks. The ranks go on.
+    """Ask the nodes of a running run for the stacks of its ranks. The ranks continue.
 
     Args:
         start: current directory; the project is searched from here upwards.
         word: run folder, run name or job id; None for the latest run.
         environ: environment variables, for the Slurm commands.
         runs: folder of runs, if not the project's.
-        rank: the only rank that is wanted; None for all.
-        tell: called with a line about what is waited for.
+        rank: the requested rank; None for all ranks.
+        tell: called with a line of text that says what this function waits for.
 
     Raises:
         RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
@@ -122,7 +122,7 @@ def _asked(folder: Path, nodes: tuple[str, ...]) -> list[StackAnswer]:
 
 
 def hang_lines(run: RunFolder) -> Iterator[str]:
-    """Yield what the nodes found last in the newest attempt that has anything: a hang, or ranks that were working."""
+    """Yield the last finding of the nodes, from the newest attempt with one: a hang, or ranks that were working."""
     attempts = {int(path.name[8:]): path for path in run.hangs.glob("attempt-*") if path.name[8:].isdecimal()}
     for attempt in sorted(attempts, reverse=True):
         found: list[HangFound] = []

@@ -34,12 +34,12 @@ def local_state(run: Submitted) -> JobState:
 
 
 def _is_process_of(pid: int, run: Submitted) -> bool:
-    """Whether process `pid` belongs to this run: the system may have used the number again.
+    """Whether process `pid` belongs to this run: the system may have reused the number.
 
-    A process that has just been started has no command line yet. Its parent goes on when execve(2) closes the files
-    that are not inherited; the kernel enters the command line some steps later (begin_new_exec and create_elf_tables,
-    Linux 6.18), and on a busy machine another process runs in between (seen: 47 ms). Such a process has a program; a
-    process that has ended, or a thread of the kernel, has none (proc_pid_exe(5)).
+    A process that has just started has no command line yet. Its parent continues when execve(2) closes the files that
+    are not inherited; the kernel enters the command line some steps later (begin_new_exec and create_elf_tables, Linux
+    6.18), and on a busy machine another process runs in between (seen: 47 ms). Such a process has a program file; an
+    ended process, or a thread of the kernel, has none (proc_pid_exe(5)).
     """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

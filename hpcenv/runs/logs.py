@@ -144,7 +144,7 @@ class RankNodes:
             raise UsageError(f"`{selection.node}` is not a node of {self._run.manifest.run}", why=f"its nodes: {names}")
 
     def _require_ranks_apart(self, selection: Selection) -> None:
-        """Refuse to choose ranks where their program mixes their output, with `--launcher none`."""
+        """Refuse to select ranks if their program mixes their output (`--launcher none`)."""
         programs = sorted(self.folder.ranks.glob(f"{selection.node or '*'}/{PROGRAM}/stderr.log"))
         if selection.everything or not programs or any(self.folder.ranks.glob(RANK_FILES)):
             return
@@ -201,7 +201,7 @@ def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:
 
 
 def _in_order_of_ranks(run: Run, settings: Sequence[NodeSettings]) -> list[NodeSettings]:
-    """Return the nodes in the order in which their ranks are numbered; empty where that is not known.
+    """Return the nodes in the order of their ranks; empty if that is not known.
 
     torchrun's c10d rendezvous sorts the nodes by the text of `--local-addr` (torch 2.13, dynamic_rendezvous.py,
     `_NodeDesc`). If two nodes have the same address (emulated nodes on one machine), their order is not known. Tasks

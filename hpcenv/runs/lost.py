@@ -1,4 +1,4 @@
-"""A job of hpcenv whose run folder is gone: found by its job id or the run's name, shown and cancelled.
+"""A job of hpcenv whose run folder is gone: find it by its job id or run name, show it and cancel it.
 
 Runs on: LOGIN NODE. The batch script is `job.sbatch` in the run folder, so Slurm knows the folder.
 """
@@ -25,7 +25,7 @@ class LostRun:
     """A job that Slurm still knows, and whose run folder is gone.
 
     Attributes:
-        job_id: as it was typed, or as Slurm says it for a name.
+        job_id: the typed id, or Slurm's id for the typed name.
         state: Slurm's job state in lower case.
         run: name of the run, and of its job.
         run_folder: where its folder was.
@@ -63,7 +63,7 @@ def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
 
 
 def explain(error: RunNotFound, environ: Mapping[str, str]) -> RunNotFound:
-    """Return what to say if the word that matches no run is a job whose run folder is gone."""
+    """Return the error if the word matches no run, but a job whose run folder is gone."""
     found = find_lost(error.word, environ)
     if found is None:
         return error

@@ -1,4 +1,4 @@
-"""`hpcenv net`: why the network settings of a run are what they are, and what differs between two runs.
+"""`hpcenv net`: the reasons for the network settings of a run, and the differences between two runs.
 
 Runs on: LOGIN NODE.
 """
@@ -34,11 +34,11 @@ class NetworkExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkChange:
-    """One thing that is not the same in two runs.
+    """One difference between two runs.
 
     Attributes:
         kind: `profile`, `variable`, `hardware`, `version` or `warning`.
-        left, right: the values, each with its nodes where they differ; `absent` for none.
+        left, right: the values, each with its nodes if the nodes differ; `absent` without a value.
     """
 
     kind: str
@@ -65,7 +65,7 @@ def explain_run(start: Path, word: str | None, *, runs: str | None = None) -> Ne
     """Return the decision that the verdict of a run records.
 
     Raises:
-        RecordInvalid: the run has no verdict, its verdict let nothing start, or it is from before this was recorded.
+        RecordInvalid: the run has no verdict, its verdict allowed no start, or it has no record of the decision.
     """
     run = find_run(start, word, runs=runs)
     return NetworkExplanation(of=run.manifest.run, how="recorded", decision=_decision(run))
@@ -112,7 +112,7 @@ def diff_networks(start: Path, left: str, right: str, *, runs: str | None = None
 
 
 def _without_folder(decision: NetworkDecision, folder: str) -> NetworkDecision:
-    """Name the run folder in a value by a word: its path differs between any two runs."""
+    """Replace the path of the run folder in a value by a word: the path differs between any two runs."""
     rows = tuple(replace(row, value=row.value.replace(folder, "RUN_FOLDER")) for row in decision.rows)
     return replace(decision, rows=rows)
 
@@ -128,7 +128,7 @@ def _decided(left: NetworkDecision, right: NetworkDecision) -> Iterable[NetworkC
 
 
 def _values(rows: Iterable[NetworkRow]) -> dict[str, str]:
-    """Return each variable with its value and origin; values that differ between nodes in one text."""
+    """Return each variable with its value and origin; if nodes differ, all values are in one text."""
     found: dict[str, list[str]] = {}
     for row in rows:
         value = "left out" if row.action == "skip" else row.value
@@ -156,7 +156,7 @@ def _hardware(left: Mapping[str, Fabric], right: Mapping[str, Fabric]) -> Iterab
 
 
 def _summary(fabrics: Iterable[Fabric]) -> dict[str, str]:
-    """Return the hardware in words; several kinds of nodes are one text."""
+    """Return the hardware as text; several kinds of nodes are in one text."""
     parts: dict[str, set[str]] = {}
     for fabric in set(fabrics):
         active = sorted({f"{p.rate_gbit or 0:g} Gb/s {p.layer}" for p in fabric.ports if p.state == "ACTIVE"})

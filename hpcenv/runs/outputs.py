@@ -1,4 +1,4 @@
-"""What a script has made or changed in the run's own copy of the project.
+"""Files that a script has created or changed in the run's own copy of the project.
 
 Runs on: LOGIN NODE.
 """
@@ -22,9 +22,9 @@ class Outputs:
     """Files in the copy that were not there when it was made.
 
     Attributes:
-        names: the first few, relative to the run folder.
-        count: number of all.
-        size: their bytes.
+        names: the first few names, relative to the run folder.
+        count: number of all files.
+        size: bytes of all files.
         changed: copied files that the script has changed, as the end of the last attempt recorded them.
     """
 
@@ -35,7 +35,7 @@ class Outputs:
 
 
 def read_outputs(run: RunFolder) -> Outputs | None:
-    """Return what a script has left in the copy; None if there is no copy, or it cannot be read."""
+    """Return the files that a script has left in the copy; None if there is no copy, or if it cannot be read."""
     try:
         listed = load_record(Listing, run.listing)
         made = [(path, entry) for path, entry in code.extras(listed, run) if BYTECODE not in path.split("/")]

@@ -7,7 +7,7 @@ Without `--all`, an image stays if
 - it was used in the last 30 days: a submission, the start of a run, and a read count as use;
 - a queued or running job of the caller names it, or squeue does not say.
 
-A SIF that cannot be made again stays in any case: one that was not made from an image in a registry.
+A SIF that cannot be made again is always kept: it was not made from an image in a registry.
 While another process holds a lease, nothing is removed.
 """
 
@@ -36,10 +36,10 @@ from hpcenv.runs.store_listing import amount
 
 _LEASE = "prune"
 DAY = 86400.0
-# What was used more recently needs `--all`.
+# A file that was used more recently is removed only with `--all`.
 SPARED = 30 * DAY
-# An image of a registry is fetched again by its digest. An archive, a layout and what a definition file asks for may
-# be gone, or have other content.
+# An image of a registry can be fetched again by its digest. An archive, a layout or the input of a definition file may
+# be gone or have changed.
 _FETCHED_AGAIN = ("docker://", "oras://")
 
 
@@ -99,10 +99,10 @@ class PruneRequest:
 
     Attributes:
         place: folder of the store, and its trusted owner.
-        older_than: only files not used for this many seconds.
+        older_than: only files that were not used for this many seconds.
         all: also images that a queued or running job of the caller names.
-        keep_bytes: stop when the store is not larger than this, the longest unused first. None removes all that can
-            go.
+        keep_bytes: remove the longest unused files first, and stop when the store is at most this large. None removes
+            all that can go.
     """
 
     place: StorePlace
@@ -129,9 +129,9 @@ def plan_prune(request: PruneRequest, *, environ: Mapping[str, str], on_event: O
 
 
 def prune(plan: PrunePlan, request: PruneRequest, *, environ: Mapping[str, str], on_event: OnEvent = ignore) -> Pruned:
-    """Remove the files of `plan` that can still go.
+    """Remove the files of `plan` that can still be removed.
 
-    All is looked at again, because a job may have been submitted since the plan.
+    Everything is checked again, because a job may have been submitted since the plan.
 
     Args:
         plan: what to remove.
@@ -243,8 +243,8 @@ def _images(
     """Return the images that can go, and those that stay.
 
     Args:
-        named: SIF -> the job that names it; None where squeue does not say.
-        unused_since: what was used later stays.
+        named: SIF -> the job that names it; None if squeue does not answer.
+        unused_since: an image that was used later stays.
     """
     spare, kept = [], []
     for image in store.list_images():
@@ -281,7 +281,7 @@ def _can_be_made_again(image: StoredImage) -> bool:
 
 
 def _named_by_jobs(environ: Mapping[str, str]) -> dict[Path, str] | None:
-    """Return SIF -> job of the caller that is queued or runs; None where squeue does not say. Without Slurm: none."""
+    """Return SIF -> queued or running job of the caller; None if squeue does not answer. Empty without Slurm."""
     try:
         jobs = slurm.own_folders(environ)
     except ToolMissing:
@@ -306,7 +306,7 @@ def _sif_of_run(folder: Path) -> Path | None:
 
 
 def _downloads(store: Store, unused_since: float) -> Iterator[StoreRemoval]:
-    """Yield the downloaded files and the indexes of layers: a SIF does not need them, and they can be fetched again."""
+    """Yield the downloaded files and the indexes of layers: no SIF needs them, and hpcenv can get them again."""
     kinds: tuple[tuple[Path, Literal["download", "index"]], ...] = ((store.blobs, "download"), (store.indexes, "index"))
     for folder, kind in kinds:
         for path, status in _files(folder / "sha256"):

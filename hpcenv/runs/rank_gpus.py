@@ -28,8 +28,8 @@ class RankGpu:
 
     Attributes:
         device: of its first backward pass, as torch names it; empty if none was seen.
-        model, uuid, bus: of its GPU; empty where that is not known. Without a backward pass, of the GPU with the number
-            of the local rank.
+        model, uuid, bus: of its GPU; empty if unknown. Without a backward pass: of the GPU with the number of the local
+            rank.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class GpuReport:
 
 
 def report_gpus(run: RunFolder, manifest: Manifest) -> GpuReport | None:
-    """Return what is recorded of the GPUs of a run; None for a run without GPUs, and where nothing is recorded."""
+    """Return the records of the GPUs of a run; None for a run without GPUs or without records."""
     if not manifest.gpus_per_node:
         return None
     starts = {(start.node, start.local_rank): start for start in _starts(run)}
@@ -83,7 +83,7 @@ def _of_rank(rank: RankDeterminism, starts: dict[tuple[str, int | None], GpuStar
     gpus = () if start is None else start.gpus
     own = StartedGpu(index=-1, model=rank.gpu_model, uuid=rank.gpu_uuid, bus=rank.gpu_bus)
     if not rank.device:
-        # A task with one GPU has it as number 0.
+        # In a task with one GPU, this GPU has number 0.
         number = rank.local_rank if len(gpus) != 1 else gpus[0].index
         own = next((gpu for gpu in gpus if gpu.index == number), own)
     bus = own.bus or next((gpu.bus for gpu in gpus if own.uuid and gpu.uuid == own.uuid), "")

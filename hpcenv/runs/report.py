@@ -1,8 +1,9 @@
-"""`hpcenv report`: what became of a run, with its first failure first. Runs on: LOGIN NODE."""
+"""`hpcenv report`: the result of a run, with its first failure at the top. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from hpcenv.runs.entries import Run, Submitted, Sweep, problem_of_element
 from hpcenv.runs.find import find_submitted
 from hpcenv.runs.fingerprint import read_fingerprint
 from hpcenv.runs.hangs import hang_lines
-from hpcenv.runs.metrics import last_metrics
 from hpcenv.runs.outputs import read_outputs
 from hpcenv.runs.rank_gpus import report_gpus
 from hpcenv.runs.report_text import EarlierFailure, RunReport
@@ -168,7 +168,7 @@ def _attempts(folder: RunFolder) -> list[Path]:
 
 
 def _failure_in(attempt: RunFolder, manifest: Manifest) -> FirstFailure | None:
-    """Return the first failure of one earlier attempt, from its files; Slurm's answers of that time are not kept."""
+    """Return the first failure of one earlier attempt, from its files; Slurm's answers of that time are not stored."""
     stopped = stopped_before_training(read_finished(attempt))
     if stopped:
         silent = nodes_without_facts(attempt)
@@ -192,6 +192,15 @@ def _read(kind: type[Record], path: Path) -> Record | None:
 
 # Only the end of the log is read: enough for some hundred lines.
 _TAIL_BYTES = 256 * 1024
+# A name that trainings use for a metric, and a number near it: `loss 2.44`, `val_loss=0.31`, `acc: 97.1%`.
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_METRIC = re.compile(
+    r"(?<![A-Za-z])(?:[A-Za-z0-9]+[_/.-])*(?:loss|acc|accuracy|perplexity|ppl|bleu|rouge|f1|auc|iou|map|mse|mae|rmse|"
+    rf"psnr|reward|score|error_rate)(?:[_@/-]?[0-9]{1, 3})?['\"]?\s*[=:]?\s*(?:{_NUMBER}|nan|inf)\b",
+    re.IGNORECASE,
+)
+# Lines of torch and hpcenv themselves.
+_OTHER = re.compile(r"^(hpcenv|error\[|[IWEF]\d{4} )")
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
@@ -202,3 +211,11 @@ def _last_lines(log: Path) -> tuple[str, ...]:
         return ()
     lines = text.removesuffix("\n").split("\n") if text else []
     return tuple(lines)
+
+
+def last_metrics(lines: Sequence[str]) -> str:
+    """Return the last line of a log that has a metric; empty if none has. Pure."""
+    for line in reversed(lines):
+        if len(line) <= 4000 and not _OTHER.match(line) and _METRIC.search(line):
+            return line.strip()
+    return ""

@@ -60,13 +60,13 @@ class RunReport(Shown):
         command: the command line that submitted the run; empty if that was not recorded.
         commit: the commit of its code, and whether files differed from it; empty if that is unknown.
         fingerprint: fingerprint of its lockfile; empty if that cannot be read.
-        metrics: the last line of the log with a metric, as far as its end shows one; else empty.
+        metrics: the last line with a metric in the end of the log; empty without one.
         outputs: what the script left in the run's copy of the project; None if there is no copy.
-        determinism: what the ranks read back from their switches; None if nothing was to be read.
-        gpus: what the ranks used; None for a run without GPUs, and where nothing is recorded.
+        determinism: what the ranks read back from their switches; None if there was nothing to read.
+        gpus: the GPUs that the ranks used; None for a run without GPUs or without records.
         use: what is odd in its samples; None for a run without samples.
         diagnosis: the cause that the ends of the logs show; None if the run has not failed.
-        hangs: what the nodes found when a rank made no optimizer step; empty if each went on.
+        hangs: what the nodes found when a rank made no optimizer step; empty if all ranks continued.
     """
 
     failure: FirstFailure | None
@@ -135,7 +135,7 @@ def _lines(report: RunReport) -> Iterator[str]:
 
 
 def _hints(verdict: Verdict) -> Iterator[str]:
-    """Yield what to do about the fields that differ; a check has its own words in the table."""
+    """Yield hints for the fields that differ; a check has its own hint in the table."""
     rows = [one for one in verdict.findings if one.severity == "must" and one.result == "mismatch" and not one.owner]
     hints = dict.fromkeys(field.hint for row in rows if (field := fields.find(row.field)) is not None)
     if hints:

@@ -100,8 +100,8 @@ def resolve_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> lis
     on_slurm = [run for run in runs if run.submission.cluster == "slurm"]
     jobs = slurm.job_states((job_id for run in on_slurm for job_id in run.job_ids), environ) if on_slurm else {}
     resolved = [_resolve_state(run, jobs) for run in runs]
-    # Every command that learns that a run has ended removes the values of its secrets: no step of a job does it that
-    # was cancelled in the queue, or killed.
+    # Every command that finds that a run has ended removes the values of its secrets: a job that was killed, or
+    # cancelled in the queue, has no step that does it.
     ended = [str(run.folder.path) for run, found in zip(runs, resolved, strict=True) if found.state.quiet]
     secret_file.remove(state_folder(environ), ended)
     return resolved
@@ -146,8 +146,8 @@ def _resolve_state(run: Submitted, jobs: Mapping[str, JobState]) -> ResolvedStat
 def _array_is_known(run: Submitted, jobs: Mapping[str, JobState]) -> bool:
     """Whether Slurm knows another element of this run's job array, or another one has started.
 
-    Slurm 24.11 keeps no record of an element that `scancel` ends in the queue. But if Slurm does not know an element
-    of a job array that it knows otherwise, and the element never started, it was cancelled.
+    Slurm 24.11 keeps no record of an element that `scancel` ends in the queue. But if Slurm knows the job array and not
+    this element, and the element never started, it was cancelled.
     """
     array, _, index = run.submission.job_id.partition("_")
     if not index:
@@ -162,7 +162,7 @@ def _array_is_known(run: Submitted, jobs: Mapping[str, JobState]) -> bool:
 
 
 def _last_started_job(run: Submitted, started: Mapping[str, Any] | None, otherwise: str) -> str:
-    """Return the job of a chain that started last; `otherwise` if that is unknown, or without a chain."""
+    """Return the job of a chain that started last; `otherwise` if that is unknown, or if there is no chain."""
     ran = (started or {}).get("job_id")
     return ran if isinstance(ran, str) and len(run.job_ids) > 1 and ran in run.job_ids else otherwise
 
@@ -194,7 +194,7 @@ def _waits_again(
 
 
 def _will_run_again(job: JobState, finished: Mapping[str, Any] | None) -> bool:
-    """Whether a job was requeued and Slurm does not show it yet: it is `completing` before it is `pending`."""
+    """Whether a job was requeued and Slurm does not show this yet: the job is `completing` before it is `pending`."""
     unsure = job.state == "completing" or (job.state == "unknown" and not job.gone and not job.no_slurm)
     return unsure and finished is not None and finished.get("again") is True
 
@@ -216,7 +216,7 @@ def _deciding_job(
     for job_id in ids:
         if not jobs[job_id].ended and jobs[job_id].state not in ("unknown", "pending", "requeued"):
             return job_id, jobs[job_id]
-    # Once a job of the chain finished the training, the waiting jobs have nothing to do.
+    # After a job of the chain has finished the training, the waiting jobs have nothing to do.
     if is_over(finished or {}):
         return last, jobs[last]
     waiting = [job_id for job_id in ids if jobs[job_id].state in ("pending", "requeued")]

@@ -59,7 +59,7 @@ class RunStatus(Shown, RunState):
         earlier: one line for each earlier attempt.
         chain: job ids of a chain; empty without a chain.
         failure: the first failure; None if no failure is known.
-        queue: its place in the queue, where it waits and `with_queue` has asked Slurm.
+        queue: its place in the queue, if it waits and `with_queue` has asked Slurm.
     """
 
     run: str
@@ -80,7 +80,7 @@ class RunStatus(Shown, RunState):
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether the run completed with status 0, or with none that is known."""
+        """Whether the run completed, with status 0 or an unknown status."""
         return self.state == "completed" and not self.exit_status
 
     @property
@@ -95,7 +95,7 @@ def read_status(run: Submitted, environ: Mapping[str, str]) -> RunStatus:
 
 
 def with_queue(status: RunStatus, environ: Mapping[str, str]) -> RunStatus:
-    """Return the status of a run that waits with its place in the queue; any other one unchanged."""
+    """Return the status; for a run that waits, with its place in the queue."""
     return replace(status, queue=find_place(status.job_id, environ)) if status.waits_on_slurm else status
 
 
@@ -136,7 +136,7 @@ def _not_started(state: RunState, verdict: Verdict | None) -> str:
 
 
 def _alone(run: Submitted, exits: Sequence[NodeExit]) -> str:
-    """Return a note if no rank joined a process group: several ranks then did the same work, each for itself."""
+    """Return a note if no rank joined a process group: then all ranks did the same work, each one alone."""
     if not any(record.alone for record in exits):
         return ""
     ranks = len(exits) * run.manifest.nproc_per_node if isinstance(run, Run) else 0

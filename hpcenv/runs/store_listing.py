@@ -28,7 +28,7 @@ class ListedImage:
     """One SIF of a store.
 
     Attributes:
-        digest: the store's name of the SIF.
+        digest: the name of the SIF in the store.
         references: image references that resolved to it, the latest first; empty if unknown.
         used: time of the last use, in seconds since 1970.
         created: time of its creation, RFC 3339.

@@ -1,4 +1,4 @@
-"""`hpcenv top`: what the nodes of a run do now, from the ends of their files of samples.
+"""`hpcenv top`: what the nodes of a run do now, read from the ends of their sample files.
 
 Runs on: LOGIN NODE. Slurm is not asked, and no node.
 """
@@ -24,9 +24,9 @@ from hpcenv.runs.state import read_states
 from hpcenv.runs.use import asked_shape, newest_attempt
 from hpcenv.text import Shown, columns, plural, visible, wrap
 
-# Only so much of the end of a file is read, and judged: a page of 64 nodes comes in seconds.
+# Only this much of the end of a file is read and judged: so a page of 64 nodes takes only seconds.
 _BYTES, _SECONDS = 128 * 1024, 900.0
-# Nodes and ranks that have a line each; of more, those that are alike share one.
+# Up to this many nodes or ranks have a line each; if there are more, similar ones share a line.
 _MOST_LINES = 8
 
 
@@ -46,7 +46,7 @@ class NodeNow:
 
 @dataclass(frozen=True, kw_only=True)
 class RankNow:
-    """One rank. `slowest` marks one at most: with the longest step, where the steps differ."""
+    """One rank. `slowest` marks at most one rank: the one with the longest step, if the steps differ."""
 
     node: str
     last: RankUse
@@ -58,9 +58,9 @@ class RunTop(Shown):
     """A run now.
 
     Attributes:
-        attempt: that has the newest samples; None without samples.
+        attempt: the attempt with the newest samples; None without samples.
         age: seconds since the newest sample; None without samples.
-        oldest: the same of the node that is furthest behind.
+        oldest: the same for the node that is furthest behind.
         judgement: of the last 15 minutes.
     """
 
@@ -81,7 +81,7 @@ class RunTop(Shown):
 def find_watched(
     start: Path, word: str | None, *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Run, ...]:
-    """Return the run with this word, or those of the project that run now; one with a damaged manifest is left out.
+    """Return the run with this name, or the running runs of the project; a run with a damaged manifest is left out.
 
     Raises:
         RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
@@ -98,14 +98,14 @@ def find_watched(
 
 
 class TopReader:
-    """Reads a run again and again: of each file only what is new."""
+    """Reads a run repeatedly: only the new part of each file."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._files: dict[Path, tuple[int, tuple[Sample, ...]]] = {}
 
     def read(self, now: float) -> RunTop:
-        """Return the run at this time, in seconds since the epoch."""
+        """Return the state of the run at this time, in seconds since the epoch."""
         run, attempt = self._run, newest_attempt(self._run.folder)
         asked = asked_shape(run.manifest, read_verdict(run.folder)[0], -1 if attempt is None else attempt)
         paths = [] if attempt is None else sorted(run.folder.samples_of(attempt, "x").parent.glob("*.jsonl"))
@@ -156,7 +156,7 @@ def _ranks(lasts: Sequence[tuple[str, Sample]]) -> tuple[RankNow, ...]:
     ranks = sorted(((node, rank) for node, last in lasts for rank in last.ranks), key=lambda pair: pair[1].rank)
     steps = [rank.step_seconds for _, rank in ranks if rank.step_seconds]
     slowest = max(steps, default=0.0)
-    # 5 % is what steps differ by from rank to rank.
+    # Steps normally differ by up to 5 % from rank to rank.
     at = next((rank.rank for _, rank in ranks if rank.step_seconds == slowest), -1)
     marked = at if len(steps) > 1 and slowest > 1.05 * median_low(steps) else -1
     return tuple(RankNow(node=node, last=rank, slowest=rank.rank == marked) for node, rank in ranks)
@@ -204,7 +204,7 @@ def _counts(top: RunTop) -> str:
 
 
 def _grouped(nodes: Sequence[NodeNow]) -> list[list[NodeNow]]:
-    """Return the nodes in the groups that have a line: each alone, or the odd ones alone and the others together."""
+    """Return the nodes in groups, one line each: every node alone, or the odd nodes alone and the others together."""
     if len(nodes) <= _MOST_LINES:
         return [[node] for node in nodes]
     odd = [node for node in nodes if node.odd]
@@ -262,7 +262,7 @@ def _rank_row(group: Sequence[RankNow]) -> tuple[str, ...]:
 
 
 def _range(values: Sequence[float | None], unit: float = 1) -> str:
-    """Return the least and the most of values, or the one that all have; `?` if none is known."""
+    """Return the smallest and the largest value, or the common value; `?` if none is known."""
     known = [f"{value / unit:.0f}" for value in sorted(one for one in values if one is not None)]
     if not known:
         return "?"

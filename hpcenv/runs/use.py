@@ -1,4 +1,4 @@
-"""The section `use` of `hpcenv report`: the samples of the newest attempt that has some. Runs on: LOGIN NODE."""
+"""The section `use` of `hpcenv report`: the samples of the newest attempt with samples. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcenv.text import visible, wrap
 
 
 def report_use(run: RunFolder, manifest: Manifest) -> UseJudgement | None:
-    """Return what the samples of a run say; None for a run without samples."""
+    """Return the judgement of a run's samples; None for a run without samples."""
     attempt = newest_attempt(run)
     if attempt is None:
         return None
@@ -28,7 +28,7 @@ def newest_attempt(run: RunFolder) -> int | None:
 
 
 def asked_shape(manifest: Manifest, verdict: Verdict | None, attempt: int) -> AskedShape:
-    """Return what a run asked for, and which nodes started ranks in an attempt, where its verdict is there."""
+    """Return what a run asked for, and the nodes that started ranks in an attempt, if its verdict exists."""
     nodes: tuple[str, ...] = ()
     if verdict is not None and verdict.attempt == attempt:
         nodes = verdict.launched or tuple(node.node for node in verdict.nodes)

@@ -11,7 +11,7 @@ from hpcenv.runs.entries import Submitted, open_run
 from hpcenv.runs.status import RunStatus, read_statuses
 from hpcenv.text import listed
 
-# sacct may know the end of a job some seconds later than squeue forgets it.
+# sacct may show the end of a job some seconds after squeue has dropped it.
 _LOOKS_AFTER_GONE = 5
 
 # Shortest and longest pause in seconds between two queries. Pauses grow, to spare slurmctld.

@@ -1,4 +1,4 @@
-"""Before and after the smoke test on the batch node: its plan, and what all nodes' reports mean.
+"""The smoke test on the batch node: make its plan, and decide from the reports of all nodes.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only.
 """
@@ -32,7 +32,7 @@ class Concluded:
 
     Attributes:
         before: the verdict before the test.
-        verdict: with the findings of the test; None where there is nothing to add yet.
+        verdict: the verdict with the findings of the test; None if there is nothing to add yet.
         lines: for the job's log.
     """
 
@@ -50,10 +50,10 @@ def prepare(
     job_id: str,
     now: float,
 ) -> Concluded:
-    """Write the plan of the test, or the result where it cannot run.
+    """Write the plan of the test, or its result if the test cannot run.
 
     Args:
-        manifest: of the run, which wants a smoke test.
+        manifest: of the run, which asks for a smoke test.
         run: its folder; the settings of the nodes are there.
         verdict: of this attempt; it lets the training start.
         facts: node -> what it found.
@@ -93,14 +93,14 @@ def _without_port(verdict: Verdict, now: float) -> SmokeResult:
 
 
 def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float) -> Concluded:
-    """Join the reports of all nodes; write the result and, with findings, the verdict anew.
+    """Combine the reports of all nodes; write the result and, if there are findings, a new verdict.
 
-    Where pairs of nodes have to be tested first, only their folder is made: the batch script sees by it that they do.
+    If pairs of nodes must be tested first, only their folder is made: it tells the batch script to test them.
 
     Args:
         manifest: of the run.
         this_node: the batch node and this attempt.
-        wait: for how many seconds a file that is not there is waited for: a network file system may show it late.
+        wait: seconds to wait for a missing file: a network file system may show it late.
         now: the time, in seconds since the epoch.
 
     Raises:
@@ -114,7 +114,7 @@ def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float
     tested_pairs = run.smoke_pairs.exists()
     if not tested_pairs and needs_pairs(plan, reports):
         run.smoke_pairs.mkdir()
-        line = "hpcenv smoke test: it failed; pairs of nodes are tested to say where"
+        line = "hpcenv smoke test: it failed; pairs of nodes are tested to find out where"
         return Concluded(before=verdict, verdict=None, lines=(line,))
     pairs = _reports(run, plan, this_node, pairs=True, wait=0.0) if tested_pairs else {}
     result = judge(plan, reports, pairs, now=now)
@@ -146,7 +146,7 @@ def _reports(
 
 
 def _judged(manifest: Manifest, verdict: Verdict, result: SmokeResult) -> tuple[Verdict, SmokeResult]:
-    """Return verdict and result with what the checks mean for the run; a failure takes back the start. Pure."""
+    """Return the verdict and the result after the checks; if a check failed, the run does not start. Pure."""
     reports = [
         CheckReport(schema=SCHEMA, run=verdict.run, node=name, attempt=verdict.attempt, checks=checks)
         for name, checks in result.checks.items()

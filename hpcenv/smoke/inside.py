@@ -31,7 +31,7 @@ from hpcenv.records.verdict import NodeSettings
 
 FAMILY = "container"
 
-# The groups of incontainer/node_checks.py have their own limits; this one is for the start of the container, too.
+# The check groups of incontainer/node_checks.py have their own limits; this limit includes the start of the container.
 _SECONDS = 300.0
 _STATES = ("fine", "failed", "unknown", "not-run")
 
@@ -42,7 +42,7 @@ def asked(manifest: Manifest) -> tuple[Check, ...]:
 
 
 def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str]) -> CheckReport:
-    """Run the checks; what they do not report is unknown, with the reason."""
+    """Run the checks; a check that reports nothing is unknown, with the reason."""
     started = time.monotonic()
     found: dict[str, CheckOutcome] = {}
     why = "the check printed no result"
@@ -116,7 +116,7 @@ def _output(start: StartCommand, descriptors: Sequence[int]) -> str:
 
 
 def _parse(text: str) -> Iterator[CheckOutcome]:
-    """Yield the outcomes in the output; torch may print other lines."""
+    """Yield the outcomes in the output, which may also have lines of torch."""
     for line in text.splitlines():
         try:
             one = json.loads(line)
@@ -127,7 +127,7 @@ def _parse(text: str) -> Iterator[CheckOutcome]:
 
 
 def reports(manifest: Manifest, nodes: Sequence[str], family: str, *, wait: float) -> tuple[CheckReport, ...]:
-    """Return what the nodes reported; wait a little for files that another node has written just now.
+    """Return what the nodes reported; wait a short time for files that another node has just written.
 
     Args:
         family: of the checks.

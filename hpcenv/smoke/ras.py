@@ -1,4 +1,4 @@
-"""Ask NCCL's RAS service what a hang waits for.
+"""Ask NCCL's RAS service what hanging ranks wait for.
 
 Runs on: COMPUTE NODE. Standard library only. Since NCCL 2.24 each process answers on port 28028, or where NCCL_RAS_ADDR
 says, in the protocol of the client `ncclras`: one line with the request, text until the end of the connection
@@ -21,8 +21,8 @@ def ask(version: str, address: str = "") -> str:
     """Return the answer, or why nothing was answered.
 
     Args:
-        version: of NCCL, `2.27.3`; empty where it is unknown.
-        address: value of NCCL_RAS_ADDR; empty where it is not set.
+        version: version of NCCL, for example `2.27.3`; empty if unknown.
+        address: value of NCCL_RAS_ADDR; empty if it is not set.
     """
     if not version:
         return "not asked: the version of NCCL is unknown"

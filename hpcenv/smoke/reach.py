@@ -1,7 +1,7 @@
-"""Whether packets come back from the first node, seen from another one, until the ranks start.
+"""Watch from another node whether packets come back from the first node, until the ranks start.
 
-Runs on: COMPUTE NODE. Standard library only. torchrun waits ten minutes at its rendezvous, and says only that it timed
-out. A port without a listener answers with a reset; a cut link, or a firewall that drops, answers nothing.
+Runs on: COMPUTE NODE. Standard library only. torchrun waits ten minutes at its rendezvous, and reports only a timeout.
+A port without a listener answers with a reset; a broken link, or a firewall that drops packets, gives no answer.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import time
 
 _SECONDS_TO_ANSWER = 3.0
 _SECONDS_BETWEEN = 0.5
-# Once a listener is there the agents usually meet within a second, and each try costs it a connection.
+# After a listener has started, the agents usually meet within a second. Each try uses one of its connections.
 _SECONDS_AFTER_ACCEPT = 5.0
 
 
 class Reach(threading.Thread):
-    """Tries to connect, again and again: a link that worked may be cut later.
+    """Tries to connect repeatedly: a link that worked may fail later.
 
     Attributes:
-        problem: why nothing came back from the last try; empty if the other side accepted or refused, and before the
-            first try ended.
+        problem: why the last try got no answer; empty if the other side accepted or refused, or if no try has ended
+            yet.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """Begin to try when the thread is started."""
+        """Begin the tries when the thread is started."""
         super().__init__(name="hpcenv-reach", daemon=True)
         self._target = (host, port)
         self._end = threading.Event()
@@ -45,7 +45,7 @@ class Reach(threading.Thread):
             self._end.wait(_SECONDS_AFTER_ACCEPT if code == 0 else _SECONDS_BETWEEN)
 
     def silent_for(self) -> float:
-        """Return how long ago the last try began that was answered, in seconds; 0 if the last one was.
+        """Return how many seconds ago the last answered try began; 0 if the latest try was answered.
 
         Without any answer it is the time since the first try.
         """

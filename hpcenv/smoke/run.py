@@ -1,7 +1,7 @@
 """Run the smoke test on this node: start its ranks as the training will be started, and enforce the limits.
 
-Runs on: COMPUTE NODE, one task per node. This process takes no part in the collectives: a rank that hangs in one cannot
-end itself.
+Runs on: COMPUTE NODE, one task per node. This process does not take part in the collective operations: a rank that
+hangs in such an operation cannot end itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hpcenv.smoke.watch import Counter, Others, Watch
 _SECONDS_BETWEEN_LOOKS = 0.05
 # The files of the ranks are on a file system that all nodes share.
 _SECONDS_BETWEEN_READS = 1.0
-# The interface's traffic in these last seconds tells a slow link from a cut one.
+# The interface's traffic in these last seconds shows whether a link is slow or broken.
 _COUNTED_SECONDS = 5.0
 _SECONDS_TO_END = 10.0
 _SAID_BYTES = 2000
@@ -58,7 +58,7 @@ def run(
         manifest: of the run.
         this_node: this node and this attempt.
         environ: environment variables of the job step.
-        pairs: test pairs of nodes, not all ranks together.
+        pairs: test pairs of nodes instead of all ranks together.
 
     Raises:
         RecordInvalid, NodesUnknown: there is no plan for this attempt.
@@ -77,7 +77,7 @@ def run(
             report = test.report("not-started", problem=str(error))
         report = replace(report, seconds=round(time.monotonic() - started, 3))
         save_record(report, folder.smoke_of(this_node.node, pairs=pairs))
-        # Pairs go on without one that failed: each has its own limit.
+        # If a pair fails, the other pairs continue: each pair has its own limit.
         if not pairs and report.ended not in ("done", "other-ended"):
             save_record(replace(report, ranks=()), folder.smoke_ended)
     return report
@@ -113,7 +113,7 @@ class _Test:
         self._ranks, self._place = ranks, ranks / this_node.node
         self._log = self._place / "output.log"
         local = (self._number,) if pairs else range(self._number * self._per_node, (self._number + 1) * self._per_node)
-        # Each pair has its limit; the rounds of all pairs together are one phase here.
+        # Each pair has its own limit; the rounds of all pairs are one phase here.
         seconds = PAIR_SECONDS * (len(rounds(len(plan.nodes))) + 1) if pairs else plan.seconds
         self._watch = Watch(self._place, tuple(local), seconds=seconds, start_seconds=plan.start_seconds)
         self._counter = Counter(self._node.interface, seconds=_COUNTED_SECONDS)
@@ -126,12 +126,12 @@ class _Test:
 
     @property
     def _nccl(self) -> str:
-        """The locked version of NCCL; empty where it is not known, or another backend is used."""
+        """The locked version of NCCL; empty if it is unknown, or if another backend is used."""
         expected = self._manifest.expectations if self._plan.backend == "nccl" else ()
         return next((str(one.value) for one in expected if one.field == "libs.nccl.version"), "")
 
     def run(self, signals: Signals, stack: ExitStack) -> SmokeReport:
-        """Run the test; `stack` ends what still runs of it."""
+        """Run the test; `stack` ends its processes that still run."""
         shutil.rmtree(self._place, ignore_errors=True)
         self._place.mkdir(parents=True)
         manifest, settings = self._changed()
@@ -156,7 +156,7 @@ class _Test:
         return replace(self.report(end.ended, problem=end.problem), moved_bytes=moved, ras=answer)
 
     def _changed(self) -> tuple[Manifest, NodeSettings]:
-        """Return manifest and settings of the test: those of the training, with another program and rendezvous."""
+        """Return manifest and settings of the test: as for the training, but with another program and rendezvous."""
         plan = self._plan
         arguments = [f"--folder={self._place}", f"--backend={plan.backend}"]
         if self._pairs:
@@ -189,7 +189,7 @@ class _Test:
         return path
 
     def _attend(self, begun: Begun, signals: Signals) -> _End:
-        """Wait for the ranks: until they end, or until one of the limits is reached."""
+        """Wait until the ranks end, or until one of the limits is reached."""
         reach = None
         if self._number > 0 and not self._pairs:
             reach = Reach(self._settings.rendezvous.host, self._plan.port)
@@ -218,7 +218,7 @@ class _Test:
         self._next_read = now + _SECONDS_BETWEEN_READS
         ranks_run = self._watch.begun()
         if reach is not None and ranks_run:
-            reach.close()  # The agents have met: from here on the limits of the phases hold.
+            reach.close()  # The agents have met: from now on, the limits of the phases apply.
         elif reach is not None and reach.silent_for() > self._plan.seconds:
             target = f"{self._settings.rendezvous.host}, port {self._plan.port}"
             return _End(ended="unreachable", problem=f"nothing came back from {target}: {reach.problem}")
@@ -236,7 +236,7 @@ class _Test:
         return all(rank.done for rank in self._watch.ranks(nccl=False))
 
     def _ended(self, status: int, gate: StartGate) -> _End:
-        """Return what the end of the agent means. One whose ranks are done may fail all the same."""
+        """Return what the end of the agent means. An agent may fail although its ranks are done."""
         if gate.refused:
             return _End(ended="not-started", problem="the SIF changed after it was checked")
         if self._all_done():
@@ -246,7 +246,7 @@ class _Test:
         return _End(ended="failed", problem=f"the ranks ended with {status}")
 
     def _said(self) -> str:
-        """Return the last line that says something, of what the ranks and torchrun wrote."""
+        """Return the last line with content in the output of the ranks and of torchrun."""
         try:
             text = read_end(self._log, most=_SAID_BYTES).decode(errors="replace")
         except OSError:
@@ -281,7 +281,7 @@ class _Test:
     def _diagnostics(self) -> tuple[str, ...]:
         if self._pairs or not nccl_log.has_diagnostics(self._nccl):
             return ()
-        # The files that the ranks write: torchrun copies them to its own output some 0.1 s later.
+        # Read the files that the ranks write: torchrun copies them to its own output about 0.1 s later.
         found = sorted(self._place.glob("*/attempt_*/*/stdout.log"))[: self._per_node]
         return nccl_log.read_diagnostics(line for path in found for line in _last_lines(path))
 
@@ -294,11 +294,11 @@ def _last_lines(path: Path) -> list[str]:
 
 
 def _end(begun: Begun) -> None:
-    """End the agent and its ranks. Nothing of them is to be saved."""
+    """End the agent and its ranks. They have nothing to save."""
     child = begun.child
     if child.poll() is None:
         processes.send((*below(child.pid), child.pid), signal.SIGKILL)
-        # One that hangs in the kernel does not end; Slurm ends it with the step.
+        # A process that hangs in the kernel does not end here; Slurm ends it with the step.
         with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=_SECONDS_TO_END)
     processes.end_rest(begun.before)

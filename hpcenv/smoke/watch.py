@@ -18,7 +18,7 @@ from hpcenv.judge.smoke.nccl_log import read_transport
 from hpcenv.records.files import load_record, read_file
 from hpcenv.records.smoke import NcclTransport, PhaseResult, SmokeRank, SmokeReport
 
-# A rank ends a collective itself after the limit, and its message often names the peer: it gets time to write it.
+# After the limit, a rank ends its collective itself. Its message often names the peer, so it gets time to write.
 _SECONDS_FOR_MESSAGE = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -36,7 +36,7 @@ class Watch:
     """The ranks of one node."""
 
     def __init__(self, folder: Path, ranks: Sequence[int], *, seconds: float, start_seconds: float) -> None:
-        """Watch `ranks`, which write into `folder`; the limits are for each phase and for the start."""
+        """Watch `ranks`, which write into `folder`; each phase and the start have a limit."""
         self._folder = folder
         self._ranks = tuple(ranks)
         self._seconds = seconds
@@ -44,7 +44,7 @@ class Watch:
         self._since = {rank: (("start", "begin"), time.monotonic()) for rank in ranks}
 
     def late(self) -> Late | None:
-        """Return a rank whose phase takes too long. The time is counted by the clock of this process."""
+        """Return a rank whose phase takes too long. The clock of this process measures the time."""
         now = time.monotonic()
         for rank in self._ranks:
             place = self._place(rank)
@@ -61,7 +61,7 @@ class Watch:
         return all(self._place(rank) not in (("start", "begin"), ("start", "failed")) for rank in self._ranks)
 
     def begun(self) -> bool:
-        """Whether a rank runs: with torchrun, the agents of all nodes have met by then."""
+        """Whether a rank runs: with torchrun, the agents of all nodes have then met."""
         return any(read_lines(self._file(rank)) for rank in self._ranks)
 
     def _place(self, rank: int) -> tuple[str, str]:
@@ -81,7 +81,7 @@ class Watch:
 
 
 def _next_of(place: tuple[str, str]) -> str:
-    """Return the phase in which a rank is: between two phases it is at the beginning of the next one."""
+    """Return the phase of a rank: between two phases, it is at the beginning of the second one."""
     order = ("start", "init", "correct", "second-group", "bandwidth", "all")
     phase, state = place
     if state != "end" or phase not in order[:-1]:
@@ -90,7 +90,7 @@ def _next_of(place: tuple[str, str]) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a rank that are complete JSON objects; none where the file cannot be read."""
+    """Return the lines of a rank that are complete JSON objects; none if the file cannot be read."""
     try:
         text = read_file(path, follow=False)
     except OSError:
@@ -107,7 +107,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_rank(rank: int, lines: Sequence[Mapping[str, Any]], transport: NcclTransport | None) -> SmokeRank:
-    """Return the record of one rank from its lines. What has another form counts as missing. Pure."""
+    """Return the record of one rank from its lines. A line of another form counts as missing. Pure."""
     phases: dict[str, PhaseResult] = {}
     found: dict[str, Any] = {}
     done, begun = False, {str(line.get("phase")): _number(line.get("time")) for line in lines}
@@ -169,13 +169,13 @@ def _transport(folder: Path, rank: int) -> NcclTransport | None:
 
 
 class Others:
-    """Tells whether another node could not go on: its ranks will not come, or will not answer any more.
+    """Finds out whether another node could not continue: its ranks will not arrive, or will no longer answer.
 
-    The nodes share one file, which the first of them writes: what each node reads does not grow with their number.
+    The first failing node writes one file for all nodes: so each node reads only one file in a large job, too.
     """
 
     def __init__(self, path: Path, *, run: str, attempt: int, node: str) -> None:
-        """Read `path`; the file of another run or attempt, and what this node wrote itself, count for nothing."""
+        """Read `path`; a file of another run or attempt, or of this node itself, is ignored."""
         self._path = path
         self._run = (run, attempt)
         self._node = node
@@ -184,11 +184,11 @@ class Others:
         self._next = 0.0
 
     def ended(self, *, ranks_run: bool) -> SmokeReport | None:
-        """Return the report of a node that could not go on.
+        """Return the report of a node that could not continue.
 
         Args:
-            ranks_run: ranks of this node run. They get some seconds to end by themselves: their messages often name
-                the peer.
+            ranks_run: whether ranks of this node run. They get some seconds to end by themselves: their messages often
+                name the peer.
         """
         now = time.monotonic()
         if self._ended is None and now >= self._next:
@@ -208,7 +208,7 @@ class Others:
 
 
 def moved_bytes(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
-    """Return how many bytes an interface has sent and received since it came up; None where that is unknown."""
+    """Return how many bytes an interface has sent and received since it came up; None if that is unknown."""
     total = 0
     for name in ("rx_bytes", "tx_bytes"):
         try:
@@ -219,16 +219,16 @@ def moved_bytes(interface: str, folder: Path = Path("/sys/class/net")) -> int | 
 
 
 class Counter:
-    """Notes what an interface has moved, so that it is known how much it moved in the last seconds."""
+    """Records the byte counter of an interface, to know how many bytes it moved in the last seconds."""
 
     def __init__(self, interface: str, *, seconds: float) -> None:
-        """Remember what was noted in the last `seconds`."""
+        """Keep the values of the last `seconds`."""
         self._interface = interface
         self._seconds = seconds
         self._seen: list[tuple[float, int]] = []
 
     def look(self) -> None:
-        """Note the counter, at most twice per second."""
+        """Record the counter, at most twice per second."""
         now = time.monotonic()
         if self._seen and now - self._seen[-1][0] < 0.5:
             return
@@ -238,5 +238,5 @@ class Counter:
             self._seen.append((now, moved))
 
     def moved(self) -> int | None:
-        """Return the bytes since the oldest note; None without two notes."""
+        """Return the bytes since the oldest recorded value; None with fewer than two values."""
         return self._seen[-1][1] - self._seen[0][1] if len(self._seen) > 1 else None

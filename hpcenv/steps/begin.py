@@ -1,6 +1,6 @@
-"""The steps `begin` and `former`: whether there is anything to do, and the folder for a new attempt.
+"""The steps `begin` and `former`: decide whether the attempt has work to do, and prepare its folder.
 
-Runs on: COMPUTE NODE. `begin` is the first step, and nothing runs beside it, so it loads only what each run needs.
+Runs on: COMPUTE NODE. `begin` is the first step, and the job waits for it. So it loads only what every run needs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from hpcenv.steps.this_step import find_place, say, started_at
 
 
 def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Set aside what an earlier attempt left, and mark that this one has started.
+    """Move the records of an earlier attempt aside, and record that this attempt has started.
 
-    Returns Status.RUN_HAS_ENDED, and leaves all as it is, where an earlier job of a chain has ended the run.
+    Returns Status.RUN_HAS_ENDED, and changes nothing, if an earlier job of a chain has ended the run.
     """
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
@@ -61,7 +61,7 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _forget_other_attempts(run: RunFolder) -> None:
-    """Remove the record of the copy where the last attempt did not write it: the node failed before it could."""
+    """Remove the record of the code copy if the last attempt did not write it: its node failed before."""
     try:
         written = load_record(CopyAfterAttempt, run.listing_after).started
     except RecordInvalid:
@@ -71,10 +71,10 @@ def _forget_other_attempts(run: RunFolder) -> None:
 
 
 def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, environ: Mapping[str, str]) -> None:
-    """Make a job known whose submission got no answer from Slurm (SubmitUncertain), and was queued all the same.
+    """Record a job that Slurm queued without an answer to its submission (SubmitUncertain).
 
-    Not one of a chain: the other links are not known here. The login node, where it still is at
-    work, writes the same with its command line over this.
+    A job of a chain is not recorded: the other jobs of the chain are not known here. If `hpcenv submit` still runs on
+    the login node, it replaces this record by one that also has the command line.
     """
     if manifest.chain:
         return
@@ -92,7 +92,7 @@ def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, envi
 
 
 def _submitted_as(place: ThisNode, environ: Mapping[str, str]) -> str:
-    """Return this job's id as `submission.json` has it: an element of an array is named by its index there."""
+    """Return this job's id in the form of `submission.json`, which names an element of an array by its index."""
     array = [environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK")]
     return "_".join(array) if all(array) else place.job_id
 
@@ -105,7 +105,7 @@ def _attempt_of(run: RunFolder) -> int:
 
 
 def _free_name(folder: Path, number: int) -> Path:
-    """`attempts/N`, with a suffix where a hand-started script used the number before."""
+    """Return `attempts/N`, with a suffix if a script that was started by hand has used this number."""
     names = [folder / str(number), *(folder / f"{number}.{again}" for again in range(1, 1000))]
     return next(name for name in names if not name.exists())
 

@@ -16,7 +16,7 @@ from hpcenv.steps.this_step import end_in_order, find_place
 
 
 def check(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Write this node's facts. Ends with 0 whatever was found: the decide step judges."""
+    """Write this node's facts. The exit status is 0 even if problems were found: the decide step judges them."""
     end_in_order()
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)

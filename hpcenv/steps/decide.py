@@ -33,7 +33,7 @@ _LOG_BYTES = 64 * 1024
 def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Judge all nodes, write verdict and settings, print the table.
 
-    Returns 0 when training may start, 90 on a mismatch, 91 when it could not be told.
+    Returns 0 if the training may start, 90 on a mismatch, 91 if a needed value is unknown.
     """
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
@@ -45,7 +45,7 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
     )
     if verdict.rendezvous is not None:
         _write_settings(run, manifest.run, place, verdict, choice)
-    # The verdict last: who sees it may rely on the settings being there.
+    # The verdict is written last: a reader who finds it also finds the settings.
     save_record(verdict, run.verdict)
     print(verdict_table.brief(verdict, lockfile=manifest.lockfile), flush=True)
     if verdict.result == "match":
@@ -56,7 +56,7 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _use_image(sif: str) -> None:
-    """Tell the store of images that its SIF is used: `hpcenv image prune` goes by the last use."""
+    """Record in the store of images that its SIF is used: `hpcenv image prune` removes SIFs by their last use."""
     if Path(sif).parent.name == "images":
         with contextlib.suppress(OSError):  # read-only, or no store
             os.utime(Path(sif).with_suffix(".json"))
@@ -64,7 +64,7 @@ def _use_image(sif: str) -> None:
 
 def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict, choice: Choice) -> None:
     assert verdict.rendezvous is not None
-    # Not durable: they are made anew for each attempt, and a large job has a thousand of them.
+    # They are not flushed to disk: each attempt writes them again, and a large job has a thousand of them.
     write_text("\n".join(verdict.launched) + "\n", run.launched, durable=False)
     if any(setting.value.startswith(f"{run.flight}/") for settings in choice.settings.values() for setting in settings):
         run.flight_of(place.attempt).mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict
 
 
 def _collect(run: RunFolder, place: ThisNode) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Read what every node reported; wait a little for files that are not visible yet."""
+    """Read the facts of every node; wait a short time for files that are not visible yet."""
     reported: dict[str, Facts] = {}
     problems: dict[str, str] = {}
     deadline = time.monotonic() + SECONDS_FOR_FILES
@@ -92,7 +92,7 @@ def _collect(run: RunFolder, place: ThisNode) -> tuple[dict[str, Facts], dict[st
         try:
             reported[node] = _read_facts(run.facts_of(node), deadline)
         except FileNotFoundError:
-            unknown = "this node reported no facts; its lines in the log above may say why"
+            unknown = "this node reported no facts; its lines in the log above may give the reason"
             problems[node] = _why_srun_gave_up(run) or unknown
         except RecordInvalid as error:
             problems[node] = f"{error.what}: {error.why}" if error.why else error.what
@@ -100,7 +100,7 @@ def _collect(run: RunFolder, place: ThisNode) -> tuple[dict[str, Facts], dict[st
 
 
 def _why_srun_gave_up(run: RunFolder) -> str:
-    """Return why srun could not start the check on a node, if the log of this job says that it is munge."""
+    """Return why srun could not start the check on a node, if the log of this job names munge as the cause."""
     try:
         lines = read_end(run.log, most=_LOG_BYTES).decode(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The step `finish`: how the attempt ended, and what follows it.
+"""The step `finish`: record how the attempt ended, and requeue the job if needed.
 
 Runs on: COMPUTE NODE.
 """
@@ -32,11 +32,11 @@ from hpcenv.steps.this_step import REQUESTS, find_place, read_status, say, start
 
 
 def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
-    """Record the batch script's own exit status, and queue the job again where that is wanted.
+    """Record the exit status of the batch script, and requeue the job if this is requested.
 
-    For clusters without accounting, and for the next job of a chain.
+    Clusters without accounting and the next job of a chain need this record.
 
-    Returns Status.NOT_DONE where a training that has more to do is not gone on with.
+    Returns Status.NOT_DONE if the training has more to do, but the job is not requeued.
     """
     number = read_status(status)
     try:
@@ -55,7 +55,7 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     _write_finished(run, ending.status(number), ending, by=by)
     down = _down(run, manifest, place, environ) if number != 0 else {}
     if down:
-        # Only after the status is safe: Slurm may be slow to answer, and kills this soon.
+        # This comes after the status is recorded: Slurm may answer slowly, and it kills this process soon.
         _write_finished(run, ending.status(number), ending, by=by, down=down)
     _record_copy(run, manifest)
     if ending.why:
@@ -87,8 +87,8 @@ def _record_copy(run: RunFolder, manifest: Manifest) -> None:
 def _is_last(run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeue.Ending) -> bool:
     """Whether no attempt can follow this one.
 
-    What was asked to end may be queued again by Slurm or by hand (`scontrol requeue`) after this step. The next command
-    of hpcenv that sees the end of such a run removes what is left (`runs/state.py`).
+    After this step, Slurm or a user (`scontrol requeue`) may requeue a job that was asked to end. The next hpcenv
+    command that sees the end of such a run removes the rest (`runs/state.py`).
     """
     if ending.again or ending.cancelled or ending.stopped not in ("", "time-limit"):
         return False
@@ -98,7 +98,7 @@ def _is_last(run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeu
 
 
 def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> None:
-    """Write the verdict anew where a node refused to start after it, for example because the SIF was replaced."""
+    """Replace the verdict if a node refused to start after it, for example because the SIF was replaced."""
     exits = node_exit.read_all(run, place)
     refused = [record for record in exits if record.refused]
     try:
@@ -109,7 +109,7 @@ def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> 
         changed = decide.after_launch(verdict, refused, Severities(manifest.severities))
         save_record(changed, run.verdict)
     except (HpcenvError, OSError) as error:
-        say(f"hpcenv: the verdict could not be written anew: {error}")
+        say(f"hpcenv: the verdict could not be replaced: {error}")
         return
     names = ", ".join(record.node for record in refused)
     say(f"hpcenv: the verdict is now {changed.result}: the start was refused on {names}")
@@ -118,8 +118,8 @@ def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> 
 def _queue_again(
     run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeue.Ending, environ: Mapping[str, str]
 ) -> requeue.Ending | None:
-    """Queue this job again; return how it ended where that was refused, else None."""
-    # Remembered first: a job that is queued again has seconds to live.
+    """Requeue this job; return how the attempt ended if Slurm refused, else None."""
+    # This is recorded first: Slurm ends a requeued job within seconds.
     if ending.without:
         requeue.note_retry(run, place, ending.without)
     queued = requeue.queue_again(place, environ, without=ending.without)
@@ -161,22 +161,22 @@ def _stopped_before(
     status: int,
     environ: Mapping[str, str],
 ) -> stopping.Reason | Literal[""]:
-    """Return why this attempt was asked to end before its training began; empty when it was not."""
+    """Return why this attempt was asked to end before its training began; empty if it was not."""
     if exits:
-        # The launch has begun, and its records say whether it was stopped. A request that a node has noted since may be
-        # srun's own: it ends the other nodes when one has refused to start.
+        # The launch has begun, and its records say whether it was stopped. A node may have recorded a later request
+        # that came from srun itself: srun ends the other nodes if one node refuses to start.
         return ""
     if verdict is None or verdict.result != "match":
         return stopping.noted_before_training(manifest, place) or ""
     if status == 0 or os.path.lexists(RunFolder(Path(manifest.run_folder)).ranks):
         return ""
-    # The signal came before the launch step handled it, or Slurm did not start the step any more.
+    # The signal came before the launch step could handle it, or Slurm no longer started the step.
     number = status - 128 if status - 128 in REQUESTS else signal.SIGTERM
     return stopping.note_before_training(manifest, place, environ, number=number) or ""
 
 
 def _down(run: RunFolder, manifest: Manifest, place: ThisNode, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the nodes that Slurm has lost, where a node did not end by itself."""
+    """Return the nodes that Slurm has lost, if a node did not end by itself."""
     if manifest.cluster != "slurm":
         return {}
     exits = node_exit.read_all(run, place)

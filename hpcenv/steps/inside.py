@@ -1,6 +1,6 @@
 """The steps `inside` and `inside-judge`: checks inside the environment, after the verdict (`--preflight full`).
 
-And the steps `gpus` and `gpus-judge` of `verify --nodes`, which starts no training: the check of GPUs that a start has.
+Also the steps `gpus` and `gpus-judge` of `verify --nodes`, which starts no training: they do the GPU check of a start.
 
 Runs on: COMPUTE NODE.
 """
@@ -25,7 +25,7 @@ _GPUS = "gpus"
 
 
 def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Run the checks inside the environment of this node. Ends with 0 whatever was found: the judge step judges."""
+    """Run the checks inside the environment of this node. Ends with 0 even if they fail: the judge step judges them."""
     end_in_order()
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
@@ -34,7 +34,7 @@ def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def try_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Let torch start CUDA or HIP on this node. Ends with 0 whatever was found: the judge step judges."""
+    """Let torch start CUDA or HIP on this node. The exit status is 0 even if it fails: the judge step judges."""
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     outcome = launch.try_gpus(manifest, place, environ, say=say)
@@ -51,14 +51,14 @@ def _save(run: RunFolder, family: str, report: CheckReport) -> None:
 
 
 def judge_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Add what torch saw on the nodes to the verdict; return as `judge_inside` does."""
+    """Add to the verdict what torch saw on the nodes; the return value is that of `judge_inside`."""
     return _judge(run, environ, _GPUS)
 
 
 def judge_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Add what the checks inside the environments found to the verdict.
+    """Add to the verdict what the checks inside the environments found.
 
-    Returns 0 when training may start, 90 when a check failed, 91 when it could not be told.
+    Returns 0 if the training may start, 90 if a check failed, 91 if a result is unknown.
     """
     return _judge(run, environ, inside.FAMILY)
 

@@ -24,8 +24,8 @@ from hpcenv.machine.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOC
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.smoke import inside
 
-# After the training failed on one node, the others may end by themselves within this time. A node that works longer
-# than one that ended well is not ended.
+# If the training failed on one node, the other nodes have this time to end by themselves. If a node ended well, the
+# other nodes may work on without a limit.
 _SECONDS_FOR_OTHERS = 20.0
 
 # A step kills its training SECONDS_AFTER_TERM after the request to end. A step that still runs after
@@ -49,7 +49,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     tasks = _Tasks(run, job, nodes)
     for number in process.END_SIGNALS:
         signal.signal(number, tasks.stop)
-    # `submit` starts this process with them held back: a cancel that comes earlier is recorded as one, too.
+    # `submit` starts this process with these signals blocked: so an early cancel is also recorded as a cancel.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.END_SIGNALS)
     processes.adopt_orphans()
     before = process.below(os.getpid())
@@ -73,7 +73,7 @@ def _steps(tasks: _Tasks, *, launches: bool, count: int) -> int:
     if tasks.stopped:
         return tasks.stopped
     if status != 0:
-        # Any other end, for example lack of memory, means that the nodes could not be checked.
+        # Any other status, for example after a lack of memory, means that the nodes could not be checked.
         return status if status == NodeRejected.exit_status else NodesUnknown.exit_status
     status = _inside(tasks) or _smoke(tasks)
     if status != 0:
@@ -116,7 +116,7 @@ class _Tasks:
         self._children: list[subprocess.Popen[bytes]] = []
         self._kill_at: float | None = None
         self.stopped = 0
-        """128 + number of the signal that asked this run to end; 0 without one."""
+        """128 + the number of the signal that asked this run to end; 0 if there was no such signal."""
 
     def inside_asked(self) -> bool:
         """Whether the run asks for checks inside the environment."""
@@ -127,7 +127,7 @@ class _Tasks:
         return self._run.smoke_plan.exists()
 
     def pairs_wanted(self) -> bool:
-        """Whether pairs of nodes have to be tested, to say where the smoke test failed."""
+        """Whether pairs of nodes must be tested to find out where the smoke test failed."""
         return self._run.smoke_pairs.exists()
 
     def one(self, step: str, *arguments: str) -> int:
@@ -139,7 +139,7 @@ class _Tasks:
         return self._together(step, self._nodes, (), end_together=end_together, tasks=tasks)
 
     def finish(self, status: int) -> None:
-        """Record the exit status of the run, also after a request to end."""
+        """Record the exit status of the run, even after a request to end."""
         for number in process.END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         self._environ = {**self._environ, LOCAL_CANCELLED: "yes" if self.stopped else ""}
@@ -150,7 +150,7 @@ class _Tasks:
             process.kill_session(record)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Forward a signal that asks to end to the running steps."""
+        """Forward a signal that asks for the end to the running steps."""
         self.stopped = self.stopped or 128 + number
         self._end(number)
 

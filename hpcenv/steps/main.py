@@ -1,7 +1,7 @@
 """The steps that the batch script calls, from `begin` to `finish`, and `local`, which replaces it.
 
-Runs on: COMPUTE NODE, from the copy of the code in the run folder. Here, and only here, a
-step's environment is read, its error is printed and its exit status is set.
+Runs on: COMPUTE NODE, from the copy of the code in the run folder. Only this module reads a step's environment, prints
+its error and sets its exit status.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hpcenv.steps.this_step import say
 
 @dataclass(frozen=True)
 class Step:
-    """Where a step is.
+    """Where the code of a step is.
 
     Attributes:
         module: its module. Every step is a separate process, and the job waits for it: only this module is loaded.
         function: takes the run folder, the environment and perhaps a status; returns the exit status.
         takes: its further arguments: none, an exit status, or a command to start.
-        lasting: it records how a job ended, and the job's end must not end it: Slurm sends TERM to every
-            process of the batch script, and KILL only seconds later (KillWait).
+        lasting: the step records how a job ended, so it must survive TERM: Slurm sends TERM to every process of the
+            batch script, and KILL only seconds later (KillWait).
     """
 
     module: str
@@ -44,7 +44,7 @@ class Step:
         return found
 
     def fits(self, further: int) -> bool:
-        """Return whether it can be called with so many further arguments."""
+        """Return whether the step takes this number of further arguments."""
         return {"nothing": further == 0, "status": further == 1, "command": further > 0}[self.takes]
 
 
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: the step's name, the run folder and further arguments of the step.
     """
-    # The job's locale decides the encoding of its log; a character that it cannot write must not end the step.
+    # The job's locale sets the encoding of its log; a character outside this encoding must not end the step.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -121,6 +121,6 @@ def _run_step(arguments: list[str]) -> int:
         )
     if step.lasting:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            # Ignored, and so by what they start: scontrol would die of it in the middle of a change.
+            # The signal is ignored here and in child processes: otherwise it would kill scontrol during a change.
             signal.signal(number, signal.SIG_IGN)
     return step.load()(RunFolder(Path(arguments[1])), os.environ, *arguments[2:])

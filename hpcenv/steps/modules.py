@@ -17,9 +17,9 @@ from hpcenv.records.run_folder import RunFolder
 
 
 def keep_effects(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Read on standard input what steps/modules.sh has seen, and keep what concerns the ranks.
+    """Read from standard input what steps/modules.sh has recorded, and keep the part that concerns the ranks.
 
-    The environment itself is written nowhere: it may hold credentials.
+    The environment itself is never written to a file: it may hold credentials.
 
     Raises:
         NodesUnknown: a module was not loaded.

@@ -1,8 +1,8 @@
-"""The step `run-tasks`: start the training on all nodes with srun, and wait for its end, but not for a lost node.
+"""The step `run-tasks`: start the training on all nodes with srun, and wait for its end, except on lost nodes.
 
 Runs on: COMPUTE NODE (the batch node).
 
-A node that loses power and is back within seconds has forgotten its tasks. Slurm does not notice it, because the node
+A node that loses power and restarts within seconds has lost its tasks. Slurm does not notice this, because the node
 answers, and srun waits for these tasks until the time limit (seen with Slurm 24.11, 2026-11). So srun is ended a minute
 after the first recorded failure of a node: the tasks of healthy nodes have ended by then (`SECONDS_AFTER_TERM`).
 """
@@ -30,11 +30,11 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.steps.this_step import REQUESTS, find_place, say
 
-# For nodes that still work after another one ended well, for example one that writes the last checkpoint (`srun
+# The time for nodes that still work after another node ended well, for example to write the last checkpoint (`srun
 # --wait`); torchrun itself waits 300 s for them (torch 2.13, exit_barrier_timeout).
 SECONDS_FOR_SLOWER_NODES = 1800
 
-# NFS may show the record of another node a minute late (nfs(5), acdirmax): with that it is two minutes.
+# NFS may show the record of another node a minute late (nfs(5), acdirmax): this adds the second minute.
 _SECONDS_FOR_SRUN = 60.0
 _SECONDS_BETWEEN_LOOKS = 5.0
 
@@ -54,7 +54,7 @@ def run_tasks(run: RunFolder, environ: Mapping[str, str], *command: str) -> int:
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     for number in REQUESTS:
-        # This process waits for srun, which gets these signals, too, and must not inherit that they are ignored.
+        # This process does nothing on these signals. srun gets them too, and must not inherit that they are ignored.
         signal.signal(number, lambda _number, _frame: None)
     child = process.start(command)
     ends = SeenEnds(run, place)
@@ -72,17 +72,17 @@ def run_tasks(run: RunFolder, environ: Mapping[str, str], *command: str) -> int:
 def _status(records: Sequence[NodeExit], of_srun: int) -> int:
     first = first_failure.first_status(records)
     if first is None:
-        # Asked to stop, nothing failed; but what a script then ends with is its own to say.
+        # After a request to stop, no rank has failed. The script may still end with its own status, which is kept.
         ended = [r for r in records if r.stopped and r.status != 0 and not r.asked_to_end]
         first = min(ended, key=lambda record: record.ended).status if ended else of_srun
         if not records and first in _ENDED_SRUN:
-            # srun ends with the bare number of a signal if it was ended itself, for example because the disk is full.
+            # If a signal ended srun itself, for example on a full disk, the status is only the signal's number.
             first += 128
     return first
 
 
 class SeenEnds:
-    """When the first node ended, and when the first one failed, as far as this process has seen it."""
+    """When the first node ended and when the first node failed, as far as this process has seen."""
 
     def __init__(self, run: RunFolder, place: ThisNode) -> None:
         self._run = run
@@ -91,7 +91,7 @@ class SeenEnds:
         self._failed: float | None = None
 
     def late(self, now: float) -> str:
-        """Look, and return in words which nodes srun has waited for too long; empty while it may wait.
+        """Read the records, and return as text which nodes srun has waited for too long; empty while it may wait.
 
         Args:
             now: in seconds of the monotonic clock.
@@ -133,7 +133,7 @@ def saving_until(run: RunFolder, manifest: Manifest, place: ThisNode) -> float:
     for node in place.nodes:
         with contextlib.suppress(HpcenvError):
             request = load_record(StopRequest, run.stop_of(node))
-            # TERM without a reason is srun's own: it ends the other nodes when one has failed.
+            # TERM without a recorded reason comes from srun itself: it ends the other nodes if one has failed.
             is_stop = request.reason in ("time-limit", "preemption") or request.signal == WARNING.name
             if request.attempt == place.attempt and is_stop:
                 ends = request.asked + manifest.stop.grace if request.ends is None else request.ends

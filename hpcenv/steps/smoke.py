@@ -21,7 +21,7 @@ def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def smoke_pairs(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Test pairs of nodes, with this node in some of them."""
+    """Test the pairs of nodes that this node belongs to."""
     return _status_of(_smoke(run, environ, pairs=True))
 
 

@@ -1,4 +1,4 @@
-"""The smoke test on the batch node: its plan, before the ranks of the test start, and what they found.
+"""The smoke test on the batch node: plan the test before its ranks start, and judge their reports.
 
 Runs on: COMPUTE NODE (the batch node).
 """
@@ -21,15 +21,15 @@ from hpcenv.steps.this_step import SECONDS_FOR_FILES, exit_status, find_place
 def plan(
     manifest: Manifest, run: RunFolder, verdict: Verdict, reported: Mapping[str, Facts], *, job_id: str
 ) -> Verdict:
-    """Plan the smoke test where none on these nodes holds still; return the verdict that holds now."""
+    """Plan the smoke test unless an earlier result for these nodes is still valid; return the current verdict."""
     planned = conclude.prepare(manifest, run, verdict, reported, job_id=job_id, now=time.time())
     return _say_concluded(planned, manifest)
 
 
 def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Join what all nodes saw in the smoke test; a failure changes the verdict.
+    """Combine the reports of all nodes on the smoke test; a failure changes the verdict.
 
-    Returns 0 when training may start, or when pairs have to be tested first; 90 or 91 when it may not.
+    Returns 0 if the training may start, or if pairs must be tested first; 90 or 91 if it may not start.
     """
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
@@ -38,7 +38,7 @@ def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _say_concluded(concluded: conclude.Concluded, manifest: Manifest) -> Verdict:
-    """Print what the smoke test gave; return the verdict that holds now."""
+    """Print the result of the smoke test; return the current verdict."""
     for line in concluded.lines:
         print(line, flush=True)
     verdict = concluded.verdict or concluded.before

@@ -15,7 +15,7 @@ from hpcenv.steps.this_step import end_in_order, find_place
 
 
 def look(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Write what this node has on its disk already and could take."""
+    """Record which files this node already has on its disk, and for which ones it has space."""
     end_in_order()
 
     manifest = open_manifest(run, environ)
@@ -25,7 +25,7 @@ def look(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def send(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Bring to the nodes what most of them lack. Ends with 1 when they have nothing to do about it."""
+    """Send the files that most nodes lack. Ends with 1 if no keep step is needed, because every node has all copies."""
     manifest = open_manifest(run, environ)
     return 0 if stage.send(manifest, run, find_place(run, manifest, environ), environ) else 1
 

@@ -1,4 +1,4 @@
-"""The step `stopped`: the job was asked to end before its training began.
+"""The step `stopped`: handle a request to end that came before the training began.
 
 Runs on: COMPUTE NODE.
 """
@@ -16,10 +16,10 @@ from hpcenv.steps.this_step import REQUESTS, find_place, read_status
 
 
 def stopped(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
-    """Note that this job was asked to end before its training began (decision 0009).
+    """Record that this job was asked to end before its training began (decision 0009).
 
     Args:
-        status: 128 + the signal that the batch script or a step of it got.
+        status: 128 + the number of the signal that the batch script or one of its steps got.
 
     Returns the status to end with, 143 if it was cancelled, else 91; 0 to continue if TERM came
     and Slurm does not report that the job must end.

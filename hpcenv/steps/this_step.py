@@ -1,6 +1,6 @@
-"""What the steps have in common: the log, the place in the job, the status given as a word, and signals.
+"""What all steps share: the log, the node and attempt, exit statuses given as text, and signals.
 
-Runs on: COMPUTE NODE. Every step loads this module, and the job waits for it, so it imports little.
+Runs on: COMPUTE NODE. Every step loads this module, and the job waits for it. So this module imports little.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hpcenv.records.verdict import Verdict
 
 # NFS may show a file written by another node only after its attribute cache expires
 # (nfs(5): acregmax 60 s, acdirmax 60 s; a lookup of a name never asked for before is
-# fresh, so this is rarely needed at all).
+# always fresh, so this wait is rarely needed).
 SECONDS_FOR_FILES = 20.0
 
-# What asks a job to stop or to end; the first two are Slurm's warning and what a user may send.
+# The signals that ask a job to stop or end: Slurm's warning, the signal that a user may send, and TERM.
 REQUESTS = (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM)
 
 
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 def find_place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -> ThisNode:
-    """Return where this step runs; the jobs of a chain count their starts together."""
+    """Return the node and attempt of this step; the jobs of a chain share one count of attempts."""
     place = find_this_node(environ, cluster=manifest.cluster)
     if manifest.chain < 2:
         return place
@@ -51,19 +51,19 @@ def started_at(run: RunFolder) -> float | None:
 
 
 def end_in_order() -> None:
-    """Turn a signal that asks this step to end into an exception, which ends the probe and removes its folder.
+    """Turn a signal that asks for the end into an exception, which ends the probe and removes its folder.
 
-    The batch script sees the signal in the exit status, also if it came before this call.
+    The batch script sees the signal in the exit status, even if it came before this call.
     """
     for number in REQUESTS:
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
 
 
 def read_status(word: str) -> int:
-    """Return an exit status that the batch script gives as a word.
+    """Return the exit status that the batch script passes as text.
 
     Raises:
-        UsageError: it is no number.
+        UsageError: the text is not a number.
     """
     if not re.fullmatch("[0-9]+", word):
         raise UsageError(f"`{word}` is not an exit status")

@@ -51,7 +51,7 @@ def find(options: SubmitOptions, context: Context, cluster: Cluster) -> EarlierR
 
 
 def _job_of(entry: Submitted | Sweep, run: Submitted) -> str:
-    """Return the job that must end well: the last one of a chain, the whole array of a sweep."""
+    """Return the job that must complete: the last job of a chain, or the whole array of a sweep."""
     job_id = run.job_ids[-1]
     return job_id.partition("_")[0] if isinstance(entry, Sweep) else job_id
 
@@ -69,7 +69,7 @@ def _failed(name: str, state: str, detail: str) -> SubmitRejected:
 
 
 def with_dependency(request: Request, earlier: EarlierRuns) -> Request:
-    """Return what Slurm is asked for, with the jobs that must complete first; Slurm cancels what can never start.
+    """Return the request to Slurm, with the jobs that must complete first; Slurm cancels a job that can never start.
 
     Raises:
         UsageError: the user's own dependency starts the job after any of several jobs.
@@ -84,7 +84,7 @@ def with_dependency(request: Request, earlier: EarlierRuns) -> Request:
     dependency = ",".join(filter(None, (own, *completed)))
     if not dependency:
         return request
-    # Otherwise a job that can never start would stay in the queue, and be waited for without end.
+    # Otherwise a job that can never start would stay in the queue, and hpcenv would wait for it without end.
     sbatch = {"kill-on-invalid-dep": "yes", **request.sbatch}
     return replace(request, dependency=dependency, sbatch=sbatch)
 

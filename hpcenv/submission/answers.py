@@ -1,4 +1,4 @@
-"""What other programs answer while a submission is planned, and beside it. Runs on: LOGIN NODE."""
+"""Ask other programs while a submission is planned, and collect their answers. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Told = TypeVar("_Told")
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What other programs answer while the run is planned; None where they are not asked.
+    """The answers of other programs while the run is planned; None for a program that is not asked.
 
     Attributes:
-        offers: what sinfo says of the cluster's nodes.
-        resources: what scontrol says that the nodes have.
-        tree: what git says of the folder of the code.
+        offers: the answer of sinfo on the cluster's nodes.
+        resources: the answer of scontrol on the resources of the nodes.
+        tree: the answer of git on the folder of the code.
     """
 
     offers: Future[tuple[Offer, ...]] | None
@@ -40,7 +40,7 @@ class Answers:
 
 @contextlib.contextmanager
 def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[Answers]:
-    """Ask sinfo, scontrol and git beside the planning; the end of the block kills those that still run."""
+    """Ask sinfo, scontrol and git in parallel with the planning; the end of the block kills those that still run."""
     on_slurm, stop, environ = cluster == "slurm", threading.Event(), context.environ
     folder = None if options.copied is not None else code_folder(options, context.cwd)
     with ThreadPoolExecutor(3, initializer=process.stop_with, initargs=(stop,)) as pool:
@@ -57,7 +57,7 @@ def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluste
 
 
 def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
-    """Return whether a share of the nodes may have to be computed; a site profile may still have the values."""
+    """Return whether CPUs and memory may have to be computed; a site profile may still give the values."""
     project = workspace.project.submit
     gpus = project.gpus if options.gpus is None else options.gpus
     given = [(getattr(options, name), getattr(project, name)) for name in ("cpus", "mem")]
@@ -65,7 +65,7 @@ def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
 
 
 def read_answer(answer: Future[_Told] | None) -> _Told | str | None:
-    """Return what a command answers, or why that is not known; None if nothing was called.
+    """Return the answer of a command, or why it is not known; None if no command was called.
 
     Raises:
         SubmitRejected: munge does not run here, so nothing can be submitted.

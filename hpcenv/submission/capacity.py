@@ -1,7 +1,7 @@
-"""Can a partition ever run this job? Compare the request with what the nodes have.
+"""Can a partition ever run this job? Compare the request with the resources of the nodes.
 
-Runs on: LOGIN NODE. Pure: the answer of sinfo is an argument. Nodes that are down are counted. A
-request is refused only if no node can ever fulfil it; what is not known is accepted.
+Runs on: LOGIN NODE. Pure: the answer of sinfo is an argument. Nodes that are down are counted. A request is refused
+only if no node can ever fulfil it; unknown values are accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Fault:
 
 
 def judge(request: Request, origins: Mapping[str, str], offered: Sequence[Offer]) -> list[str]:
-    """Return notes about the request, given what the cluster has.
+    """Return notes about the request, based on the resources of the cluster.
 
     Args:
         origins: name of an option -> where its value comes from.
@@ -74,7 +74,7 @@ def meant(request: Request, offered: Sequence[Offer]) -> list[Offer]:
 
 
 def host_names(value: str | None) -> frozenset[str]:
-    """Return the nodes that --nodelist or --exclude names; none where only Slurm can read the value."""
+    """Return the nodes that --nodelist or --exclude names; empty if only Slurm can read the value."""
     try:
         return frozenset() if value is None or "/" in value else frozenset(expand_hostlist(value))
     except (ValueError, RecursionError):
@@ -171,7 +171,7 @@ def _fault(
     for what, origin, fits in _conditions(request, origins):
         fitting = [offer for offer in left if fits(offer)]
         if _count(fitting, excluded) < needed:
-            # Each condition alone is fulfilled, but not all of them by the same nodes.
+            # Some nodes fulfil each single condition, but no node fulfils all of them.
             before = "" if left is offers else " and everything else in the request"
             return _Fault(
                 what=f"partition `{name}` has {_nodes(_count(fitting, excluded))} with {what}{before}, {requested}",
@@ -326,7 +326,7 @@ def _nodes_requested(request: Request, origins: Mapping[str, str]) -> str:
 
 
 def _nodes_origin(origins: Mapping[str, str]) -> str | None:
-    """Return where the number of nodes comes from; None where it was typed."""
+    """Return the source of the number of nodes; None if the number was typed."""
     origin = origins.get("nodes", "hpcenv's default, 1")
     return None if origin == "--nodes" else f"--nodes comes from {origin}"
 
@@ -336,7 +336,7 @@ def _first(origins: Mapping[str, str], *names: str) -> str:
 
 
 def _shown(offers: Sequence[Offer]) -> str:
-    """Return what the nodes of a partition have, each kind of node one time."""
+    """Return the resources of a partition's nodes, once for each kind of node."""
     kinds: dict[str, int] = {}
     for offer in offers:
         gpus = ", ".join(f"{count} GPUs{f' ({kind})' if kind else ''}" for kind, count in sorted(offer.gpus.items()))

@@ -1,9 +1,8 @@
 """Which site profile a run uses.
 
-Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names it. Otherwise it is the
-profile for this cluster, from the user's folder, from the project, from the folders of the
-machine, or from those in HPCENV_SITES. The examples in hpcenv are used only if they are named: they
-were not tested here.
+Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names it. Otherwise it is the profile for this
+cluster, from the user's folder, the project, the folders of the machine, or the folders in HPCENV_SITES. The example
+profiles in hpcenv are used only by name, because they were not tested here.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ NotedProfile = tuple[Profile | None, tuple[str, ...]]
 
 
 def choose(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> NotedProfile:
-    """Return the profile that is named or that is for this cluster; None without one.
+    """Return the named profile, or the profile for this cluster; None without such a profile.
 
     Raises:
         SpecError: the named profile does not exist, or the profile for this cluster is not valid.
@@ -56,7 +55,7 @@ def choose(workspace: Workspace, options: SubmitOptions, context: Context, clust
 
 
 def find(named: str | None, origin: str, root: Path | None, context: Context) -> NotedProfile:
-    """Return the named profile, else the one for this cluster; None for `none`, or without one.
+    """Return the named profile, else the profile for this cluster; None for `none`, or if there is no profile.
 
     Raises:
         SpecError, FileUnusable: as `choose`.
@@ -67,7 +66,7 @@ def find(named: str | None, origin: str, root: Path | None, context: Context) ->
 
 
 def named_outside(root: Path | None, site: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the profile that is named beside the command line, and what names it.
+    """Return the profile that HPCENV_SITE or hpcenv.toml names, and which of the two names it.
 
     Args:
         root: folder of hpcenv.toml; None outside a project.
@@ -89,7 +88,7 @@ def by_name(named: str, origin: str, root: Path | None, context: Context) -> Pro
         SpecError, FileUnusable: as `choose`.
     """
     if site_files.is_path(named):
-        # A path on the command line is relative to the current folder, one in hpcenv.toml to its folder.
+        # A path on the command line is relative to the current folder, a path in hpcenv.toml to its folder.
         base = root if root is not None and origin.startswith("`site`") else context.cwd
         path = Path(os.path.abspath(base / os.path.expanduser(named)))
         if not os.path.lexists(path):
@@ -113,12 +112,12 @@ def by_name(named: str, origin: str, root: Path | None, context: Context) -> Pro
 
 
 def _instead(known: Sequence[str]) -> Hint:
-    """Return what else the user can name; hpcenv brings some profiles."""
+    """Return a hint with the profiles that the user can name; hpcenv contains some."""
     return (Command("hpcenv", "doctor"), f" shows which one fits; --site none uses none. There are: {', '.join(known)}")
 
 
 def _load(path: Path, *, trusted: bool = False) -> Profile:
-    """Read a profile; one of the profiles in hpcenv is trusted like hpcenv's code."""
+    """Read a profile; the profiles in hpcenv are trusted like hpcenv's code."""
     site, refusal = site_files.read(path)
     if refusal is not None and not trusted:
         raise refusal
@@ -126,7 +125,7 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
 
 
 def by_cluster(project: Path | None, context: Context) -> NotedProfile:
-    """Return the nearest profile for this cluster; None without one.
+    """Return the nearest profile for this cluster; None without such a profile.
 
     The name of the cluster is looked up only if there are profiles.
 
@@ -174,8 +173,8 @@ def for_run(
     """Return the profile with the values that are for this run.
 
     Args:
-        nodes, partition, gpu_type: as requested; None where that is Slurm's choice.
-        now: values that had to be checked again before are named in its `left_out`; None to name none.
+        nodes, partition, gpu_type: as requested; None if Slurm chooses.
+        now: the current date: values whose date for a new check is past are named in `left_out`; None to name none.
     """
     support = lock_model.gpu_support(locked)
     gpu = gpu_type or locked.host.gpu or None
@@ -211,11 +210,11 @@ def require_runtime(profile: Profile) -> None:
 
 
 def with_options(request: Request, profile: Profile | None) -> Request:
-    """Return the request with the options of sbatch and srun that the profile has for this run; others win."""
+    """Return the request with the options of sbatch and srun from the profile; other sources have priority."""
     if profile is None:
         return request
     sbatch, srun = (_passed_on(profile, program) for program in ("sbatch", "srun"))
-    # A mapping of Any: the attributes are of several types, and site.py has checked the values.
+    # A mapping of Any, because the attributes have several types; site.py has checked the values.
     own: dict[str, Any] = {n: v for n, v in _own_options(profile).items() if getattr(request, n) is None}
     return replace(request, sbatch={**sbatch, **request.sbatch}, srun={**srun, **request.srun}, **own)
 
@@ -233,7 +232,7 @@ def _own_options(profile: Profile) -> dict[str, str]:
 
 
 def with_origins(origins: Mapping[str, str], profile: Profile | None) -> Mapping[str, str]:
-    """Return the origins of a request's values, with those that [[option]] of the profile brings."""
+    """Return the origins of a request's values, including the values from [[option]] of the profile."""
     if profile is None:
         return origins
     return {**dict.fromkeys(_own_options(profile), f"[[option]] in {profile.path}"), **origins}

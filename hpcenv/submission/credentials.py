@@ -1,7 +1,7 @@
-"""What looks like a credential: the name of a file, a line of text, an argument of a script. Pure.
+"""Find what looks like a credential: the name of a file, a line of text, an argument of a script. Pure.
 
-Runs on: LOGIN NODE. This decides what stays out of copies that other people read, where git does not say it. It is a
-guess by names and forms: it can miss one, and it can suspect a value that is none.
+Runs on: LOGIN NODE. If git does not decide it, this module decides what stays out of copies that other people read. It
+guesses by names and forms: it can miss a credential, and it can suspect a harmless value.
 
 Which names stand for credentials is in hpcenv/records/variables.py.
 """
@@ -27,7 +27,7 @@ _FILES = (
     *("password.*", "passwords.*", "*[_-]password.*", "token", "token.txt", "*[_-]token", "*[_-]token.txt"),
     *("apikey*", "api[_-]key*", "service*account*.json"),
 )
-# Folders of them: `.aws/config` has no telling name.
+# Folders of such files: the name `.aws/config` alone does not show it.
 _FOLDERS = (".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "secrets", ".secrets")
 
 # Forms of tokens, each behind a text that it contains: config/gitleaks.toml of gitleaks at b58d3f1 (2026-07-22), some
@@ -53,11 +53,11 @@ _FORMS = tuple(
     )
 )
 
-# `token` and `key` alone say it only of a value that looks drawn at random.
+# With the names `token` and `key` alone, only a value that looks random counts.
 _WEAK_NAME = re.compile(r"(?:.*[^a-z])?(?:tokens?|keys?|auth)", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=[A-Za-z+/]*[0-9])(?=[0-9+/]*[A-Za-z])[A-Za-z0-9+/]{20,}={0,2}")
 
-# Where such a name may end, in text in lower case: NAME = VALUE and NAME: VALUE, with or without quotes around NAME.
+# Where such a name may end, in lower-case text: NAME = VALUE and NAME: VALUE, with or without quotes around NAME.
 _ENDS = re.compile(
     r"((?:token|key|secret|password|passwd|passphrase|pwd|cred|credential|auth)s?)[\"']?\]?[ \t]*"
     r"(?::[ \t]*(?:str|final(?:\[str\])?)[ \t]*=|:=|=|:)[ \t]*"
@@ -69,7 +69,7 @@ _BARE = re.compile(r"""(?P<value>[^\s"'][^\s,}\]]{2,400})""")
 # After a value without quotes. In a sentence, more words follow.
 _BEHIND_BARE = re.compile(r"[ \t]*(?:[#,}\]\n]|\Z)")
 _SHORTEST = 4
-# Values that only stand for another: `<TOKEN>`, `${HF_TOKEN}`, `xxxx`, `os.environ[...]`, `env:NAME`, a path, a word of
+# Placeholders: `<TOKEN>`, `${HF_TOKEN}`, `xxxx`, `os.environ[...]`, `env:NAME`, a path, a word of
 # the name itself, a sentence; and the name of a variable.
 _PLACEHOLDER = re.compile(
     r"[<\[({$%*/~]|x{3,}|\.{3}|(?:none|null|nil|true|false|yes|no|todo|dummy|redacted|example)\b|change[_-]?me|"
@@ -83,7 +83,7 @@ _MODULES = (".py", ".pyi", ".ipynb")
 
 
 def is_named_like_one(path: str) -> bool:
-    """Return whether the name of a file, or of a folder above it, usually stands for credentials."""
+    """Return whether the name of a file, or of a folder above it, is usual for credentials."""
     *folders, name = path.lower().split("/")
     return any(folder in _FOLDERS for folder in folders) or any(fnmatch.fnmatchcase(name, one) for one in _FILES)
 
@@ -107,10 +107,10 @@ def _pairs(text: str, *, bare: bool) -> Iterator[int]:
     """Yield where a name with a value looks like a credential.
 
     Args:
-        bare: values without quotes count, too.
+        bare: whether values without quotes count, too.
     """
     lower = text.lower()
-    # A few characters have two in lower case, and then the places would differ.
+    # A few characters become two characters in lower case, and then the positions would differ.
     for end in _ENDS.finditer(lower if len(lower) == len(text) else text):
         value = _QUOTED.match(text, end.end())
         if value is None and bare:
@@ -156,7 +156,7 @@ def arguments(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def notes_on(manifest: Manifest) -> tuple[str, ...]:
-    """Return notes where a setting or an argument looks like a credential: the manifest has the value."""
+    """Return notes on settings and arguments that look like credentials: the manifest has their values."""
     notes = []
     names = [setting.name for setting in manifest.settings if looks_like_credential(setting.name)]
     if names:

@@ -1,4 +1,4 @@
-"""What a determinism profile means for one run: the options of the start hook, and environment variables.
+"""Turn a determinism profile into options of the start hook and environment variables for one run.
 
 Runs on: LOGIN NODE. The table of switches is incontainer/start_hook/switches.py.
 """
@@ -26,10 +26,10 @@ def determinism_options(
     backend: str,
     launcher: Launcher | Literal["tasks"],
 ) -> DeterminismOptions:
-    """Return how strictly a run must repeat. Pure.
+    """Return how strictly a run must be repeatable. Pure.
 
     Args:
-        options: merged; `determinism` and `seed` win over hpcenv.toml and the lockfile.
+        options: merged options; `determinism` and `seed` have priority over hpcenv.toml and the lockfile.
         gpus: of each node.
         backend: of torch.distributed.
         launcher: what starts the ranks.
@@ -68,7 +68,7 @@ def _nccl(locked: Lockfile) -> tuple[int, int] | None:
 
 
 def recording_options(options: SubmitOptions, project: Project) -> RecordingOptions:
-    """Return what the ranks of a run record. Pure."""
+    """Return which values the ranks of a run record. Pure."""
     every = options.hash_parameters_every
     first, last = (0, 0) if options.trace_steps is None else first_and_last(options.trace_steps)
     return RecordingOptions(
@@ -90,5 +90,5 @@ def variables(determinism: DeterminismOptions) -> tuple[Setting, ...]:
 
 
 def origin_of(determinism: DeterminismOptions) -> str:
-    """Return where these variables come from; judge/network/lint.py knows the first words."""
+    """Return the origin of these variables; judge/network/lint.py recognises its first words."""
     return f"base seed {determinism.seed}" if determinism.seeds else f"determinism profile {determinism.profile}"

@@ -1,4 +1,4 @@
-"""Checks before a job is queued: they refuse what would fail after the wait.
+"""Checks before a job is queued: they refuse a job that would fail only after its wait in the queue.
 
 Runs on: LOGIN NODE. Each check returns notes or raises; none writes anything.
 """
@@ -77,7 +77,7 @@ def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchS
     error is a note.
 
     Args:
-        shape: how it will be started, for notes on what does not fit to that.
+        shape: how the script will be started, for notes on code that does not fit.
     """
     try:
         with warnings.catch_warnings():
@@ -85,7 +85,7 @@ def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchS
             # This is what ast.parse does; the import of ast would cost time.
             tree = compile(content, script, "exec", flags=_ONLY_PARSE, dont_inherit=True)
     except (RecursionError, MemoryError):
-        return []  # too deeply nested for this parser: the job will tell
+        return []  # too deeply nested for this parser: the job will show whether it is correct
     except (SyntaxError, ValueError) as error:
         message, line = (error.msg, error.lineno) if isinstance(error, SyntaxError) else (str(error), None)
         where = f"line {line}: {message}" if line else message
@@ -104,8 +104,8 @@ def _minor(version: str) -> tuple[int, ...]:
 def places_of_nodes(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
 ) -> dict[str, Path]:
-    """Return the folders that every node must see, by what they are."""
-    # The new run has its own copy of a copied run's code: the nodes read that one.
+    """Return the folders that every node must see, each with a description."""
+    # The new run makes its own copy of the old run's code: the nodes read the new copy.
     works_here = options.copied is None or options.workdir == LIVE
     places = {
         "the run folder": run_folder,
@@ -130,7 +130,7 @@ def places_of_nodes(
 def require_shared(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
 ) -> list[str]:
-    """Refuse folders that nodes cannot see; return notes about folders where that is not known."""
+    """Refuse folders that nodes cannot see; return notes about folders for which this is not known."""
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = places_of_nodes(run_folder, options, context, environment, checkpoint)
     notes = []
@@ -155,8 +155,8 @@ def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool,
     A file may be on the local disks of the nodes.
 
     Args:
-        local: the ranks run on this machine.
-        as_here: neither modules nor `setup` can add variables.
+        local: whether the ranks run on this machine.
+        as_here: whether neither modules nor `setup` can add variables.
 
     Raises:
         UsageError: a variable is not set.
@@ -232,7 +232,7 @@ def _typed(option: Option, origins: Mapping[str, str]) -> bool:
 def read_offers(
     answer: Future[tuple[node_types.Offer, ...]] | None,
 ) -> tuple[tuple[node_types.Offer, ...], tuple[str, ...]]:
-    """Return what the cluster has. If sinfo does not answer in time, a note says it; nothing is checked then.
+    """Return the resources of the cluster. If sinfo does not answer in time, return a note; then nothing is checked.
 
     Args:
         answer: of `node_types.offers`; None if sinfo was not asked.
@@ -271,7 +271,7 @@ _NO_ROOM = 16 * 10**6
 _LITTLE_ROOM = 10**9
 
 
-# Slurm may send the signal of --signal so much too early (sbatch(1), 24.11): it checks from time to time.
+# Slurm may send the signal of --signal this much too early (sbatch(1), 24.11), because it checks only at intervals.
 _EARLY_SECONDS = 60
 
 
@@ -318,7 +318,7 @@ def check_space(run_folder: Path) -> list[str]:
 
 
 def require_start_line(manifest: Manifest) -> None:
-    """Refuse here what the start command of the container cannot contain; otherwise the nodes refuse it."""
+    """Refuse values that the start command of the container cannot contain; otherwise the nodes would refuse them."""
     run = RunFolder(Path(manifest.run_folder))
     build_start_command(
         manifest.environment,

@@ -14,7 +14,7 @@ from hpcenv.records.manifest import Environment
 
 
 def require_name(name: str) -> None:
-    """Refuse what cannot be the name of a console script.
+    """Refuse text that cannot be the name of a console script.
 
     Raises:
         ScriptUnusable: it is a path.
@@ -28,7 +28,7 @@ def require_name(name: str) -> None:
 
 
 def require_in_environment(name: str, environment: Environment) -> tuple[str, ...]:
-    """Look for a console script; return a note where it is known only on the nodes.
+    """Look for a console script; return a note if only the nodes can find it.
 
     Raises:
         ScriptUnusable: the environment of the host does not have it.

@@ -1,7 +1,7 @@
-"""What a repetition of a run compares of the variables that reached the ranks of the first run.
+"""Select the variables of the first run's ranks that a repetition of the run compares.
 
 Runs on: LOGIN NODE. Pure. The nodes compare, because only they know what the job has: each variable of the first run is
-one more expectation of the new one. What this shell has otherwise is said before anything is queued.
+one more expectation of the new one. Before anything is queued, a note names the variables that differ in this shell.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SHOWN = 5
 
 
 def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, environ: Mapping[str, str]) -> Plan:
-    """Return the plan with the variables that the nodes must find as in the first run, and a note on this shell.
+    """Return the plan with the variables that must be as in the first run, and a note on differences in this shell.
 
-    A variable that an option sets is none of them: `hpcenv rerun` says how options differ.
+    A variable that an option sets is not included: `hpcenv rerun` reports how options differ.
 
     Args:
         before: the first run.
@@ -54,7 +54,7 @@ def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, 
         for name, value in wanted.items()
     )
     plan = replace(plan, manifest=replace(manifest, expectations=(*manifest.expectations, *expected)))
-    # Modules and lines of `setup` may still set what the first run had.
+    # Modules and lines of `setup` may still set the values of the first run.
     changed = (
         []
         if manifest.modules or manifest.setup
@@ -70,7 +70,7 @@ def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, 
 def _of_first(before: Manifest, verdict: Verdict) -> tuple[dict[str, str], set[str]]:
     """Return the variables of all ranks of the first run, and the names that are not compared.
 
-    These are those that an option has set, and those that belong to one node, job or run.
+    Not compared: variables that an option has set, and variables that belong to one node, job or run.
     """
     job = verdict.rendezvous.id.rpartition(".")[0] if verdict.rendezvous is not None else ""
     found: dict[str, set[str]] = {}

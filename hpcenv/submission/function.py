@@ -1,4 +1,4 @@
-"""A Python function as a run: what is sent to the ranks, and what they send back.
+"""A Python function as a run: send it to the ranks, and read what they send back.
 
 Runs on: LOGIN NODE. The ranks run incontainer/call.py. The function, its arguments and its results are pickled in
 submitit's way and in the folder of the executor; the code that calls it travels in the run folder.
@@ -26,7 +26,7 @@ from hpcenv.submission.plan import Call
 
 FOLDER = "function"
 _SCRIPT = f"{FOLDER}/call.py"
-# A login node has to hold a result in memory. More belongs into a file that the function writes.
+# A login node has to hold a result in memory. The function should write larger results into a file.
 _MOST_BYTES = 2 * 10**9
 
 
@@ -47,10 +47,10 @@ def make_call(
         folder: the part of the executor's folder that all jobs share.
         submitit_folder: the executor's folder, with submitit's `%j`, `%A` and `%a`.
         python: version of the interpreter in the locked environment.
-        per: once in each of plain processes, as submitit does, or once in each rank of torchrun.
+        per: call it once in each plain process, as submitit does, or once in each rank of torchrun.
         outputs: a folder that the function writes to.
-        name: of the run; None takes that of the function.
-        stderr_to_stdout: the ranks write both to one log.
+        name: of the run; None for the name of the function.
+        stderr_to_stdout: whether the ranks write both to one log.
 
     Raises:
         UsageError: it is not callable, or the locked Python cannot find it by its name.
@@ -134,7 +134,7 @@ def _dump_by_value(submission: Any, path: Path) -> None:
 
 
 def _named(function: Any) -> Any:
-    """Return what has a name and a module: the function, that in a `partial` or wrapper, or the class of an object."""
+    """Return the object that has a name and a module: a function, also in a `partial` or a wrapper, or a class."""
     while isinstance(function, functools.partial) or _is_wrapper(function):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     has_name = hasattr(function, "__qualname__") and getattr(function, "__module__", None)
@@ -182,7 +182,7 @@ def _require_name(named: Any, python: str) -> None:
 
 
 def _require_guard(named: Any, python: str) -> None:
-    """Refuse a program that submits at the top level of its file: the ranks would come to that line, too."""
+    """Refuse a program that submits at the top level of its file: the ranks would run that line, too."""
     file = _file_of("__main__") if named.__module__ == "__main__" else None
     frame = inspect.currentframe()
     while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
@@ -196,7 +196,7 @@ def _require_guard(named: Any, python: str) -> None:
             raise UsageError(
                 f"{file.name}, line {line}, submits at the top level of the file",
                 why=f"the environment has Python {python}, this is {sys.version.split()[0]}: "
-                f"each rank imports the file to find `{named.__qualname__}`, and would come to this line, too",
+                f"each rank imports the file to find `{named.__qualname__}`, and would run this line, too",
                 hint='put what submits under `if __name__ == "__main__":`',
             )
 
@@ -217,7 +217,7 @@ def _packages() -> dict[str, bytes]:
         for path in sorted(folder.rglob("*.py")):
             if not path.name.startswith("test_") and path.name != "conftest.py":
                 files[f"{FOLDER}/packages/{package.__name__}/{path.relative_to(folder)}"] = path.read_bytes()
-    # An older copy before that of the environment would break other packages: it is the last one to be found.
+    # An older copy before the environment's own would break other packages: so this copy comes last on the path.
     files[f"{FOLDER}/fallback/typing_extensions.py"] = Path(typing_extensions.__file__).read_bytes()
     return files
 

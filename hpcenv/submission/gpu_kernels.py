@@ -1,4 +1,4 @@
-"""What the compatibility table refuses before a job is queued: GPUs and packages that the locked torch cannot use.
+"""Refuse, by the compatibility table, GPUs and packages that the locked torch cannot use, before a job is queued.
 
 Runs on: LOGIN NODE. Only submissions with GPUs import this module.
 """
@@ -51,14 +51,14 @@ def refuse_gpu_without_kernels(
     first = [judged[0] for judged in bad.values() if judged]
     _refuse_small_gpus(locked, models, origin)
     severity = lock_model.severities_of(locked).of("host.gpu-compute-capabilities")
-    # A partition may have several GPU models: it is refused only if there are kernels for none of them.
+    # A partition may have several GPU models: the job is refused only if torch has kernels for none of them.
     if first and len(first) == len(models) and severity == "must":
         raise SubmitRejected(first[0].what, why=f"{first[0].why}; the GPU is known from {origin}", hint=first[0].hint)
     return [f"{judgement.what} ({origin})" for judged in bad.values() for judgement in judged]
 
 
 def _without_kernels(locked: Lockfile, known: Compat, model: GpuModel) -> list[Judgement]:
-    """Return what has no kernels for a GPU: torch, and packages that were compiled in the image."""
+    """Return the packages without kernels for a GPU: torch, and packages that were compiled in the image."""
     capability = model.compute_capability
     arch_list, machine = lock_model.arch_list_of(locked), lock_model.machine_of(locked)
     judged = [covers(known, arch_list, capability, gpu=model.name, machine=machine)]
@@ -70,7 +70,7 @@ def _without_kernels(locked: Lockfile, known: Compat, model: GpuModel) -> list[J
 
 
 def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], origin: str) -> None:
-    """Refuse GPUs that are sold with less memory than the project asks for; nodes look at the real size.
+    """Refuse GPU models with less memory than the project asks for; the nodes check the real size.
 
     Raises:
         SubmitRejected: none of the GPUs has a size that is large enough.

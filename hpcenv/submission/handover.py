@@ -47,7 +47,7 @@ class Handover:
 
 
 def export_job(workspace: Workspace, options: SubmitOptions, context: Context, folder: Path) -> Handover:
-    """Write what `submit` would hand to Slurm into a folder; submit nothing.
+    """Write the files that `submit` would give to Slurm into a folder; submit nothing.
 
     Args:
         folder: must not exist yet.

@@ -1,7 +1,7 @@
 """Files of the project that hide a locked package or a module of the standard library from the ranks.
 
-Runs on: LOGIN NODE. Python looks into the folder of the script first, and for `-m` into the working directory. No
-check of an environment can see that: the locked package is there and unchanged, and another file is imported.
+Runs on: LOGIN NODE. Python looks into the folder of the script first, and for `-m` into the working directory. No check
+of an environment can see that: the locked package is unchanged, but Python imports another file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from hpcenv.project.lockfile import Lockfile
 
-# Distribution -> the module that it brings, where that is another word.
+# Distribution -> its module, if the names differ.
 _IMPORTED_AS = {
     "attrs": "attr", "beautifulsoup4": "bs4", "opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "PIL",
     "protobuf": "google", "python-dateutil": "dateutil", "pytorch-lightning": "pytorch_lightning", "pyyaml": "yaml",
     "scikit-image": "skimage", "scikit-learn": "sklearn",
 }  # fmt: skip
-# Python has loaded these before it looks into the folder, or nothing but its own tests imports them (`test`).
+# Python has loaded these before it looks into the folder, or only its own tests import them (`test`).
 _NEVER_HIDDEN = frozenset(
     (
         *sys.builtin_module_names,
@@ -40,12 +40,12 @@ _MODULE = re.compile(r"([A-Za-z_]\w*)(\.py|\.pyc|(\.[\w-]+)*\.so)\Z")
 
 
 def hidden_names(folder: Path | None, locked: Lockfile, packages: Path | None) -> tuple[str, ...]:
-    """Return which files hide what, a phrase each.
+    """Return a phrase for each file that hides a module.
 
     Args:
         folder: where Python looks first; None if there is no such folder.
-        locked: the lockfile. Of a package that is not installed by its own name only the common ones are known.
-        packages: the folder of a host environment's packages, which has the names; None where it is not known.
+        locked: the lockfile. If a package and its module have different names, only common packages are known.
+        packages: the folder of a host environment's packages, which has the module names; None if it is not known.
     """
     if folder is None:
         return ()
@@ -69,7 +69,7 @@ def _hides(file: str, name: str, brought: dict[str, str], packages: Path | None)
 
 
 def _modules(folder: Path, only: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the files and folders by which Python finds a module here: a folder without `__init__` hides nothing."""
+    """Yield the files and folders in which Python finds a module here: a folder without `__init__` hides nothing."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:

@@ -1,7 +1,7 @@
 """Compare the packages of a host environment with its lockfile before the job is queued, for at most a second.
 
-Runs on: LOGIN NODE, after the user has accepted the project. Reads metadata; imports nothing of it, and starts nothing.
-The nodes compare all of it, and the content of its files; nothing is said of what this look did not reach.
+Runs on: LOGIN NODE, after the user has accepted the project. Reads only metadata; imports and starts nothing. The nodes
+compare all packages, and the content of their files; this check says nothing about packages that it did not reach.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_NAMED = 5
 
 
 def compare(manifest: Manifest, context: Context) -> tuple[str, ...]:
-    """Return a note if the packages are not the locked ones, and it is not known whether nodes see this environment.
+    """Return a note if the packages differ from the lockfile, and it is not known whether nodes see this environment.
 
     Raises:
         LockfileStale: the nodes would find the same, and refuse the job.
@@ -60,18 +60,18 @@ def differences(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Difference]:
-    """Return how the packages in a folder differ from the locked ones, as far as that is seen in some time.
+    """Return how the packages in a folder differ from the locked ones, as far as the time limit allows.
 
     Args:
         folder: the one with the packages of a virtual environment.
-        seconds: how long to look. What the name of a folder tells to differ is looked at first.
+        seconds: the time limit. Packages whose folder name shows a difference come first.
     """
     until = clock() + seconds
     known = {package.name: package for package in locked}
     site = Site(str(folder), str(folder.parents[2]), True)
     environment = ProbedEnvironment("record", [])
     environment.roots = [os.path.realpath(site.base), os.path.realpath(site.path)]
-    # Of two folders of one name, Python takes the first.
+    # If two folders have one name, Python takes the first.
     names = {packages.name_and_version(name)[0]: name for name in reversed(packages.metadata_folders(site.path))}
     suspects = {name for name, info in names.items() if not _seems_locked(info, known)}
     found: dict[str, Dist] = {}
@@ -81,7 +81,7 @@ def differences(
         dist = packages.read_dist(environment, site, names[name])
         found[dist.name] = dist
     result = [one for name, dist in found.items() if (one := _difference(dist, known.get(name))) is not None]
-    # A package may be in a folder that a .pth file adds; a name is known when METADATA was read.
+    # A package may be in a folder that a .pth file adds; its name is known after METADATA was read.
     if suspects <= found.keys() and module_file.places_below(folder) == ([folder], True):
         absent = sorted(known.keys() - names.keys() - found.keys())
         result += [Difference(field=package_field(one), locked=known[one].version, found="absent") for one in absent]

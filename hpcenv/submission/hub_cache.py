@@ -2,11 +2,11 @@
 
 Runs on: LOGIN NODE. The layout is that of huggingface_hub 2.4 (docs/source/en/guides/manage-cache.md):
 
-    RUN/hub/models--ORG--NAME/refs/main            the commit: what a script gets that names no revision
+    RUN/hub/models--ORG--NAME/refs/main            the commit: used by a script that names no revision
     RUN/hub/models--ORG--NAME/snapshots/COMMIT     a link to the folder in the store
 
-The cache belongs to the run, so `main` means the same for the script on every day, and what hpcenv.toml does not name
-is not there.
+The cache belongs to the run, so `main` always means the same commit for the script. Repositories that hpcenv.toml does
+not name are not in it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HubCache:
     Attributes:
         refs: path below the cache -> commit.
         links: path below the cache -> folder in the store.
-        notes: where a script has to name the revision.
+        notes: repositories whose revision the script must name.
     """
 
     refs: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class HubCache:
     notes: tuple[str, ...] = ()
 
     def binds(self) -> tuple[Bind, ...]:
-        """Return what a container needs to see: the folders at their own paths."""
+        """Return the folders that a container must see, each at its own path."""
         return tuple(Bind(source=path, target=path, read_only=True) for path in sorted(set(self.links.values())))
 
 
@@ -102,7 +102,7 @@ def variables(cache: HubCache, run_folder: Path) -> tuple[Setting, ...]:
 
 
 def with_binds(environment: Environment, cache: HubCache) -> Environment:
-    """Return the environment with the folders of the cache; on the host they are there anyway."""
+    """Return the environment with the folders of the cache as binds; ranks on the host see them anyway."""
     if environment.kind != "sif" or not cache.links:
         return environment
     return replace(environment, binds=(*environment.binds, *cache.binds()))
@@ -117,7 +117,7 @@ def write(cache: HubCache, run: RunFolder) -> None:
     for name, commit in cache.refs.items():
         path = run.hub / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The library compares the whole content with a commit: no line end.
+        # The library compares the whole content with a commit, so the file has no line end.
         path.write_text(commit, encoding="ascii")
     for name, folder in cache.links.items():
         path = run.hub / name

@@ -1,6 +1,6 @@
-"""The values of `env:NAME` secrets on their way to the nodes: not through Slurm, but in a file of the user.
+"""Send the values of `env:NAME` secrets to the nodes: not through Slurm, but in a file of the user.
 
-Runs on: LOGIN NODE. sbatch would store the environment with the job, readable for more people than the user.
+Runs on: LOGIN NODE. sbatch would store the environment with the job, where more people than the user can read it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOp
 
 
 def secrets_of(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Return the secrets of the run; those that the submission has the value of are kept for the nodes."""
+    """Return the secrets of the run; if this process has the value of a secret, it is kept for the nodes."""
     found = {
         name: Secret(name=name, source=source, origin=f"[secrets] in {workspace.spec}")
         for name, source in workspace.project.secrets.items()
@@ -54,19 +54,19 @@ def secrets_of(workspace: Workspace, options: SubmitOptions, environ: Mapping[st
 
 
 def file_of(named: Sequence[Secret], run_folder: Path, environ: Mapping[str, str]) -> str:
-    """Return the path of the file with the values of secrets; empty where none is kept."""
+    """Return the path of the file with the values of secrets; empty if no value is kept."""
     if not any(secret.kept for secret in named):
         return ""
     return str(secret_file.path_of(state_folder(environ), str(run_folder)))
 
 
 def mark_kept(secrets: Sequence[Secret], environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Mark the secrets whose value the submission has; those that only the job sets are read there."""
+    """Mark the secrets whose value this process has; a secret that only the job sets is read in the job."""
     return tuple(replace(secret, kept=True) if _variable(secret) in environ else secret for secret in secrets)
 
 
 def values_of(secrets: Sequence[Secret], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variable -> value of the secrets that are kept."""
+    """Return variable -> value for the secrets that are kept."""
     return {_variable(secret): environ[_variable(secret)] for secret in secrets if secret.kept}
 
 
@@ -77,7 +77,7 @@ def _variable(secret: Secret) -> str:
 
 
 def require_visible(secrets: Sequence[Secret], context: Context) -> list[str]:
-    """Refuse kept secrets where nodes cannot see the user's state folder; return a note where that is not known.
+    """Refuse kept secrets if nodes cannot see the user's state folder; return a note if that is not known.
 
     Raises:
         RunFolderNotShared: nodes cannot see it.
@@ -129,7 +129,7 @@ def remove(run_folders: Sequence[str], context: Context) -> None:
 
 
 def renew(manifests: Sequence[Manifest], context: Context) -> dict[str, str]:
-    """Write the values for runs that are queued again; return them. The earlier ones were removed with the runs' end.
+    """Write the values for runs that are queued again; return them. The old values were removed when the runs ended.
 
     Raises:
         UsageError: a variable is not set here, or the nodes would look into another folder.

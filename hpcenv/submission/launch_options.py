@@ -1,6 +1,6 @@
 """What a user can add to the launch: arguments for torchrun, names of variables, sources of secrets.
 
-Runs on: LOGIN NODE. Pure. What would break the launch on the nodes is refused here, before the queue.
+Runs on: LOGIN NODE. Pure. Options that would break the launch on the nodes are refused here, before the job is queued.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WITH_VALUE = frozenset(
 _WITHOUT_VALUE = frozenset({"virtual-local-rank"})
 
 
-# Options of srun that give each task some of the GPUs: LOCAL_RANK is then no number of a GPU.
+# Options of srun that give each task only some of the GPUs: then LOCAL_RANK is not the number of a GPU.
 _GPUS_OF_TASKS = frozenset({"gpu-bind", "accel-bind", "tres-bind"})
 
 # The lists above were made for torch up to this version.
@@ -94,7 +94,7 @@ def check_torchrun_args(words: Sequence[str], *, torch: str = "") -> None:
 
 
 def cpu_binding(asked: CpuBinding | None, torchrun_args: Sequence[str], srun: Mapping[str, object]) -> CpuBinding:
-    """Return how the ranks are bound to CPUs: off where torchrun or srun gives each rank its own GPU or CPUs.
+    """Return how the ranks are bound to CPUs: `off` if torchrun or srun gives each rank its own GPU or CPUs.
 
     Args:
         asked: by the user; None for the default.
@@ -106,7 +106,7 @@ def cpu_binding(asked: CpuBinding | None, torchrun_args: Sequence[str], srun: Ma
 
 
 def can_pass(name: str) -> bool:
-    """Return whether `--torchrun-args` passes an option of torchrun on; `name` has no dashes in front."""
+    """Return whether `--torchrun-args` contains an option of torchrun; `name` has no leading dashes."""
     return name in _WITH_VALUE or name in _WITHOUT_VALUE
 
 
@@ -167,7 +167,7 @@ def check_expand(words: Sequence[str]) -> None:
 
 
 def check_launcher(launcher: Launcher, torchrun_args: Sequence[str]) -> None:
-    """Refuse arguments of torchrun where another launcher starts the ranks.
+    """Refuse arguments of torchrun if another launcher starts the ranks.
 
     Raises:
         UsageError: there are some.
@@ -181,7 +181,7 @@ _NAME_OR_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?|\*")
 
 
 def check_pass_env(names: Iterable[str]) -> None:
-    """Refuse texts that are neither the name of a variable nor a pattern like `HF_*`.
+    """Refuse a text that is neither the name of a variable nor a pattern like `HF_*`.
 
     Raises:
         UsageError: such a text.

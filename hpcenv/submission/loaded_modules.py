@@ -1,4 +1,4 @@
-"""Load the environment modules of a site profile where no batch script does: for `hpcenv run`.
+"""Load the environment modules of a site profile without a batch script, for `hpcenv run`.
 
 Runs on: LOGIN NODE, or the node of an allocation where the user types. The shell code, steps/modules.sh, is that of the
 batch script, so both load modules, find out what they set and refuse in the same way.
@@ -16,8 +16,8 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import module_words
 
-# What modules.sh uses. Standard output gets the environment at the end, and nothing before: it may hold credentials, so
-# it is written nowhere.
+# It sets the names that modules.sh uses. Standard output gets only the environment, at the end. It may hold
+# credentials, so it is never written to a file.
 _SCRIPT = """\
 set -u
 run=@{run_folder}
@@ -33,7 +33,7 @@ def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str],
     """Load the modules of a run, keep what they set for its ranks (`modules.json`), and return the new environment.
 
     Args:
-        environ: of the user; modules that are loaded there already are loaded anew, so that their effect is seen.
+        environ: of the user; modules that are already loaded there are loaded again, to see their effect.
         python: interpreter for the step that keeps the effects.
 
     Raises:

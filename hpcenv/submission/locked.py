@@ -1,4 +1,4 @@
-"""What the lockfile means for the nodes of one run: the environment, and what the nodes must find there.
+"""Read the lockfile for one run: its environment, and the values that the nodes must find.
 
 Runs on: LOGIN NODE. The lockfile is interpreted here, once; nodes read the manifest only.
 """
@@ -42,7 +42,7 @@ def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ..
     """Refuse a stale lockfile. A host environment is looked at when the job is submitted (host_packages.py)."""
     if reasons:
         path = workspace.lockfile_path(lock)
-        # `ubuntu` names no image: another lock would be refused, too.
+        # `ubuntu` does not name an image: a new lock would be refused, too.
         parse_source(workspace.project.image)
         why = "\n".join(str(reason) for reason in reasons)
         hint = stale.hint(reasons, path=path, name=lock)
@@ -50,7 +50,7 @@ def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ..
 
 
 def default_level(environment: Environment) -> FieldLevel:
-    """Return how deep nodes look: the hash of a SIF covers its files; on the host nothing does."""
+    """Return how deep nodes look: the hash of a SIF covers all its files; on the host, no hash covers the files."""
     return "record" if environment.kind == "sif" else "full"
 
 
@@ -64,7 +64,7 @@ def environment_of(
     lock: str,
     runtime: str | None = None,
 ) -> Environment:
-    """Return what the ranks run in.
+    """Return the environment of the ranks.
 
     Args:
         lock: name or path of the lockfile, for a hint.
@@ -78,7 +78,7 @@ def environment_of(
     if container is None:
         return replace(host_environment(workspace, environ), revision=locked.revision)
     image = find_sif(workspace, container, lock=lock)
-    # Also where torch uses no GPU, but something else in the image may: --allow-cpu-torch, or no torch at all.
+    # Also if torch uses no GPU, but other software in the image may: --allow-cpu-torch, or no torch at all.
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
     program = program_of(runtime, profile, environ)
     environment = container_environment(workspace, image, gpus=gpus, program=program)
@@ -110,7 +110,7 @@ def project_binds(workspace: Workspace) -> tuple[Bind, ...]:
 
 
 def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...]:
-    """Return the targets of binds that the lockfile does not have: of the site profile, or added since (--frozen)."""
+    """Return the targets of binds that are not in the lockfile: from the site profile, or added later (--frozen)."""
     known = {bind.target for bind in locked.bind}
     targets = {os.path.normpath(bind.target) for bind in environment.binds}
     return tuple(sorted(targets - known))
@@ -134,10 +134,10 @@ def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | 
 
 
 def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Return the variables of the ranks with hpcenv's own; one that is given stays, with a note if its value differs.
+    """Return the variables of the ranks with hpcenv's own; a given variable stays, with a note if its value differs.
 
     Args:
-        but: end of the note, after the replaced value.
+        but: end of the note, which follows the replaced value.
     """
     known = {setting.name: setting for setting in own}
     notes = tuple(
@@ -163,11 +163,11 @@ def expectations(
 
 
 def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]:
-    """Return what the nodes themselves must offer to the locked environment."""
+    """Return what the host of each node must offer to the locked environment."""
     if not lock_model.compares_gpus(locked, gpus):
         return ()
     severity = lock_model.severities_of(locked).of("host.gpu-count")
-    # Where AMD's driver hides its files, that is a warning: they tell less than NVML.
+    # If AMD's driver hides its files, this is only a warning: they tell less than NVML.
     lighter: Severity | None = "warn" if severity == "must" and lock_model.gpu_support(locked) == "hip" else None
     return (
         Expectation(
@@ -202,7 +202,7 @@ def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint:
 
 
 def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNeeds | None:
-    """Return what the nodes check their drivers and GPUs against; None for a CPU build of torch."""
+    """Return the requirements for drivers and GPUs of the nodes; None for a CPU build of torch."""
     cuda = lock_model.cuda_of(locked)
     if not gpus or cuda is None:
         return None

@@ -1,7 +1,7 @@
 """`hpcenv run`: any command in the locked environment, on this machine or the nodes of an allocation, after the gate.
 
-Runs on: LOGIN NODE, or the node of an allocation where the user types. The check is that of a job: the run folder, the
-steps and the verdict are the same; only srun starts them from here, because salloc has no batch script.
+Runs on: LOGIN NODE, or the node of an allocation where the user types. The check is the same as for a job, with run
+folder, steps and verdict; but srun starts the steps from here, because salloc has no batch script.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CurrentAllocation:
     """The allocation in which this process runs (salloc, srun or sbatch).
 
     Attributes:
-        gpus: GPUs on each node, where Slurm says it; else None.
+        gpus: GPUs on each node; None if Slurm does not tell.
     """
 
     job_id: str
@@ -78,7 +78,7 @@ class CheckedPlace:
     Attributes:
         nodes: in Slurm's order; emulated ones have other names.
         notes: what the user should know.
-        environ: in which the command is started: the user's, after the modules of the site profile.
+        environ: environment of the command: the user's, after the modules of the site profile.
     """
 
     plan: Plan
@@ -105,7 +105,7 @@ def check_place(workspace: Workspace, options: SubmitOptions, context: Context) 
     run = RunFolder(Path(plan.manifest.run_folder))
     submission.make_folder(run.path)
     submission.materialize(plan, run, context)
-    # Only the check is recorded as a run; what the command does is the user's.
+    # Only the check is recorded as a run; what the command does is not recorded.
     submission.record(plan, run, "local" if allocation is None else allocation.job_id)
     steps = _Steps(run, plan.manifest, context.environ, allocation)
     status = steps.check()
@@ -137,7 +137,7 @@ class _Steps:
     """Starts the steps of a job that checks its nodes; their output goes to the run's log.
 
     Attributes:
-        environ: of the steps; after the check with what the modules of the site profile set.
+        environ: of the steps; after the check, with the variables that the modules of the site profile set.
         modules_failed: the modules could not be loaded.
     """
 
@@ -198,7 +198,7 @@ class _Steps:
 
 
 def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) -> list[str]:
-    """Return the srun of a step with one task on each of some nodes, beside what runs there.
+    """Return the srun command of a step with one task on each of some nodes, in parallel with running tasks.
 
     `--overlap` (Slurm 20.11 and later): the step shares CPUs, memory and GPUs of the job with salloc's shell, which may
     be a step itself. `--cpu-bind=none`: one task uses all CPUs of the job on its node.
@@ -213,7 +213,7 @@ def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) 
 
 
 def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
-    """Return the error of a gate that did not open, with the end of the log, which has the table.
+    """Return the error of a failed check, with the end of the log, which has the table.
 
     Args:
         of_modules: the modules of the site profile could not be loaded.
@@ -262,11 +262,11 @@ def count_nodes(allocation: CurrentAllocation | None, *, nodes: int | None, pty:
 def start_argv(
     place: CheckedPlace, command: Sequence[str], *, count: int, pty: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return what starts a command in the checked environment, and its environment.
+    """Return the command line that starts a command in the checked environment, and its variables.
 
     Args:
         command: a shell if it is empty.
-        count: on how many of the nodes, the first ones.
+        count: the command starts on this number of nodes, the first ones.
         pty: the command gets a terminal.
 
     Raises:

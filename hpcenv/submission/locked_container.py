@@ -38,7 +38,7 @@ class LockedSif:
         identity: how the nodes recognise it.
         overlay: how the nodes recognise a squashfs that is mounted over it.
         same_tree: its bytes differ from the locked file, but its file tree is the locked one.
-        notes: what the user should know about them.
+        notes: what the user should know about these differences.
     """
 
     sha256: str = ""
@@ -62,7 +62,7 @@ def find_sif(workspace: Workspace, container: ContainerTable, *, lock: str) -> P
 
 
 def with_locked_overlay(environment: Environment, workspace: Workspace, container: ContainerTable) -> Environment:
-    """Return a container's environment with the overlay of the lockfile, where it has one.
+    """Return a container's environment with the overlay of the lockfile, if it has one.
 
     Raises:
         SpecError: hpcenv.toml names none, or the locked one is not a squashfs with a target.
@@ -83,7 +83,7 @@ def with_wrapper(environment: Environment, profile: Profile | None) -> Environme
 
 
 def program_of(named: str | None, profile: Profile | None, environ: Mapping[str, str]) -> str:
-    """Return the program that starts containers; it may exist only on the nodes, from a module. Empty: look for one.
+    """Return the program that starts containers; it may exist only on the nodes, from a module. Empty: search for one.
 
     Args:
         named: `--runtime`, or `runtime` of hpcenv.toml.
@@ -126,8 +126,8 @@ def identify_sif(
         lock: name or path of the lockfile, for a hint.
 
     Raises:
-        ImageMismatch: it is not the locked one, nor made from the same image with the same tree, and the
-            lockfile's policy says that it must be.
+        ImageMismatch: it is neither the locked SIF nor one with the same file tree, and the lockfile's policy requires
+            this.
     """
     image, wanted = environment.sif, container.sif
     hint = _command_to_make(container, lock)
@@ -183,10 +183,10 @@ def _identify_overlay(
 
 
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where what starts containers here is too old, or does not read the compression of the SIF.
+    """Return a note if the container program is too old, or cannot read the compression of the SIF.
 
-    It may start that program to learn what it is. A plan does not: the project may name the program, and the user
-    accepts it before something is submitted.
+    It may start that program to find its version. A plan does not start it: the project may name the program, and the
+    user must accept it before a submission.
     """
     if environment.kind != "sif":
         return ()
@@ -197,7 +197,7 @@ def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[
     try:
         compression = sif.superblock(path, sif.read_header(path)).compression
     except (ImageMismatch, EnvironmentUnreadable):
-        return ()  # another kind of file system: the check of the nodes starts it, and tells what is wrong
+        return ()  # another kind of file system: the check of the nodes starts it, and reports problems
     unreadable = runtime.unreadable_here(compression, environ, environment.apptainer)
     return (f"{unreadable}: the check of the nodes would fail",) if unreadable else ()
 

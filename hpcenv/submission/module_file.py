@@ -46,17 +46,17 @@ def in_project(module: str, cwd: Path, command: Sequence[str]) -> Path | None:
 
 
 def name_of(script: str, cwd: Path) -> str | None:
-    """Return the name of the module that somebody typed in place of a script; None if it is none of the project."""
+    """Return the name of the module that was typed in place of a script; None if the project has no such module."""
     return script if _NAME.match(script) and _file_of(script, cwd) is not None else None
 
 
 def require_in_environment(
     module: str, cwd: Path, environment: Environment, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Look for a module that the project does not have; return a note where that cannot be known.
+    """Look for a module that the project does not have; return a note if this cannot be checked here.
 
     Args:
-        variables: those that the ranks get.
+        variables: variables of the ranks.
 
     Raises:
         ScriptUnusable: the environment does not have it.
@@ -75,7 +75,7 @@ def require_in_environment(
 
 
 def _file_of(module: str, folder: Path) -> Path | None:
-    """Return the file that `-m` starts: of a package its `__main__.py`. Python prefers a package to a file."""
+    """Return the file that `-m` starts: for a package, its `__main__.py`. Python prefers a package to a file."""
     base = _place_of(module, folder)
     main, own = base / "__main__.py", base.with_name(f"{base.name}.py")
     if _is_package(base):
@@ -94,14 +94,14 @@ def _is_package(place: Path) -> bool:
 
 
 def _is_fixed(module: str, folder: Path) -> bool:
-    """Return whether Python would look for a module in this folder only: it has the top package, or a file."""
+    """Return whether Python would search a module only in this folder: it has the top package, or a file."""
     top = folder / module.partition(".")[0]
     return _is_package(top) or top.with_name(f"{top.name}.py").is_file()
 
 
 def only_packages(environment: Environment, variables: Mapping[str, str]) -> Path | None:
-    """Return the one folder with the packages of a host environment; None where there may be others."""
-    # In an image the interpreter may be a bare name.
+    """Return the only folder with packages of a host environment; None if there may be further folders."""
+    # In an image, the interpreter may be a name without a path.
     if environment.kind != "host" or "PYTHONPATH" in variables:
         return None
     prefix = Path(environment.python).parent.parent
@@ -116,7 +116,7 @@ def only_packages(environment: Environment, variables: Mapping[str, str]) -> Pat
 
 
 def places_below(folder: Path) -> tuple[list[Path], bool]:
-    """Return the folder and those that its .pth files add, and whether these are all.
+    """Return the folder and the folders that its .pth files add, and whether these are all folders.
 
     A line of a .pth file that runs code may find more (editable installs), and a folder that is not here may be there.
     """
@@ -134,7 +134,7 @@ def places_below(folder: Path) -> tuple[list[Path], bool]:
     return found, complete
 
 
-# setuptools' own, and virtualenv's: they find no modules.
+# Lines of setuptools and virtualenv: they add no modules.
 _HARMLESS = ("distutils-precedence.pth", "_virtualenv.pth")
 
 

@@ -28,22 +28,22 @@ NODE_ROOMS = (
     "watch",
 )  # fmt: skip
 
-# Room of which other Pythons start single files, by their paths: these cannot be in an archive.
+# Another Python starts single files of this room by their paths: so they cannot be in an archive.
 FILES_ROOM = "incontainer"
 
-# What a training script can import, also in an image without hpcenv: hpcenv.training, and what it imports.
+# Modules that a training script can import, also in an image without hpcenv: hpcenv.training and its imports.
 RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py", "incontainer/provenance.py")
 
-# In the place of `hpcenv.api.executor`, which submitit loads as a plug-in.
+# This replaces `hpcenv.api.executor`, which submitit loads as a plug-in.
 _RANK_EXECUTOR = "incontainer/rank_executor.py"
 
-# The start hook is a package beside the file that Python imports by itself: not under the name of hpcenv, of which the
-# image may have another version.
+# The start hook is a package next to the file that Python imports by itself. It does not have the name of hpcenv,
+# because the image may have a different version of hpcenv.
 _HOOK_ROOM = "incontainer/start_hook"
 _HOOK_PACKAGE = "_hpcenv_start_hook"
 _HOOK_ENTRY = "sitecustomize.py"
 
-# Flags of a compiled module (PEP 552): what the 8 bytes after them hold, and whether Python compares them.
+# Flags of a compiled module (PEP 552): the meaning of the next 8 bytes, and whether Python compares them.
 _BY_TIME, _UNCHECKED_HASH, _CHECKED_HASH = 0, 1, 3
 
 
@@ -71,8 +71,8 @@ def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
     faster than hundreds.
 
     Args:
-        as_files: write these modules as files: for a folder that a Python of any version runs. Such a Python can keep
-            what it compiles of files; of modules in an archive it does not.
+        as_files: write these modules as files, for a folder that any Python version may run. Python can store the
+            compiled code of files, but not of modules in an archive.
 
     Raises:
         FileUnusable: a file cannot be read or written.
@@ -113,7 +113,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file and make its folder. Its mode is that of new files: a read-only installation must not matter.
+    """Write a file and make its folder. Its mode is the mode of new files, even if the installation is read-only.
 
     Raises:
         OSError: it cannot be written; `filename` names it.
@@ -122,14 +122,14 @@ def _write(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
-        # A write does not say of which file (a full disk, a quota).
+        # An error of a write (a full disk, a quota) does not name its file.
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
 
 
 def _write_archive(run: RunFolder, content: bytes) -> None:
-    """Write the archive of a run: a hard link to the one that runs with this content share; where links fail, a copy.
+    """Write the archive of a run: a hard link to the shared archive with this content; if links fail, a copy.
 
-    The shared file of another user, or with another content (a machine that failed, an editor), is not used.
+    A shared file is not used if it has another owner or another content (after a crash, or an edit).
 
     Raises:
         OSError: it cannot be written; `filename` names it.
@@ -144,7 +144,7 @@ def _write_archive(run: RunFolder, content: bytes) -> None:
 
 
 def share_archive(run: RunFolder) -> None:
-    """Let later runs link to the archive of a run that is submitted; where links fail, they do without."""
+    """Share the archive of a submitted run, so that later runs can link to it; if links fail, nothing is shared."""
     with contextlib.suppress(OSError):
         shared = run.shared_archive(sha256_at(run.archive))
         if not (shared.exists() and shared.samefile(run.archive)):
@@ -154,7 +154,7 @@ def share_archive(run: RunFolder) -> None:
 
 
 def packed(package: Path, modules: Sequence[str]) -> bytes:
-    """Return a zip archive of modules, and of what Python has compiled of them: the nodes compile nothing then.
+    """Return a zip archive of modules with their compiled code: so the nodes need not compile.
 
     Equal modules give equal bytes: the names are sorted, and all have the oldest time of the format. Nothing is
     compressed: Python then reads it without zlib.
@@ -182,7 +182,7 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def _compiled(module: Path, source: bytes) -> bytes | None:
-    """Return what Python has compiled of a module, or None if that is not there or not of this source.
+    """Return the compiled code of a module; None if it does not exist, or is from another source text.
 
     In an archive, Python compares the times of both with a precision of 2 s and in the time zone of the node
     (zipimport, Python 3.13). So they are compared here, and the header gets a hash that Python does not check.

@@ -1,7 +1,7 @@
-"""CPUs and memory of a job that does not ask for any: the share of a node that belongs to its GPUs.
+"""CPUs and memory of a job that does not request them: the share of a node that belongs to its GPUs.
 
 Runs on: LOGIN NODE. Slurm's own default is one CPU for each task, and then all ranks of a node share one core: OLCF's
-guide to PyTorch on Frontier tells of 10 minutes in place of 10 seconds (pytorch_frontier.rst, 2026-11); also
+guide to PyTorch on Frontier reports 10 minutes instead of 10 seconds (pytorch_frontier.rst, 2026-11); also
 Lightning#18650 (2023-09), NVIDIA/srt-slurm#254 (2026).
 """
 
@@ -20,7 +20,7 @@ from hpcenv.submission.plan import Request
 from hpcenv.text import plural
 
 _SCONTROL = "scontrol show node"
-# Memory that is not known comes first, and all memory of a node last.
+# Sort order: unknown memory comes first, all memory of a node comes last.
 _AS_LAST = {None: -1.0, 0: float("inf")}
 _LEFT_TO_SLURM = "CPUs and memory are left to Slurm's defaults (--cpus and --mem request them)"
 
@@ -33,8 +33,8 @@ class NodeShare:
         cpus: None for Slurm's default.
         mem: as sbatch's --mem; None for Slurm's default.
         cpus_origin, mem_origin: how the values follow from the cluster, or why they are not requested; may be empty.
-        note: one line about both, for the user; empty where nothing is to be said.
-        expedite: a job whose node fails is to come first when it is queued again.
+        note: one line about both, for the user; may be empty.
+        expedite: whether a job whose node fails comes first when it is requeued.
     """
 
     cpus: int | None = None
@@ -78,8 +78,8 @@ def choose(
     """Return what is requested in place of Slurm's defaults.
 
     Args:
-        resources: as for `read_resources`; waited for where the request has GPUs.
-        handover: somebody else submits the job, perhaps to another cluster.
+        resources: as for `read_resources`; if the request has GPUs, this function waits for the answer.
+        handover: whether somebody else submits the job, perhaps to another cluster.
     """
     if request.gpus_per_node == 0:
         return of_ranks(request, offers)
@@ -88,7 +88,7 @@ def choose(
 
 
 def of_ranks(request: Request, offers: Sequence[Offer]) -> NodeShare:
-    """Return the CPUs of ranks without GPUs: one core for each."""
+    """Return the CPUs of ranks without GPUs: one core for each rank."""
     if request.cpus_per_task is not None:
         return NodeShare()
     per_core = min((offer.cpus_per_core or 1 for offer in capacity.meant(request, offers)), default=1)
@@ -99,7 +99,7 @@ def of_ranks(request: Request, offers: Sequence[Offer]) -> NodeShare:
 
 
 def of_gpus(request: Request, found: ClusterResources | str) -> NodeShare:
-    """Return the CPUs and the memory that belong to the requested GPUs; what the request has is left out. Pure.
+    """Return the CPUs and the memory that belong to the requested GPUs, unless the request already has them. Pure.
 
     Args:
         found: what the nodes have, or why that is not known.
@@ -155,7 +155,7 @@ def _gpus(node: NodeResources, kind: str | None) -> int:
 
 
 def _cpus(request: Request, node: NodeResources, part: PartitionShares) -> tuple[int | None, str]:
-    """Return the CPUs that belong to the requested GPUs of a node, and how they follow."""
+    """Return the CPUs that belong to the requested GPUs of a node, and how they were computed."""
     gpus, total = request.gpus_per_node, sum(node.gpus.values())
     if node.cpus is None:
         return None, f"`{_SCONTROL}` does not say how many CPUs {node.name} has"
@@ -180,10 +180,10 @@ def _cpus(request: Request, node: NodeResources, part: PartitionShares) -> tuple
 
 
 def _memory(request: Request, cpus: int | None, node: NodeResources, part: PartitionShares) -> tuple[int | None, str]:
-    """Return the memory in MiB that belongs to the requested GPUs of a node, 0 for all of it, and how it follows."""
+    """Return the memory in MiB for the requested GPUs of a node, 0 for all memory, and how it was computed."""
     gpus, total = request.gpus_per_node, sum(node.gpus.values())
     if "MEMORY" not in part.select.upper():
-        # Then a value would only be a limit that the job does not have otherwise.
+        # Then a value would only add a limit to the job.
         known = f"SelectTypeParameters={part.select}" if part.select else "SelectTypeParameters is not known"
         return None, f"the cluster does not count memory: {known}" if part.select else known
     if _whole_nodes(request, part):
@@ -239,12 +239,12 @@ def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
 def refuse_shared_cores(
     request: Request, origin: str, offers: Sequence[Offer], *, launcher: str, skipped: Sequence[str]
 ) -> None:
-    """Refuse a request in which ranks would share a core. What is not known here, the check of the nodes finds.
+    """Refuse a request in which ranks would share a core. If it is not known here, the check of the nodes finds it.
 
     Args:
         origin: where the number of CPUs comes from.
         launcher: what starts the ranks.
-        skipped: ids of checks that are not wanted; with `sys.affinity`, ranks may share cores.
+        skipped: ids of skipped checks; with `sys.affinity`, ranks may share cores.
 
     Raises:
         UsageError: ranks would share a core, or srun could not start its tasks.

@@ -30,15 +30,15 @@ from hpcenv.text import Shown, plural
 
 @dataclass(frozen=True, kw_only=True)
 class Request(WrittenOptions):
-    """What Slurm is asked for. With None, Slurm decides.
+    """The request to Slurm. With None, Slurm decides.
 
     Attributes:
         gpus_per_node: per node, never the job's total.
         gpu_request: the form that this cluster accepts.
-        gpu_type: as the GRES name it; None accepts any.
+        gpu_type: its name in the GRES; None accepts any type.
         comment: the user's own comment of the job; None without one.
-        fingerprint: of the lockfile, for the job's comment; empty where it is not known.
-        rocm: ROCm's libraries of the host are wanted in the container.
+        fingerprint: of the lockfile, for the job's comment; empty if it is not known.
+        rocm: whether the container needs ROCm's libraries of the host.
         expedite: a job whose node fails is to come first when Slurm queues it again.
         sbatch: options that are passed on to sbatch: name -> value, None without a value.
         srun: options that are passed on to the srun of the launch step.
@@ -80,9 +80,9 @@ class EarlierRuns:
 
     Attributes:
         names: all of them, as their folders are called.
-        going: folders of those that have not ended.
-        on_slurm: job ids of these in Slurm; of a sweep, of its array.
-        waited_for: folders of those for which `submit` itself waits.
+        going: folders of the runs that have not ended.
+        on_slurm: job ids of these runs in Slurm; for a sweep, the id of its array.
+        waited_for: folders of the runs for which `submit` itself waits.
     """
 
     names: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Plan(Shown):
         lockfile_text: the lockfile's bytes as text, kept with the run.
         requirements: the packages of the lockfile as pip reads them, kept with the run.
         notes: what the user should know, one sentence each.
-        requested: what Slurm is asked for, each with the origin of its value.
+        requested: the values of the request to Slurm, each with its origin.
         command: the command line that makes this plan again.
         source: the copy of the code that the run uses; None if the code runs in the live project.
         record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
@@ -136,14 +136,14 @@ class PlannedSource:
         record: the same for the manifest.
         script: the path of the script in the copy; None if the run has no file of code.
         files: path in the run folder -> the file to copy.
-        texts: of `files`, those that may change at any time: path -> what was read, which is copied.
-        listing: what the copy will hold; paths that are not in `files` are links.
+        texts: the files that may change at any time: path -> the content that was read, which is copied.
+        listing: the content of the copy; paths that are not in `files` are links.
         workdir: the working directory, in the run folder.
-        roots: name of a folder in the run folder -> what it is the copy of, links resolved.
-        live_folders: folders that are made in the project.
+        roots: name of a folder in the run folder -> the folder that it copies, links resolved.
+        live_folders: folders that this submission makes in the project.
         diff: the difference of tracked files from the commit; empty without one.
         new: the script, if git does not track it.
-        has_submodules: the work tree has submodules, and their files are in the copy.
+        has_submodules: whether the work tree has submodules with files in the copy.
     """
 
     record: Source
@@ -172,7 +172,7 @@ class Call:
         module: the file of the function; None if there is nothing to copy.
         folder: where the function and its results are pickled.
         outputs: a folder that the function writes to; it is no code.
-        launcher: what starts the processes that call it, see `LaunchOptions`.
+        launcher: the program that starts the calling processes, see `LaunchOptions`.
     """
 
     name: str
@@ -205,7 +205,7 @@ def render_script(
         request: what Slurm is asked for.
         python: interpreter for hpcenv's steps on the nodes: the one that submits.
         command: written into the header as a comment.
-        replaced: hole -> text in place of the value that follows from the manifest.
+        replaced: hole -> text that replaces the value from the manifest.
     """
     values: dict[str, str] = {
         "run": batch_script.comment(manifest.run),
@@ -224,7 +224,7 @@ def render_script(
 
 
 def _parts(manifest: Manifest, request: Request) -> dict[str, Sequence[str]]:
-    """Return the parts of the template that this run needs, by the name of the hole in them, and its words."""
+    """Return the parts of the template that this run needs: name of the hole in the part -> its words."""
     parts: dict[str, Sequence[str]] = {}
     if manifest.modules:
         parts["modules"] = module_words(manifest)
@@ -254,7 +254,7 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
     requested: list[tuple[str, str | None]] = [
         ("job-name", manifest.run),
         ("nodes", str(request.nodes + request.spare)),
-        # Where Slurm chooses the CPUs, it gives one to each task, and the launch step may have a task for each rank.
+        # If Slurm chooses the CPUs, it gives one CPU to each task, and the launch step may have one task for each rank.
         ("ntasks-per-node", "1" if request.cpus_per_task is not None else str(tasks_per_node(manifest))),
         *([] if request.cpus_per_task is None else [("cpus-per-task", str(request.cpus_per_task))]),
     ]
@@ -299,7 +299,7 @@ def _stop_directives(manifest: Manifest, request: Request) -> list[tuple[str, st
 
 
 def _resource_directives(request: Request) -> list[tuple[str, str | None]]:
-    """Return what asks for GPUs and other generic resources: sbatch takes only the last `--gres` of a script."""
+    """Return the directives for GPUs and other generic resources: sbatch uses only the last `--gres` of a script."""
     gres, directives = request.sbatch.get("gres"), []
     if request.gpus_per_node:
         count = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
@@ -328,7 +328,7 @@ def _stage_options(manifest: Manifest, request: Request) -> list[str]:
         *_on_all_nodes(request),
         *_cpus(request),
         "--kill-on-bad-exit=0",
-        # At 20 MB/s: jobs cannot use a file system that is slower.
+        # Computed with 20 MB/s: a slower file system is useless for jobs.
         f"--time={10 + total // (20 * 10**6 * 60)}",
         "--job-name=stage",
     ]
@@ -376,7 +376,7 @@ def _inside_options(manifest: Manifest, request: Request, name: str) -> list[str
 
 
 def _smoke_options(manifest: Manifest, request: Request, smoke: SmokeOptions) -> list[str]:
-    # The start has the limit of the check; four phases have their own; the last resort, if a node hangs.
+    # The start has the limit of the check, and four phases have their own; this limit is the last one if a node hangs.
     minutes = -(-(manifest.check_seconds + 4 * int(smoke.seconds)) // 60) + 5
     return [
         f"--nodes={request.nodes}",

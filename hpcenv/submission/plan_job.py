@@ -91,13 +91,13 @@ from hpcenv.version import VERSION
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What is requested, merged from all places, for which project and where.
+    """The merged request, its project and the place of the run.
 
     Attributes:
         profile: the site profile; its values are not yet those for this run.
         request: what Slurm is asked for, without the values of the site profile.
         earlier: the runs of `--after`.
-        script, content: the file that the ranks start, None where it is not known, and its bytes.
+        script, content: the file that the ranks start and its bytes; None if it is not known.
     """
 
     workspace: Workspace
@@ -119,7 +119,7 @@ class _Shape:
 
     Attributes:
         path, content: of the lockfile.
-        edited: the fingerprint of its content where it says another one; else empty.
+        edited: the fingerprint of its content if the lockfile names another one; else empty.
         profile: the site profile with the values for this run.
     """
 
@@ -135,7 +135,7 @@ class _Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class _Gate:
-    """What the check compares on the nodes."""
+    """The values that the check compares on the nodes."""
 
     environment: Environment
     level: FieldLevel
@@ -146,11 +146,11 @@ class _Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where the run is kept, and what it gets of the cluster.
+    """The place of the run, and its resources on the cluster.
 
     Attributes:
-        request: what Slurm is asked for in the end.
-        share: what of it is the share of the nodes.
+        request: the final request to Slurm.
+        share: the CPUs and memory that were computed from the nodes.
         copies: what is copied to the nodes; None to use everything where it is.
     """
 
@@ -164,12 +164,12 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class _Started:
-    """What torchrun will start, its code and its data.
+    """The program that torchrun will start, its code and its data.
 
     Attributes:
         place: its path for the ranks; None if it is the script.
-        environment: what the container sees of them, too.
-        data: those that [[data]] names, as they are now.
+        environment: with the binds for code and data.
+        data: the folders and files of [[data]] in their current state.
     """
 
     content: bytes
@@ -242,10 +242,10 @@ def _cluster(options: SubmitOptions, context: Context) -> tuple[Cluster, tuple[s
 
 
 def _merge(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> _Wanted:
-    """Merge the options of all places; refuse those that contradict each other or name what is not there."""
+    """Merge the options from all sources; refuse options that contradict each other or name missing things."""
     profile, of_site = choose_site.choose(workspace, options, context, cluster)
     merged = merge(options, workspace, context.environ, cluster, profile)
-    # Before the request: a batch script that is typed as it was for sbatch is answered with the whole line.
+    # This comes before the request: the answer to a typed sbatch command line is a complete hpcenv command line.
     script, content = _script(merged.options, context)
     request = make_request(merged.options)
     require_literal(merged.options)
@@ -268,7 +268,7 @@ def _merge(workspace: Workspace, options: SubmitOptions, context: Context, clust
 
 
 def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, bytes]:
-    """Return the file that the ranks start, and its bytes; None where it is not known."""
+    """Return the file that the ranks start, and its bytes; None if it is not known."""
     if options.script is None:
         return None, b""
     if options.entry:
@@ -281,7 +281,7 @@ def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, byte
 
 
 def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...]:
-    """Look for a module that the project does not have, or a console script; return a note where it is not known."""
+    """Look for a module outside the project, or for a console script; return a note if this cannot be checked here."""
     options, context = wanted.options, wanted.context
     if options.entry and options.script is not None:
         return entry_point.require_in_environment(options.script, environment)
@@ -292,7 +292,7 @@ def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...
 
 
 def _shape(wanted: _Wanted) -> _Shape:
-    """Read the lockfile, and return the request for this run; refuse what the locked environment cannot do."""
+    """Read the lockfile and return the request for this run; refuse one that the locked environment cannot fulfil."""
     workspace, options = wanted.workspace, wanted.options
     path = options.lockfile or workspace.lockfile_path(options.lock)
     content = lockfile_bytes(path)
@@ -303,7 +303,7 @@ def _shape(wanted: _Wanted) -> _Shape:
     edited = next((one.found for one in reasons if one.name == "edited"), "")
     why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
     notes = [f"`{workspace.shown(path)}` was edited: {why}"] if edited else []
-    # The lockfile counts. An overlay that is not mounted, or elsewhere, is not seen from the command.
+    # The lockfile decides. The command does not show an overlay that is not mounted, or is mounted elsewhere.
     notes += [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
     profile = _for_this_run(wanted, lockfile)
     notes += [] if profile is None else [*profile.notes, *profile.left_out]
@@ -359,7 +359,7 @@ def _idle_gpus(options: SubmitOptions, request: Request, origins: Mapping[str, s
 
 
 def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
-    """Return the environment that the nodes must have; refuse one that is not the locked one here already."""
+    """Return the environment that the nodes must have; refuse it if it already differs from the locked one here."""
     options, context, lockfile = wanted.options, wanted.context, shape.lockfile
     lock = options.lock if options.lockfile is None else str(options.lockfile)
     environment = environment_of(
@@ -381,7 +381,7 @@ def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
 
 
 def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Place:
-    """Return where the run is kept, and what it gets of the cluster; refuse what could not run there."""
+    """Return the place of the run and its resources on the cluster; refuse a run that could not run there."""
     options, context = wanted.options, wanted.context
     run_folder = run_place.run_folder(wanted.workspace, options, context, wanted.cluster, wanted.script)
     checkpoint = resume.find_checkpoint(options, context, wanted.earlier)
@@ -401,7 +401,7 @@ def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Pl
 def _early_checks(
     wanted: _Wanted, shape: _Shape, gate: _Gate, run_folder: Path, checkpoint: Path | None, answers: Answers
 ) -> tuple[NodeShare, list[str]]:
-    """Refuse what the cluster, or this machine, could not run; return the share of the nodes, and notes."""
+    """Refuse a run that the cluster or this machine cannot run; return its share of the nodes, and notes."""
     options, context, request, lockfile = wanted.options, wanted.context, shape.request, shape.lockfile
     notes = _check_secrets(wanted, shape)
     if wanted.cluster == "local":
@@ -425,7 +425,7 @@ def _early_checks(
 
 
 def _check_secrets(wanted: _Wanted, shape: _Shape) -> list[str]:
-    """Refuse secrets that the nodes cannot read; return notes where that is not known."""
+    """Refuse secrets that the nodes cannot read; return notes if that is not known."""
     options, context = wanted.options, wanted.context
     # An exported folder is submitted in another environment. Without a script no secret is read.
     if options.handover or not options.trains:
@@ -451,7 +451,7 @@ def _share(wanted: _Wanted, shape: _Shape, offers: Sequence[Offer], answers: Ans
 
 
 def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _Started:
-    """Return what the ranks start and what they read; refuse code that cannot be copied, and data that are not here."""
+    """Return the program of the ranks, its code and its data; refuse code that cannot be copied, and missing data."""
     options, call, environment = wanted.options, wanted.options.call, gate.environment
     code = Code(workdir=wanted.context.cwd, reason="no script")
     # A session works in the project itself.
@@ -482,7 +482,7 @@ def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _
 def plan_code(
     workspace: Workspace, options: SubmitOptions, context: Context, run_folder: Path | None = None
 ) -> tuple[Code, str]:
-    """Decide only what a run of a script has of the project: for a comparison, or for an engine other than Slurm.
+    """Decide only which files of the project a run of a script gets: for a comparison, or an engine other than Slurm.
 
     Neither the image nor Slurm is needed, and nothing but git is started.
 
@@ -490,7 +490,7 @@ def plan_code(
         run_folder: where the code will be copied; None if it is not copied.
 
     Returns:
-        What is copied, and the sha256 of the script; empty where there is no file.
+        The files to copy, and the sha256 of the script; empty if there is no file.
 
     Raises:
         HpcenvError: the code cannot be copied.
@@ -530,7 +530,7 @@ def _manifest(
 def _described(
     wanted: _Wanted, shape: _Shape, gate: _Gate, place: _Place, started: _Started, ranks: tuple[Setting, ...]
 ) -> Manifest:
-    """Return the manifest without what determinism adds; `ranks` are the variables of the ranks."""
+    """Return the manifest before determinism adds its values; `ranks` are the variables of the ranks."""
     workspace, options, request, share = wanted.workspace, wanted.options, place.request, place.share
     lockfile, origin, run_folder = shape.lockfile, workspace.shown(shape.path), place.run_folder
     named = kept_secrets.secrets_of(workspace, options, wanted.context.environ)
@@ -606,7 +606,7 @@ def _hidden(wanted: _Wanted, lockfile: Lockfile, environment: Environment) -> tu
 def _with_determinism(
     manifest: Manifest, wanted: _Wanted, locked: Lockfile, profile: Profile | None
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Return the manifest with the severities of the gate, and with what the ranks apply and record; and notes."""
+    """Return the manifest with the severities of the gate and the determinism options of the ranks; also notes."""
     options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
     if not manifest.launches:
         return replace(manifest, severities=gate_severities(locked, gpus=gpus)), ()
@@ -636,7 +636,7 @@ def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
 
 
 def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
-    """Return the environment with what a function needs: its pickles, its outputs, and the folder of its module."""
+    """Return the environment with the folders of a function: its pickles, its outputs, and its module or the copy."""
     if environment.kind != "sif":
         return environment
     folders = [str(folder) for folder in call.folders]
@@ -646,7 +646,7 @@ def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
 
 
 def _advice(manifest: Manifest, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note where several nodes will use NCCL and no level of the checks was chosen."""
+    """Return a note if several nodes will use NCCL and the user chose no level of checks."""
     chosen = "preflight" in origins or manifest.preflight.level != "quick"
     if chosen or manifest.backend != "nccl" or manifest.nodes < 2 or not manifest.launches:
         return ()

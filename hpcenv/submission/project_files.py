@@ -8,8 +8,8 @@ other file that is there at submission becomes a link to the live project at the
 run folder than a home, and a bundle of it is published. A link is never copied as it is if it leads out of the folder:
 the copy gets what it leads to.
 
-Of a project without git the same holds, with one difference: nothing is tracked and nothing is ignored. Of the run's
-own copy in a bundle, what its list names takes the place of what git tracks.
+The same holds for a project without git, except that nothing is tracked and nothing is ignored. In a bundle, the list
+of the run's own copy replaces the list of tracked files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_TEXT = 1 << 20
 # Limits for copied files that git does not track, all together.
 _MOST_LOOSE = 5_000
 _MOST_LOOSE_BYTES = 64 << 20
-# Files that git does not track are looked at one by one: 0.1 ms each on a parallel file system.
+# Files that git does not track are checked one by one: 0.1 ms each on a parallel file system.
 _MOST_LOOKED_AT = 20_000
 _DEEPEST = 100
 # A linked folder with more names is data.
@@ -54,15 +54,15 @@ _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRules:
-    """What is special in a project.
+    """The special paths of a project.
 
     Attributes:
         project: the folder of hpcenv.toml, links resolved; patterns are relative to it.
-        links: absolute path -> what the copy's link at that place leads to: data, live folders, staged folders.
+        links: absolute path -> target of the copy's link at that place: data, live folders, staged folders.
         skipped: folders of hpcenv, links resolved: runs, store.
         lockfiles: the folder of lockfiles, relative to `project`: a run has its own lockfile.
         ignore, include: patterns.
-        to_others: the copy is for another person: no hidden files that git does not track, no links.
+        to_others: the copy is for another person: without links, and without hidden files that git does not track.
         secrets: files that [secrets] or --secret name, links resolved: they are never copied.
     """
 
@@ -78,21 +78,21 @@ class CopyRules:
 
 @dataclass(kw_only=True)
 class CopyContent:
-    """What a copy has. Paths are relative to its top.
+    """The content of a copy. Paths are relative to its top folder.
 
     Attributes:
         copies: path -> the file to copy.
         contents: path -> sha256 of a copied file, or `link:TARGET`.
         texts: path -> content of a copied text that git does not track. A log in the project may grow at any time, so
             the copy gets what was read.
-        live: path -> what its link leads to.
-        uncovered: those of `live` that no node compares.
+        live: path -> target of its link.
+        uncovered: paths of `live` that no node compares.
         untracked: importable files among the copies that git does not track.
-        known: path -> what is known of a file that git does not track, copied or not.
+        known: path -> information on a file that git does not track, copied or not.
         ignored: files that git ignores and `--include` names: they are copied.
-        unasked: work trees of which git does not say what it ignores.
-        left_out: what a copy for others does not have.
-        pointers: files of Git LFS whose content was not fetched: the copy gets what names it.
+        unasked: work trees for which git does not tell which files it ignores.
+        left_out: paths that a copy for others does not contain.
+        pointers: files of Git LFS whose content was not fetched: the copy gets the pointer file.
     """
 
     copies: dict[str, str] = field(default_factory=dict)
@@ -108,18 +108,18 @@ class CopyContent:
     pointers: list[str] = field(default_factory=list)
 
 
-# Asks git which paths of a work tree it ignores; None where git does not say it.
+# Asks git which paths of a work tree it ignores; None if git does not answer.
 AskIgnored = Callable[[str, Sequence[str]], frozenset[str] | None]
 
 
 def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ignored: AskIgnored) -> CopyContent:
-    """Return what the copy of a folder has.
+    """Return the content of the copy of a folder.
 
     Args:
         root: the folder, links resolved.
         shown: its path as the user and the nodes know it; links lead there.
-        tracked: files that git tracks, relative to it; those of the list of a bundle, if that is copied.
-        ask_ignored: called once for each work tree with untracked files of which it matters.
+        tracked: files that git tracks, relative to the folder; for the copy in a bundle, the files of its list.
+        ask_ignored: called once for each work tree with untracked files that git may ignore.
 
     Raises:
         UsageError: there are too many files, or they are too large.
@@ -150,10 +150,10 @@ def _too_much(shown: str, sizes: Mapping[str, int]) -> UsageError:
 
 @dataclass(frozen=True, kw_only=True)
 class _LooseFile:
-    """A file that git does not track, of which it matters whether git ignores it.
+    """An untracked file that is treated differently if git ignores it.
 
     Attributes:
-        place: behind a link, it is outside.
+        place: its real path; for a path behind a link, outside of the folder.
         asked: work tree and path in it, for each path that git may ignore: its own, or that of a link or of a nested
             work tree that leads to it.
     """
@@ -207,7 +207,7 @@ class _ProjectWalk:
         try:
             status = os.lstat(place)
         except OSError:
-            return  # removed files are in the difference
+            return  # removed files are part of the difference
         if stat.S_ISLNK(status.st_mode):
             self._link(place, path)
         elif stat.S_ISREG(status.st_mode):
@@ -246,7 +246,7 @@ class _ProjectWalk:
 
     @contextmanager
     def _through(self, passed: str, repository: str | None) -> Iterator[None]:
-        """Look at what a link or a nested work tree holds.
+        """Visit the content of a link or a nested work tree.
 
         Args:
             passed: the link or the work tree; git may ignore it.
@@ -260,7 +260,7 @@ class _ProjectWalk:
         self._repository, self._passed = before
 
     def _is_project_folder(self, place: str, path: str, names: set[str]) -> bool:
-        """Return whether a folder belongs to the project; of an environment, make a link."""
+        """Return whether a folder belongs to the project; make a link for an environment."""
         if not names.isdisjoint(_ENVIRONMENT):
             self._live(place, path, uncovered=False)
             return False
@@ -305,7 +305,7 @@ class _ProjectWalk:
             self._file(entry.path, path)
 
     def _file(self, place: str, path: str) -> None:
-        """Copy or link a file, or keep it until git has said what it ignores; behind a link, `place` is outside."""
+        """Copy or link a file, or keep it until git has answered what it ignores; behind a link, `place` is outside."""
         self._loose[_top_of(path)] += 1
         try:
             length = os.stat(place).st_size
@@ -337,7 +337,7 @@ class _ProjectWalk:
         self._copy(place, path, length)
 
     def _ignored(self) -> frozenset[str]:
-        """Return which of the kept files git ignores; all of a work tree of which git does not say it."""
+        """Return which of the kept files git ignores; if git does not answer, all files of the work tree."""
         questions: dict[str, list[str]] = {}
         for file in self._loose_files:
             for repository, path in file.asked:
@@ -423,7 +423,7 @@ class _ProjectWalk:
                 self._file(real, path)
 
     def _linked_folder(self, real: str, path: str) -> None:
-        """Take the content of a folder outside, as if it were here; if it is large, only link to it."""
+        """Include the content of a folder outside, as if it were here; if it is large, only link to it."""
         leads_back = any(_is_in(one, real) for one in (self._root, *self._outside))
         if leads_back or _names_below(real, _MOST_BEHIND_LINK) is None:
             self._live(real, path)
@@ -433,7 +433,7 @@ class _ProjectWalk:
         self._outside.pop()
 
     def _require_own_links(self) -> None:
-        """Let a link to something that the copy does not have lead to the live project."""
+        """If the target of a link is not in the copy, let the link lead to the live project."""
         have = {*self.found.contents, *self.found.live}
         have |= {parent for path in [*have] for parent in _parents(path)}
         for path, target in self._own_links.items():
@@ -500,7 +500,7 @@ def _starts_with(place: str, start: bytes) -> bool:
 def _text(place: str) -> bytes | None:
     """Return the content of a file that holds text; None if it does not, or cannot be read."""
     content = _start_of(place)
-    # As git tells it apart (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes.
+    # Same rule as git (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes means binary.
     is_text = content is not None and b"\0" not in content[:8000] and len(content) <= _LONGEST_TEXT
     return content if is_text else None
 
@@ -523,13 +523,13 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _top_of(path: str) -> str:
-    """Return the folder, one or two levels deep, by which a message names a path."""
+    """Return the folder, one or two levels deep, that a message names for a path."""
     folders = path.split("/")[:-1]
     return "/".join(folders[:2]) if folders else path
 
 
 def shorten(paths: Sequence[str], most: int = 8) -> tuple[str, ...]:
-    """Return a few names for many files: of several in one folder, the folder with their number."""
+    """Return a few names for many files: if a folder has several, the folder with their number."""
     grouped: dict[str, list[str]] = {}
     for path in paths:
         grouped.setdefault(_top_of(path) if "/" in path else "", []).append(path)

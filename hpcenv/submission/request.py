@@ -1,6 +1,6 @@
 """The options of one submission: read where they enter, and merged with hpcenv.toml, the environment and the site.
 
-Runs on: LOGIN NODE. Which options there are stands in project/options.py.
+Runs on: LOGIN NODE. The table of options is in project/options.py.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Cluster = Literal["slurm", "local"]
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedCode:
-    """The copy of a run's code, from which another run is submitted.
+    """The copy of a run's code, which is the source of another run.
 
     Attributes:
         root: its folder.
-        files: those of the run's list that it has, relative to `root`. They take the place of what git tracks: git is
-            not asked, also where the folder is in a work tree.
+        files: existing files of the run's list, relative to `root`. They replace the list of tracked files: git is not
+            asked, even if the folder is in a work tree.
     """
 
     root: Path
@@ -61,11 +61,11 @@ class SubmitOptions(OptionValues):
         args: arguments of the script, each literal.
         level: how deep the nodes look; None for the environment's default.
         call: a Python function in place of a script.
-        lockfile: path of the lockfile, whatever `lock` names.
-        copied: the project is a copy of a run's code.
-        handover: the folder is for somebody else, who has other variables and files.
-        allocated: the nodes are there already (`hpcenv run` in an allocation): nothing is requested.
-        site_here: without a job, too, the site profile is used: `hpcenv run` on a login node.
+        lockfile: path of the lockfile; it has priority over `lock`.
+        copied: set if the project is a copy of a run's code.
+        handover: the folder is for somebody else, with different variables and files.
+        allocated: the nodes are already allocated (`hpcenv run` in an allocation): nothing is requested.
+        site_here: use the site profile also without a job: `hpcenv run` on a login node.
         session: the run is a session; it has no script.
     """
 
@@ -93,7 +93,7 @@ def from_command_line(script: str, args: Sequence[str], values: Mapping[str, obj
     """Return the options of a command line.
 
     Args:
-        values: option name -> text or texts; None where the option is not given.
+        values: option name -> text or texts; None if the option is not given.
 
     Raises:
         UsageError: values that are not valid, all at once.
@@ -193,7 +193,7 @@ def detect_cluster(environ: Mapping[str, str]) -> Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class MergedOptions:
-    """The values of all options after command line, project, site profile and defaults were merged.
+    """The values of all options, merged from command line, project, site profile and defaults.
 
     Attributes:
         origins: option name -> the place that its value comes from; only options that are set.
@@ -265,7 +265,7 @@ def _of_project(option: Option, workspace: Workspace) -> Any:
 
 
 def _joined(option: Option, candidates: Sequence[tuple[Any, str]]) -> tuple[Any, str]:
-    """Return the value that holds, and its origin: the first one; of lists and tables, all of them together."""
+    """Return the effective value and its origin: the first value; for lists and tables, all values together."""
     if option.kind == "texts":
         # The project's first, as if they had been typed before the others.
         value: Any = tuple(item for given, _origin in reversed(candidates) for item in given)
@@ -330,7 +330,7 @@ def make_request(options: SubmitOptions) -> Request:
 
 
 def require_literal(options: SubmitOptions) -> None:
-    """Refuse what no program can be given: a NUL ends a string, a lone surrogate is no byte."""
+    """Refuse text that no program can receive: a NUL ends a string, and a lone surrogate is not a byte."""
     words = {f"argument {n} of the script": word for n, word in enumerate(options.args, start=1)}
     words |= {f"--torchrun-args word {n}": word for n, word in enumerate(options.torchrun_args, start=1)}
     words |= {"the script": options.script or "", **{f"--env {name}": value for name, value in options.env.items()}}
@@ -373,7 +373,7 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     """Return how the ranks are started.
 
     Args:
-        torch: its version as locked; empty where it is not known.
+        torch: its locked version; empty if it is not known.
 
     Raises:
         UsageError: they contradict each other, or would break the launch.
@@ -388,14 +388,14 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     return LaunchOptions(
         launcher=launcher if options.call is None else options.call.launcher,
         torchrun_args=options.torchrun_args,
-        # Which nodes train where there are spare ones is known only after the check.
+        # With spare nodes, only the check decides which nodes train.
         expand=options.expand,
         cpu_binding=launch_rules.cpu_binding(options.cpu_binding, options.torchrun_args, options.srun),
     )
 
 
 def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
-    """Return what happens when the job must end before the training does.
+    """Return what to do if the job must end before the training.
 
     Args:
         options: merged.
@@ -425,7 +425,7 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
 
 
 def smoke_options(options: SubmitOptions) -> SmokeOptions | None:
-    """Return the smoke test of a run; None where its level has none, or all its checks are skipped.
+    """Return the smoke test of a run; None if its level has no smoke test, or if all its checks are skipped.
 
     Args:
         options: merged.
@@ -442,7 +442,7 @@ def preflight_options(options: SubmitOptions) -> PreflightOptions:
         options: merged.
 
     Raises:
-        UsageError: a check that is to be skipped does not exist.
+        UsageError: a skipped check does not exist.
     """
     for name in options.skip_check:
         if name not in CHECKS_BY_ID:
@@ -460,7 +460,7 @@ def passed_variables(options: SubmitOptions) -> tuple[str, ...]:
     """Return the variables of the job's environment that the ranks see.
 
     Raises:
-        UsageError: one is not the name of a variable.
+        UsageError: a text is not the name of a variable.
     """
     launch_rules.check_pass_env(options.pass_env)
     return tuple(dict.fromkeys(options.pass_env))
@@ -470,7 +470,7 @@ def passed_variables(options: SubmitOptions) -> tuple[str, ...]:
 
 
 def to_record(options: SubmitOptions) -> RequestRecord | None:
-    """Return what a run remembers of its request; None where there is no script to run again."""
+    """Return the stored request of a run; None if there is no script to run again."""
     if options.script is None or options.handover:
         return None
     given = ((option, value_of(options, option)) for option in OPTIONS)
@@ -483,7 +483,7 @@ def to_record(options: SubmitOptions) -> RequestRecord | None:
 
 
 def from_record(record: RequestRecord) -> SubmitOptions:
-    """Return the options that a run remembers, without those that hpcenv no longer has.
+    """Return the stored options of a run, without options that hpcenv no longer has.
 
     Raises:
         UsageError: an option that this version of hpcenv does not know, or a value that is not valid.

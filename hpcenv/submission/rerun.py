@@ -43,8 +43,8 @@ class OptionChange:
 
     Attributes:
         flag: the option; `--` for the arguments of the script.
-        before: as it is written on a command line; empty where the run was submitted without it.
-        after: the same of the new run.
+        before: its text on a command line; empty if the run was submitted without it.
+        after: the same for the new run.
     """
 
     flag: str
@@ -63,15 +63,15 @@ class ChangedInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun:
-    """A run or sweep that is to run again, and the options of the new one.
+    """A run or sweep to run again, and the options of the new one.
 
     Attributes:
         folder: of the run or sweep.
-        first: folder of the run; of a sweep, that of its first run.
+        first: folder of the run; for a sweep, folder of its first run.
         before: the manifest of that run.
         old: its options.
         options: of the new run.
-        recorded: what the record of the run asks the user to accept.
+        recorded: requests in the record of the run that the user must accept.
         context: of the new run.
     """
 
@@ -86,10 +86,10 @@ class Rerun:
 
 @dataclass(frozen=True, kw_only=True)
 class RerunPlan:
-    """The plan of a new run, and the inputs of the first one that have changed since.
+    """The plan of a new run, and the inputs of the first run that have changed since then.
 
     Attributes:
-        plan: of the run; of a sweep, what its runs have in common.
+        plan: of the run; for a sweep, the common part of its runs.
         sweep: with `plan` in it; None for one run.
         changed: the inputs.
     """
@@ -106,7 +106,7 @@ def choose(
     args: tuple[str, ...] | None,
     context: Context,
 ) -> Rerun:
-    """Return what is to run again, with the options that were typed in place of the old ones.
+    """Return the run to repeat, with the typed options in place of the old ones.
 
     Args:
         found: a run; of a sweep, all its runs.
@@ -134,7 +134,7 @@ def choose(
 
 
 def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> RerunPlan:
-    """Plan the new run: with the lockfile of the first one if no other is named, compared with it on the nodes.
+    """Plan the new run. It uses the lockfile of the first run unless another is named; the nodes compare both runs.
 
     Raises:
         UsageError: an input of the first run has changed, and `allow_changed` is not set.
@@ -209,7 +209,7 @@ def notes_on_gone(folder: Path) -> tuple[str, ...]:
 
 
 def options_of_run(run: Run) -> SubmitOptions:
-    """Return the options of one run; those of an element of a sweep make it a separate run.
+    """Return the options of one run; an element of a sweep becomes a separate run.
 
     Raises:
         UsageError, RecordInvalid: as for `read_options`.
@@ -235,12 +235,12 @@ def change(
     """Return the options of the new run: those of the old run, with the new values in their place.
 
     Args:
-        given: option name -> new value. Variables, secrets, passed options and sweeps change by their names.
+        given: option name -> new value. Variables, secrets, passed options and sweeps are replaced one by one, by name.
         without: options that the new run does not get, with or without `--`.
         args: arguments of the script; None keeps those of the old run.
 
     Raises:
-        UsageError: `without` names no option, or one that the old run was submitted without.
+        UsageError: `without` names an unknown option, or an option that the old run did not have.
     """
     rows = {option.key: option for option in in_place("command")}
     values: dict[str, Any] = {}
@@ -270,16 +270,16 @@ def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOpt
 
 
 def with_own_checkpoint(options: SubmitOptions, before: Manifest) -> SubmitOptions:
-    """Return the options with the very checkpoint of the run: the name of a run may lead to a newer one by now."""
+    """Return the options with the exact checkpoint of the run: the name of a run may now mean a newer checkpoint."""
     return replace(options, resume_from=before.resume_from) if before.resume_from else options
 
 
 def asked_by_record(options: SubmitOptions, given: Mapping[str, Any]) -> tuple[Asked, ...]:
-    """Return what the record of a run, which may be another user's, asks for.
+    """Return what the record of a run asks for; the run may belong to another user.
 
     Args:
         options: of the new run.
-        given: what the user typed for it, which is his own.
+        given: options that the user typed, which need no consent.
     """
     return asked_by_options(only_recorded(options, given), "the record of the run", script=options.script)
 
@@ -362,10 +362,10 @@ def changed_inputs(before: Manifest, now: Manifest) -> tuple[ChangedInput, ...]:
 
 
 def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock: bool) -> tuple[ChangedInput, ...]:
-    """Return which inputs have changed where that is allowed.
+    """Return which inputs have changed; refuse changes that are not allowed.
 
     Args:
-        other_lock: another lockfile is named; then another environment is expected.
+        other_lock: whether another lockfile is named; then another environment is expected.
 
     Raises:
         UsageError: one has changed, and it is not allowed.
@@ -388,7 +388,7 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
 
 
 def _with_names(changed: ChangedInput, before: Manifest, plan: Plan) -> ChangedInput | None:
-    """Name the copied files that differ; None if all of the code is the same."""
+    """Return the names of the copied files that differ; None if all code is the same."""
     if changed.what != _COPIED or plan.source is None:
         return changed
     try:
@@ -410,10 +410,10 @@ def _shown(value: str) -> str:
 
 
 def free_name(name: str, folder: Path) -> str:
-    """Return a name for a run like the one called `name`: it, or `first-2`, `first-3` and so on."""
+    """Return a name for a new run like the run `name`: the name itself, or `first-2`, `first-3` and so on."""
     if not os.path.lexists(folder / name):
         return name
-    # `first-2` again is `first-3`, but `seed-2` again is `seed-2-2`: there is no `seed`.
+    # After `first-2` comes `first-3`; but after `seed-2` comes `seed-2-2`, because there is no run `seed`.
     stem = re.sub(r"-[0-9]{1,4}\Z", "", name)
     stem = (stem if os.path.lexists(folder / stem) else name)[:90]
     number = 2

@@ -26,8 +26,8 @@ from hpcenv.submission.request import SubmitOptions
 def find_checkpoint(options: SubmitOptions, context: Context, earlier: EarlierRuns) -> Path | None:
     """Return the absolute path of the checkpoint that `--resume-from` names; None without the option.
 
-    Of a run, and of a folder with checkpoints, it is the newest one. Of a run that `--after` waits for, it is the
-    folder: the ranks take the newest one when they start.
+    For a run or a folder with checkpoints, this is the newest checkpoint. For a run that `--after` waits for, it is the
+    folder: the ranks take the newest checkpoint when they start.
 
     Raises:
         RunNotFound: there is neither a path nor a run of that name.

@@ -1,4 +1,4 @@
-"""The data of a run: those that [[data]] names, and what is copied to the nodes. Runs on: LOGIN NODE."""
+"""The data of a run: the folders and files of [[data]], and the copies on the nodes. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STAGE_LIMIT = 100 * 10**9
 def find_copies(
     options: SubmitOptions, cwd: Path, cluster: Cluster, environment: Environment, sif: LockedSif, run_folder: Path
 ) -> tuple[StageRequest | None, tuple[str, ...]]:
-    """Return what is copied to the nodes, None to use everything where it is, and notes."""
+    """Return the copies for the nodes, and notes; None to use everything at its place."""
     if not options.stage and not options.stage_data:
         if options.stage_dir is not None:
             raise UsageError("nothing is staged", why="--stage-dir is for copies on the nodes", hint="--stage")
@@ -64,7 +64,7 @@ def _data_folder(given: str, run_folder: Path, cwd: Path) -> DataFolder:
 
 
 def find_data(workspace: Workspace, revision: int) -> tuple[tuple[RecordedData, ...], HubCache]:
-    """Return the data that [[data]] names, as they are now, and the cache with those of a hub.
+    """Return the data of [[data]] in their current state, and the cache with the data of a hub.
 
     Args:
         revision: of the lockfile.

@@ -1,4 +1,4 @@
-"""The lockfile as a run keeps it. Runs on: LOGIN NODE."""
+"""The copy of the lockfile in a run folder. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcenv.submission.snapshot import Code
 
 
 def run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -> str:
-    """Return the lockfile as the run keeps it: with the state of the code, command and shape."""
+    """Return the lockfile for the run folder: with the state of the code, command and shape."""
     run = lock_model.RunTable(
         argv=tuple(_as_text(word) for word in (*manifest.program, *manifest.args)),
         nodes=manifest.nodes,

@@ -20,10 +20,10 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 def run_folder(
     workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster, script: Path | None
 ) -> Path:
-    """Return where the run is kept; refuse a name or a place that cannot be used.
+    """Return the folder of the run; refuse a name or a place that cannot be used.
 
     Args:
-        script: the file that the ranks start; None where it is not known.
+        script: the file that the ranks start; None if it is not known.
     """
     run = options.name or _run_name(script, options, context)
     means = "the newest run" if run == "latest" else "a job id" if _JOB_ID.match(run) and not options.handover else None
@@ -49,7 +49,7 @@ def run_folder(
 
 
 def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
-    # What is not a file of the project: a console script, or a module of the environment.
+    # Not a file of the project: a console script, or a module of the environment.
     named = (options.script or "verify") if options.call is None else options.call.name
     named = named if options.session is None else options.session.name
     stem = named if script is None else script.stem

@@ -1,4 +1,4 @@
-"""Notes on a script that would start, or meet its ranks, in another way than hpcenv does.
+"""Notes on a script that would start its ranks, or let them meet, in a different way than hpcenv.
 
 Runs on: LOGIN NODE. Pure. Only the script itself is read, not the modules that it imports. Nothing is refused: a script
 may do all this in a branch that the job does not take.
@@ -16,7 +16,7 @@ from hpcenv.records.manifest import Launcher
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchShape:
-    """How the script will be started: what decides whether a note applies."""
+    """How the script will be started: this decides whether a note applies."""
 
     launcher: Launcher
     nodes: int
@@ -30,13 +30,13 @@ _WORDS = re.compile(
 
 
 def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list[str]:
-    """Return a note, with its line, for each thing in the script that does not fit to ranks that are started already.
+    """Return a note, with its line, for each part of the script that does not fit to ranks that are already started.
 
     Args:
         script: its name, for the notes.
         content: its bytes.
-        tree: what `compile` returned for them. The module `ast` is not needed, and its import would cost time.
-        shape: how it will be started. With `--launcher none` the program starts the ranks: then all is right.
+        tree: the result of `compile`. The module `ast` is not needed, and its import would cost time.
+        shape: how the script will start. With `--launcher none` the program starts the ranks: no notes then.
     """
     found = {text: line for line, text in _relative_imports(script, tree)}
     if shape.launcher == "none" or not _WORDS.search(content):

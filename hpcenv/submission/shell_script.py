@@ -14,7 +14,7 @@ from hpcenv.errors import Command, Hint, ScriptUnusable
 from hpcenv.submission import sbatch_directives
 
 _SHELL = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(?:/[^\s]*/)?(?P<name>bash|sh|zsh|dash|ksh|csh|tcsh)\b")
-# What starts a Python script in the last line of most batch scripts.
+# Programs that start a Python script in the last line of most batch scripts.
 _STARTERS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)\Z")
 _STARTS_ON_NODES = re.compile(r"(?:.*/)?(?:srun|mpirun|mpiexec)\Z")
 
@@ -45,7 +45,7 @@ _ONLY_PYTHON = "the script is started with the locked Python, which reads Python
 
 
 def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequence[str]) -> None:
-    """Refuse `python train.py` and the like: hpcenv starts the ranks itself.
+    """Refuse `python train.py` and similar words: hpcenv starts the ranks itself.
 
     Args:
         script, args: as the user gave them.
@@ -91,7 +91,7 @@ Variables are --env NAME=VALUE, or [env] in hpcenv.toml.
 Modules are in the site profile, see `hpcenv doctor`."""
 
 
-# Modules that start the script that follows them.
+# Modules that start the script in the next argument.
 _LAUNCHERS = re.compile(r"torch\.distributed\.(?:run|launch)\Z|accelerate\.commands\.launch\Z|deepspeed\b")
 
 

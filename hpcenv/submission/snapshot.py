@@ -43,7 +43,7 @@ LIVE: Literal["live"] = "live"
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What is known about the code of a run.
+    """Information on the code of a run.
 
     Attributes:
         workdir: where the ranks start.
@@ -77,7 +77,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class CodePlace:
-    """Where a submission takes its code from, and where its run will be.
+    """The source of a submission's code, and the place of its run.
 
     Attributes:
         script: the script, or the file of a module; None for a function without a module, and for a module of the
@@ -93,12 +93,12 @@ class CodePlace:
 
     @property
     def folder(self) -> Path | None:
-        """Where Python looks for it first: the script's own folder, or the working directory of a module."""
+        """The first folder in which Python looks for code: the script's own, or the working directory of a module."""
         return code_folder(self.options, self.context.cwd)
 
     @property
     def skipped(self) -> tuple[Path, ...]:
-        """Further folders that are no code: that of an executor, and that of its outputs."""
+        """Further folders without code: the folder of an executor, and the folder of its outputs."""
         return () if self.options.call is None else self.options.call.folders
 
 
@@ -132,10 +132,10 @@ class _Committed:
 
 
 def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
-    """Return what is copied; with `--workdir live`, that nothing is.
+    """Return the copy; with `--workdir live`, that nothing is copied.
 
     Args:
-        answer: what `git.read_tree` says of the script's folder; None without code.
+        answer: the result of `git.read_tree` for the script's folder; None without code.
 
     Raises:
         UsageError: the code differs from its commit, and `--allow-dirty` is not given; or
@@ -155,7 +155,7 @@ def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
 
 
 def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
-    """Return the state of the code in git; refuse code that differs from its commit without a word of the user."""
+    """Return the state of the code in git; refuse code that differs from its commit unless the user allows it."""
     script, options = place.script, place.options
     if options.copied is not None:
         return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of that of another run")
@@ -165,7 +165,7 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
     if not tree.commit:
         return _Committed(tree=tree, reason=f"{tree.root} has no commit yet")
     inside = None if script is None else os.path.relpath(_real(script), tree.root)
-    # Behind a link that leads out of the work tree there is no state in git.
+    # Files behind a link out of the work tree have no state in git.
     new = () if inside is None or inside in known.files or inside.startswith("../") else (inside,)
     is_dirty = bool(tree.changed or known.unwatched or new)
     notes: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
 
 
 def _not_copied(tree: WorkTree, known: git.Tracked) -> Iterable[str]:
-    """Yield notes about what git tracks and the work tree does not have."""
+    """Yield notes about tracked files that the work tree does not have."""
     if known.left_out:
         yield f"not in the copy of the code, they are not in the work tree: {_some(known.left_out)}"
     missing = [path for path in known.files if _is_folder(tree.root / path)]
@@ -236,7 +236,7 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
 
 
 def _only_filtered(tree: WorkTree) -> Iterable[str]:
-    """Yield a note about files that hold other bytes than the commit, and that a filter calls equal."""
+    """Yield a note about files whose bytes differ from the commit, but which are equal after a filter."""
     names = sorted({found.filter for found in tree.filtered})
     if names:
         files = _some([found.path for found in tree.filtered])
@@ -303,7 +303,7 @@ def _ask_ignored(tree: str, paths: Sequence[str], *, environ: Mapping[str, str])
 
 
 def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
-    """Return the folder of the code and, where it does not hold the working directory, also that one's project."""
+    """Return the folder of the code and, if it does not contain the working directory, also the latter's project."""
     run, cwd = RunFolder(place.run_folder), os.path.realpath(place.context.cwd)
     project = os.path.realpath(place.workspace.root)
     of_cwd = project if _is_in(cwd, project) else cwd
@@ -340,7 +340,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _store(workspace: Workspace) -> tuple[Path, ...]:
-    """Return the folder of images; nothing where it is not known. A run of a SIF then ends with the reason."""
+    """Return the folder of images; empty if it is not known. Then a run of a SIF ends with the reason."""
     try:
         return (workspace.store,)
     except HpcenvError:
@@ -388,7 +388,7 @@ def _listing(found: Sequence[tuple[_CopiedFolder, CopyContent]], new: Sequence[s
     files = {f"{part.folder.name}/{path}": content for part, one in found for path, content in one.contents.items()}
     live = {f"{part.folder.name}/{path}": target for part, one in found for path, target in one.live.items()}
     known = {f"{part.folder.name}/{path}": kind for part, one in found for path, kind in one.known.items()}
-    # A new script is copied and recorded like what git tracks, and yet it is not published with the repository.
+    # A new script is copied and recorded like a tracked file, but it is not published with the repository.
     known |= {f"{found[0][0].folder.name}/{path}": "other" for path in new}
     return Listing(schema=SCHEMA, files=files, live=live, untracked=known)
 
@@ -416,7 +416,7 @@ def _live_folders(place: CodePlace) -> tuple[str, ...]:
 
 
 def _notes(found: Sequence[tuple[_CopiedFolder, CopyContent]], *, has_commit: bool) -> Iterable[str]:
-    """Return notes about what a commit does not show, and about what no node compares."""
+    """Return notes about files that the commit does not contain, and about files that no node compares."""
     untracked = [path for _, one in found for path in one.untracked]
     if untracked and has_commit:
         yield f"git does not track these modules of the copy: {_some(untracked)}"

@@ -42,7 +42,7 @@ from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import Cluster
 from hpcenv.submission.run_data import packed_folder
 
-# A disk answers several waits together.
+# Several waits for the disk together take the time of one.
 _WAITS_AT_ONCE = 16
 
 
@@ -67,7 +67,7 @@ def submit(plan: Plan, context: Context, *, any_packages: bool = False) -> Submi
     remains.
 
     Args:
-        any_packages: submit also where a host environment is seen to differ: the table of the nodes is wanted.
+        any_packages: submit even if the host environment differs: the user wants the table of the nodes.
 
     Raises:
         LockfileStale: the packages of the host environment are not the locked ones; nothing is queued.
@@ -145,8 +145,8 @@ def make_folder(path: Path) -> None:
 def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     """Wait until the disk has what the first step of the job reads.
 
-    Without this, a login node that fails would leave a queued job that finds no manifest: other nodes see a new file,
-    but it may be in the memory of this one only.
+    Otherwise, if the login node fails, a queued job may find no manifest: other nodes see a new file, but it may only
+    be in the memory of this node.
 
     Args:
         elements: further folders in which jobs begin: those of a sweep.
@@ -154,10 +154,10 @@ def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     Raises:
         FileUnusable: the disk refuses a file: it is full, or a quota is exceeded.
     """
-    # Where they begin: the records and the batch script; the steps and their modules.
+    # The job begins in these folders: with the records and the batch script, the steps and their modules.
     folders = (run.path, run.code, *elements)
     files = (Path(entry) for folder in folders for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
-    # The names of the folders themselves are in those above, which this submission may have made.
+    # The entry of a folder is in its parent folder, which this submission may also have made.
     paths = (*files, *folders, *run.path.parents[:2])
     try:
         with ThreadPoolExecutor(_WAITS_AT_ONCE) as pool:
@@ -227,7 +227,7 @@ def _may_be_queued(error: HpcenvError, problem: HpcenvError, name: str, run: Run
 
 
 def use_image(plan: Plan) -> None:
-    """Tell the store that its SIF is used: `image prune` goes by the last use. A store may be read-only."""
+    """Record the use of the SIF in the store: `image prune` removes by the last use. A store may be read-only."""
     image = Path(plan.manifest.environment.sif)
     name = re.fullmatch(r"sha256-([0-9a-f]{64})\.sif", image.name)
     if name is None or image.parent.name != "images":
@@ -265,7 +265,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     hub_cache.write(plan.hub, run)
-    # All of it is waited for at once (`wait_for_disk`).
+    # One wait covers all of it (`wait_for_disk`).
     write_text(plan.lockfile_text, run.lockfile, durable=False)
     write_text(plan.requirements, run.requirements, durable=False)
     if plan.record is not None:
@@ -285,7 +285,7 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             run.script,
             environ=context.environ,
             passed=plan.manifest.pass_env,
-            # The step `begin` finds out whether the job before has left something to do.
+            # The step `begin` finds out whether the previous job has left work to do.
             options=() if after is None else (f"--dependency=afterany:{after}",),
         )
         return queued.job_id, queued.warnings

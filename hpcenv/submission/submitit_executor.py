@@ -1,13 +1,13 @@
-"""A submitit executor that hands over the batch scripts of hpcenv.
+"""A submitit executor that submits the batch scripts of hpcenv.
 
 Runs on: LOGIN NODE. `hpcenv submit` goes through `queue_script`, and `hpcenv.Executor` is a `ScriptExecutor`, which
 differs from its parent class, `submitit.SlurmExecutor`, in two points:
 
 - The batch script is the file in the run folder, byte for byte, with the check before the training.
-- sbatch is called as hpcenv calls every program. submitit 1.5.4 has no time limit for sbatch, takes the
-  first "job N" of a site's banner for the job id, and does not show the warnings of sbatch.
+- sbatch is called as hpcenv calls every program. submitit 1.5.4 has no time limit for sbatch, takes the first "job N"
+in a site's banner as the job id, and does not show the warnings of sbatch.
 
-submitit and this class run on the host, and the container starts below them: an image has no scontrol.
+submitit and this class run on the host and start the container: an image has no scontrol.
 The overridden methods are private in submitit. pyproject.toml limits its version, and a contract test
 checks that they are there.
 """
@@ -47,7 +47,7 @@ class QueuedJob:
 
 
 class ScriptExecutor(submitit.SlurmExecutor):
-    """A `submitit.SlurmExecutor` that submits a batch script which exists already.
+    """A `submitit.SlurmExecutor` that submits an existing batch script.
 
     Args:
         folder: where submitit keeps its files.
@@ -91,9 +91,9 @@ def queue_script(
     """Submit a batch script of a run folder.
 
     Args:
-        script: the file; its `#SBATCH` lines say what the job needs, also that it is an array.
+        script: the file; its `#SBATCH` lines describe the job, including an array.
         environ: the user's environment; the job gets no variables of Slurm and of outer launchers, and no credentials.
-        options: for sbatch; they win over the lines of the script.
+        options: for sbatch; they override the lines of the script.
         passed: names or patterns of variables that the ranks get from the job (--pass-env).
 
     Raises:

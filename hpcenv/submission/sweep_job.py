@@ -48,7 +48,7 @@ class SweepPlan:
     """A sweep that can be submitted.
 
     Attributes:
-        plan: what all elements have in common. Its run folder is the folder of the sweep.
+        plan: the common part of all elements. Its run folder is the folder of the sweep.
         record: the elements.
         script: the batch script of the array.
         arguments: index -> the script's arguments.
@@ -182,14 +182,14 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
 
 
 def _source(base: Manifest, folder: str) -> Source | None:
-    """Return the source of an element: it copies that of the sweep when it begins."""
+    """Return the source of an element: when the element begins, it copies the source of the sweep."""
     if base.source is None:
         return None
     return replace(base.source, folder=_in_element(base.source.folder, base, folder), shared=base.run_folder)
 
 
 def _in_element(path: str, base: Manifest, folder: str) -> str:
-    """Return a path in the sweep's copy of the code as the path in the element's; any other path as it is."""
+    """Return a path in the sweep's code copy as a path in the element's copy; any other path stays."""
     inside = path.startswith(base.run_folder + os.sep)
     return os.path.join(folder, os.path.relpath(path, base.run_folder)) if inside else path
 
@@ -260,7 +260,7 @@ _SHARED = ("code", "inside", "start-hook", "lock.toml", "requirements.txt")
 def _materialize(sweep: SweepPlan, run: RunFolder, context: Context) -> None:
     submit_step.materialize(replace(sweep.plan, script=sweep.script), run, context)
     run.manifest.unlink()  # the sweep itself is not a run
-    # A copy for each: records of a run are not read through links.
+    # Each element gets a copy, because records of a run are not read through links.
     request = run.request.read_text(encoding="utf-8") if run.request.exists() else None
     for element in sweep.record.elements:
         plan, own = element_plan(sweep, element), RunFolder(run.path / element.folder)
@@ -415,7 +415,7 @@ def wait_for_sweep(
         if counted != shown:
             on_change(now)
             shown, seconds = counted, 0.5
-        # Accounting may know some seconds later than squeue how a job ended.
+        # Accounting may show the end of a job some seconds later than squeue.
         gone = gone + 1 if now.quiet and any(not element.state.ended for element in now.elements) else 0
         if all(element.state.ended for element in now.elements) or gone > _LOOKS_AFTER_GONE:
             return now
@@ -497,7 +497,7 @@ def _record_again(elements: Sequence[SweepElement], folder: Path, job_id: str) -
 
 
 def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, error: BaseException) -> BaseException:
-    """Cancel an array whose submission we lost; its elements keep their previous job ids.
+    """Cancel an array whose submission got no answer; its elements keep their previous job ids.
 
     Args:
         known: job ids of the previous arrays.
@@ -515,7 +515,7 @@ def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, e
             why=f"{error.why}\n{why}" if error.why else why,
             hint=(
                 Command("squeue", f"--name={record.run}"),
-                f" lists the array if it is queued, beside what is left of {', '.join(sorted(known))}",
+                f" lists the array if it is queued, beside the rest of {', '.join(sorted(known))}",
             ),
         )
     return error

@@ -1,7 +1,7 @@
 """`hpcenv verify`: compare an environment, a SIF or nodes with the lockfile.
 
-Runs on: LOGIN NODE, or any machine that is to be verified. It uses the same facts and the same judge
-as the gate of a job. To verify nodes, it submits a job that ends after the verdict.
+Runs on: LOGIN NODE, or on any machine to verify. It uses the same facts and the same rules as the gate of a job. To
+verify nodes, it submits a job that ends after the verdict.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def verify(
         lock: name of the lockfile.
         level: how deep to look; None for the environment's default.
         sif: another file than the project's own SIF.
-        gpus: how many GPUs this machine must offer to the environment; None for what a submission asks for.
+        gpus: how many GPUs this machine must offer to the environment; None for the number of a submission.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to compare with.
@@ -121,14 +121,14 @@ def verify(
 
 def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile) -> Profile | None:
     """Return the site profile that a submission uses here."""
-    # The time only makes the name of a run, which is not needed here.
+    # The time is only used for the name of a run, which is not needed here.
     context = Context(environ=environ, cwd=workspace.root, now=time.gmtime(0), token="", command=())
     profile, _notes = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ))
     return None if profile is None else choose_site.for_run(profile, locked, nodes=1)
 
 
 def _without_modules(profile: Profile | None) -> tuple[str, ...]:
-    """Return a note where a job has modules, which this command does not load: it starts no shell of the user's."""
+    """Return a note if a job loads modules: this command does not load them, because it starts no shell of the user."""
     if profile is None or not profile.modules:
         return ()
     names = ", ".join(profile.modules)
@@ -193,7 +193,7 @@ def _environment(
     *,
     gpus: int,
 ) -> tuple[Environment, tuple[Bind, ...]]:
-    """Return the environment as a submission enters it, and the binds of the site that this machine does not have."""
+    """Return the environment as for a submission, and the binds of the site that this machine does not have."""
     binds = project_binds(workspace)
     if locked.container is None:
         if sif is not None:

@@ -1,4 +1,4 @@
-"""Check this machine, or nodes in a Slurm job that trains nothing, and wait for what it found.
+"""Check this machine, or check nodes in a Slurm job that trains nothing, and wait for the result.
 
 Runs on: LOGIN NODE. `hpcenv verify` does this; `hpcenv doctor --nodes` checks nodes, too.
 """
@@ -44,22 +44,22 @@ class Verified(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedNodes(Verified):
-    """What a job found that only checked its nodes."""
+    """The result of a job that only checked its nodes."""
 
     job: SubmitResult
 
 
-# Options of a submission that only a job has.
+# Options of a submission that only apply to a job.
 OF_JOBS = ("partition", "account", "time", "preflight")
 
 
 def options_to_verify(
     *, nodes: int | None, lock: str, deep: bool, sif: object, gpus: int | None, **of_jobs: Any
 ) -> SubmitOptions:
-    """Return what is verified, and of `nodes` in which job; None is this machine.
+    """Return the object to verify and, for `nodes`, the options of the job; None means this machine.
 
     Args:
-        of_jobs: the options of OF_JOBS, as they were given.
+        of_jobs: the given options of OF_JOBS.
 
     Raises:
         UsageError: an option has no effect with, or without, `nodes`, or a value is not valid.
@@ -87,7 +87,7 @@ def verify_environment(
     sif: str | Path | None = None,
     on_submitted: Callable[[SubmitResult], None] = lambda _job: None,
 ) -> Verified:
-    """Compare the environment of this machine, a SIF, or that of nodes with the lockfile.
+    """Compare the environment of this machine, a SIF, or the environments of nodes with the lockfile.
 
     Args:
         options: see `options_to_verify`.
@@ -143,7 +143,7 @@ def verify_nodes(
 
 
 def _ranks_per_node(workspace: Workspace, given: SubmitOptions) -> int | None:
-    """Return how many ranks a smoke test starts on each node; None for as many as a submission without --nproc."""
+    """Return how many ranks a smoke test starts on each node; None for the default number of a submission."""
     usual = workspace.project.submit
     tested = (given.preflight or usual.preflight) == "full"
     count = usual.gpus if given.gpus is None else given.gpus

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from error_text import unwrapped
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTBED = ROOT / "scripts" / "testbed"
@@ -105,7 +106,7 @@ class Cluster:
             capture_output=True,
             timeout=timeout,
         )
-        result = Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+        result = Done(done.returncode, os.fsdecode(done.stdout), unwrapped(os.fsdecode(done.stderr)))
         digest = re.search("--accept ([0-9a-f]{32})", result.text)
         if not (accepts and "hpcenv" in command and result.status == 29 and digest):
             return result

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_text import unwrapped
 
 from .conftest import TESTBED, Cluster
 
@@ -116,7 +117,7 @@ def test_a_registry_that_dies_in_mid_blob(faults: Faults) -> None:
     assert done["fault"]["status"] == 10
     assert done["fault"]["wrong"] == []
     assert not any(name.startswith("images/") for name in done["fault"]["there"])
-    said = done["fault"]["stderr"]
+    said = unwrapped(done["fault"]["stderr"])
     assert "is down\n  why: no program listens at 127.0.0.1:" in said
     assert "hint: start the registry, or check its port" in said
     assert good(done["after"])
@@ -134,7 +135,7 @@ def test_wrong_bytes_from_a_registry(faults: Faults) -> None:
     done = faults.make("registry_lies", "flip")
     assert done["fault"]["status"] == 10
     assert done["fault"]["wrong"] == []
-    said = done["fault"]["stderr"]
+    said = unwrapped(done["fault"]["stderr"])
     assert "arrived twice with wrong bytes\n  why: expected sha256:" in said
     assert "hint: a proxy or mirror may change it; do not use this image from there" in said
     assert good(done["after"])

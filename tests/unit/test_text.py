@@ -19,6 +19,14 @@ def test_a_paragraph_fits_the_terminal_and_a_path_is_not_broken() -> None:
     assert lines[1:] == ["    word word word word", f"    {path}"]
 
 
+def test_a_command_between_backticks_is_not_broken() -> None:
+    command = "`hpcenv submit --accept 0123456789ab 'my train.py' -- --lr 0.1`"
+    assert wrap(f"{'word ' * 5}then: {command}, or --dry-run", indent=2).splitlines() == [
+        "word word word word word then:",
+        f"  {command}, or --dry-run",
+    ]
+
+
 def test_without_whole_words_no_line_is_too_long() -> None:
     lines = wrap("a-" * 100, first="why: ", indent=5, whole_words=False).splitlines()
     assert [len(line) for line in lines] == [79, 79, 57]

@@ -18,7 +18,7 @@ VERBS = {
 
 
 class _WithDefault(LazyGroup):
-    """A group whose first argument may also be a run: then it is made into a bundle."""
+    """A group whose first argument may also be a run: then a bundle of this run is made."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

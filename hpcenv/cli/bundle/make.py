@@ -15,7 +15,7 @@ from hpcenv.reproduction.bundle.make import SUFFIX, bundle
 @click.argument("run", shell_complete=run_names)
 @click.option("-o", "--output", metavar="FILE", help=f"The archive. Default: NAME{SUFFIX} in the current folder.")
 @click.option("--with-sif", "sif", metavar="FILE", help="Include this SIF; it must be the locked one.")
-@click.option("--with-log", is_flag=True, help="Include job.log. Read it before: it holds what the script printed.")
+@click.option("--with-log", is_flag=True, help="Include job.log. Read it before: it contains the output of the script.")
 @click.option("--author", "authors", multiple=True, metavar="NAME", help="Author for CITATION.cff: `Family, Given`.")
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option

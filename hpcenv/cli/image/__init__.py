@@ -18,7 +18,7 @@ VERBS = {
     "list": "List the images in the store.",
     "prune": "Remove images that were not used lately.",
     "init": "Write a Dockerfile and a definition file for a torch.",
-    "lint": "Look for trouble in recipes and images.",
+    "lint": "Look for problems in recipes and images.",
 }
 
 

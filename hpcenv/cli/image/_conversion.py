@@ -91,7 +91,7 @@ _ca_file = click.option(
 
 
 def layered_image(text: str) -> LayeredImage:
-    """Parse the name of an image that hpcenv can convert; of a path without a scheme, tell the form.
+    """Parse the name of an image that hpcenv can convert; for a path without a scheme, the error names the right form.
 
     Raises:
         SpecError: it names no image, or an image without layers.
@@ -144,7 +144,7 @@ _limit = click.option(
 
 
 def limit(command: _render.Decorated) -> _render.Decorated:
-    """Give a command that reads layers --limit, and errors that name this very command as the next one."""
+    """Give --limit to a command that reads layers; errors then name the same command as the next one."""
 
     @functools.wraps(command)
     def with_own_command(*args: Any, **words: Any) -> Any:

@@ -94,7 +94,7 @@ def command(
         base = os.path.abspath(here / base)
     recommended = _recommended(here) if base is None else ()
     if not as_json:
-        # Before the work: the official base image may be out of reach where the site's own is not.
+        # This comes before the work: the official base image may be unreachable where the site's own image is not.
         for note in recommended:
             _render.tell(f"note: {note}")
     result = init(
@@ -134,7 +134,7 @@ def _project_settings(here: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _recommended(here: Path) -> tuple[str, ...]:
-    """Return a note for each base image that the chosen site recommends; none where no site is chosen."""
+    """Return a note for each base image that the chosen site recommends; empty without a chosen site."""
     root = next((folder for folder in (here, *here.parents) if (folder / SPEC_NAME).is_file()), None)
     named, origin = os.environ.get("HPCENV_SITE"), "HPCENV_SITE"
     if not named and root is not None:

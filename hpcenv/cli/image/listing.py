@@ -59,7 +59,7 @@ def _shortest(references: tuple[str, ...]) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return for how long something was not used, for people."""
+    """Return as text for how long something was not used."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name} ago"

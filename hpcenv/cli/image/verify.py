@@ -78,7 +78,7 @@ def _sif_and_image(what: str, image: str | None, place: StorePlace) -> tuple[Pat
 
 
 def _tree_severity() -> Severity:
-    """Return how much a SIF with another tree matters: to the project here, or without one by the table of fields."""
+    """Return the severity of a SIF with a different tree: from the project, or without one from the table of fields."""
     here = _render.cwd()
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return severities({}).of(_TREE)
@@ -87,7 +87,7 @@ def _tree_severity() -> Severity:
 
 
 def _has_overlay() -> bool:
-    """Return whether the project here mounts something over its image."""
+    """Return whether the project here has an overlay over its image."""
     here = _render.cwd()
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return False

@@ -1,4 +1,4 @@
-"""Report exactly which environment this Python is, in one line of JSON.
+"""Describe the environment of this Python exactly, in one line of JSON.
 
 Runs on: inside the image (or in a host environment), alone: standard library only, Python 3.8 to 3.14.
 

@@ -46,7 +46,7 @@ def wait_for_child(child: subprocess.Popen[bytes], seconds: float, stdin: bytes 
     """Return the output of a child that has its own session; it has ended afterwards, and its children too.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end in time, or a child of it held its output open.
+        subprocess.TimeoutExpired: it did not end in time, or a child of it kept its output open.
     """
     try:
         return child.communicate(stdin, timeout=seconds)
@@ -55,7 +55,7 @@ def wait_for_child(child: subprocess.Popen[bytes], seconds: float, stdin: bytes 
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child and what it started; one that hangs in the kernel is left after a short time."""
+    """Kill a child and its descendants; a process that hangs in the kernel is left after a short time."""
     import signal
     import subprocess
 
@@ -94,7 +94,7 @@ def run_child(
 
 
 def end_children(env: ProbedEnvironment) -> None:
-    """Kill the children that still run, so that none is left when the probe was interrupted."""
+    """Kill the children that still run, so that none is left after an interrupt of the probe."""
     for child in env.children.values():
         if not isinstance(child, Unknown):
             end_child(child)

@@ -1,4 +1,4 @@
-"""Compiled files that Python runs without a look at their source.
+"""Compiled files that Python runs without checking their source.
 
 Runs on: inside the image.
 """
@@ -75,7 +75,7 @@ def _folders(env: ProbedEnvironment, top: str, is_stdlib: bool, deadline: float)
         try:
             entries = os.scandir(folder)
         except OSError:
-            continue  # Python finds no module in it either
+            continue  # Python does not find a module in it, either
         with entries:
             for entry in entries:
                 if entry.name.endswith(".pyc"):

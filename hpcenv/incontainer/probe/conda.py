@@ -1,4 +1,4 @@
-"""What conda installed.
+"""The packages that conda installed.
 
 Runs on: inside the image.
 """
@@ -59,7 +59,7 @@ def probe_conda(env: ProbedEnvironment) -> Facts:
 def _conda_entry(record: dict[str, object]) -> dict[str, Any]:
     """Return name, version, build, hash and channel. No host is kept: it may be a mirror, or contain a token.
 
-    `md5` is there beside a sha256 only: lockfiles of conda-lock may have no other hash.
+    `md5` is only given in addition to a sha256: lockfiles of conda-lock may have no other hash.
     """
 
     def text(key: str) -> str:
@@ -123,10 +123,10 @@ def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[Con
 
 
 def probe_conda_content(env: ProbedEnvironment) -> Facts:
-    """Return the digest over what the files of conda's packages hold, and which are not as conda installed them.
+    """Return the digest over the content of conda's files, and the files that changed after the installation.
 
-    The digest does not depend on the prefix: where conda wrote it into a file, the placeholder of the package takes
-    its place again.
+    The digest does not depend on the prefix: where conda wrote it into a file, the placeholder of the package replaces
+    it again.
     """
     if not env.conda:
         return {"packages.conda-content-digest": "none", "packages.conda-modified": []}
@@ -155,7 +155,7 @@ def probe_conda_content(env: ProbedEnvironment) -> Facts:
 
 
 def _link_target(env: ProbedEnvironment, file: CondaFile) -> str | Unknown:
-    """Return where a link leads, relative to the prefix. What is there is listed separately."""
+    """Return the target of a link, relative to the prefix. The target itself is listed separately."""
     path = env.prefix + "/" + file.path
     try:
         target = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))

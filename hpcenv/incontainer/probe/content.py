@@ -1,4 +1,4 @@
-"""Level full: what the files really hold.
+"""Level full: the real content of the files.
 
 Runs on: inside the image.
 """
@@ -68,7 +68,7 @@ def _compare(dist: Dist, hashed: dict[int, Hashed], same: set[str]) -> None:
     for index, row in enumerate(dist.rows):
         result = hashed.get(index)
         if result is None:
-            # What lies outside of the environment is not a part of it: the listed hash counts.
+            # A file outside of the environment is not a part of it: the listed hash counts.
             dist.outside_rows += bool(row.claim) and row.file is None and not row.script
             continue
         dist.linked_outside += result.outside
@@ -100,7 +100,7 @@ def _claim(listed: str, digest: bytes | str) -> str:
 
 
 def _same(listed: str, digest: bytes | str) -> bool:
-    """Return whether a RECORD's hash is this digest. Old tools wrote padding, the other alphabet, or hex."""
+    """Return whether a RECORD's hash is this digest. Old tools wrote padding, the standard base64 alphabet, or hex."""
     if isinstance(digest, str):
         return False
     claim = _claim(listed, digest)

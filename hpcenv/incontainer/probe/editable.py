@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 SOURCE_SECONDS = 60.0
 SOURCE_FILES = 20_000
 SOURCE_BYTES = 4 << 30  # a torch with CUDA that was built in its tree
-SOURCE_ENTRIES = 1_000_000  # data beside the code
+SOURCE_ENTRIES = 1_000_000  # data in addition to the code
 IMPORTABLE = (".py", ".pth", ".so", ".pyd")
-LEFTOVERS = (".#", "._")  # Emacs's lock links, and what tar on a Mac adds: no import can name them
+LEFTOVERS = (".#", "._")  # Emacs's lock links, and files that tar adds on a Mac: no import can name them
 
 
 def read_source(env: ProbedEnvironment, dist: Dist, folder: str) -> None:
-    """Read the state of the code that an editable install runs: from git, or from its files if git cannot answer."""
+    """Read the state of the code of an editable install: from git, or from its files if git cannot answer."""
     dist.git = _git_state(env, folder)
     if "dirty" in dist.git:
         return
@@ -84,7 +84,7 @@ def _diff_digest(env: ProbedEnvironment, top: str, folder: str, status: bytes, t
 
 
 def find_modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[str]:
-    """Return the importable files of a tree outside of the environment, as that of an editable install."""
+    """Return the importable files of a tree outside of the environment, for example of an editable install."""
     modules: list[str] = []
     seen: set[str] = set()
     stack = [folder, *(path for path in env.path if is_below(path, folder) and not _is_installed(env, path, folder))]
@@ -111,12 +111,12 @@ def find_modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[s
 
 
 def is_leftover(env: ProbedEnvironment, name: str) -> bool:
-    """Return whether a file is one that an editor or an archive left. Older Pythons start a hidden .pth file."""
+    """Return whether an editor or an archive program left this file. Older Pythons start a hidden .pth file."""
     return name.startswith(LEFTOVERS) and not name.endswith(".pth") and env.has("leftovers")
 
 
 def _is_installed(env: ProbedEnvironment, path: str, folder: str) -> bool:
-    """Return whether a path is in the environment, and this is in the tree: its packages have their own digests."""
+    """Return whether a path is in an environment inside the tree: its packages have their own digests."""
     return is_below(env.prefix, folder) and is_below(path, env.prefix)
 
 
@@ -139,7 +139,7 @@ def _listing(folder: str, limit: int) -> tuple[list[str], set[str]]:
 
 
 def _is_apart(env: ProbedEnvironment, folder: str, names: set[str]) -> bool:
-    """Return whether a folder in the tree is an environment or a run folder: both change without the code."""
+    """Return whether a folder in the tree is an environment or a run folder: both change independently of the code."""
     return folder == env.prefix or "pyvenv.cfg" in names or {"manifest.json", "lock.toml"} <= names
 
 
@@ -164,4 +164,4 @@ def _size_on_disk(file: str) -> int:
     try:
         return os.stat(file).st_size
     except OSError:
-        return 0  # it was removed: that is the difference
+        return 0  # it was removed: this is the difference

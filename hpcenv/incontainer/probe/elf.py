@@ -1,4 +1,4 @@
-"""What the dynamic loader reads of a file.
+"""The parts of a file that the dynamic loader reads.
 
 Runs on: inside the image.
 """

@@ -1,4 +1,4 @@
-"""What the chapters share: the environment, its site directories and its distributions (dists).
+"""Types that the chapters share: the environment, its site directories and its distributions (dists).
 
 Runs on: inside the image.
 """
@@ -104,9 +104,9 @@ class CondaFile:
 
     Attributes:
         path: relative to the prefix.
-        packed: sha256 of the file in the package; empty where the record does not say it.
-        installed: sha256 after conda wrote the prefix into it; the same where it did not.
-        placeholder: what stood in the place of the prefix; empty where conda wrote nothing.
+        packed: sha256 of the file in the package; empty if the record does not have it.
+        installed: sha256 after conda wrote the prefix into it; the same if conda did not.
+        placeholder: the text that the prefix replaced; empty if conda wrote no prefix.
         binary: whether the prefix is in strings that end with NUL, and the file kept its size.
         link: whether it is a symbolic link.
         package: the package's name.
@@ -143,23 +143,23 @@ class Program:
 
 
 class ProbedEnvironment:
-    """Where the environment is, and what the probes have read so far.
+    """The place of the environment, and what the probes have read so far.
 
     Attributes:
-        started: the program that was started to get this Python; empty if that is not known.
+        started: the program that was started for this Python; empty if it is not known.
         site: a folder of packages outside of the prefix, whose files are read; empty for none.
         revision: of the lockfile, see rules.py.
         since: for a second look, the latest change (ctime, ns) that the first one saw; files that did not change
             since then are not read.
         looked: size, mtime and ctime of each file that was hashed while `recording`.
-        same: files that changed after the first look, and hold what their RECORD lists.
+        same: files that changed after the first look, but still match their RECORD.
         training_path: sys.path as a training process gets it; `path` is the same with absolute paths.
         values, unknown: the answer: field -> value, field -> reason.
         roots: the real paths of the folders that belong to the environment.
-        listed: all files that some RECORD vouches for.
+        listed: all files that a RECORD lists with a hash.
         unlisted_files: paths of the unlisted libraries.
         newest: paths of the newest unlisted files.
-        trees: by working tree, what git answered (status, tracked files), or its error.
+        trees: for each working tree, the answer of git (status, tracked files), or its error.
         source_deadline: end of the time for all editable installs together.
         conda_files: at level full: the files that are in conda's records and in no RECORD.
         conda_dists: path of a distribution's .dist-info -> the conda package that brought it.
@@ -268,7 +268,7 @@ class ProbedEnvironment:
         return self._folders[folder]
 
     def elf(self, path: str) -> Elf | None:
-        """Return what the loader reads of a file; None if it is not an ELF file or cannot be opened."""
+        """Return the parts of a file that the loader reads; None if it is not an ELF file or cannot be opened."""
         if path not in self._elves:
             self._elves[path] = None
             try:

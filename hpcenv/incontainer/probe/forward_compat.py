@@ -1,4 +1,4 @@
-"""The newer user part of NVIDIA's driver that an image brings: the package cuda-compat (forward compatibility).
+"""The newer user-space part of NVIDIA's driver in an image: the package cuda-compat (forward compatibility).
 
 Runs on: inside the image. This is no field of the lockfile: the files are locked with the image, and the gate reads the
 answer's part `cuda-compat`.
@@ -30,7 +30,7 @@ BELOW = ("compat", "compat/lib", "compat/lib.real")
 
 
 def probe_forward_compat(env: ProbedEnvironment) -> Facts:
-    """Read what the image brings; a failure is named in the answer and hides no field."""
+    """Read the packages in the image; a failure is reported in the answer and hides no field."""
     try:
         found = sorted(_packages(), reverse=True)
         if found:
@@ -59,7 +59,7 @@ def _packages() -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _is_first(env: ProbedEnvironment, folder: str) -> bool:
-    """Return whether the loader takes the package's libcuda already, before that of the node."""
+    """Return whether the loader already finds the package's libcuda before the node's."""
     for path, _ in Loader(env).places(LIBCUDA, None):
         if env.elf(path) is not None:
             return (

@@ -1,4 +1,4 @@
-"""What git says about a working tree.
+"""The answers of git about a working tree.
 
 Runs on: inside the image.
 """
@@ -57,7 +57,7 @@ class GitRefused(ValueError):
 
 
 def ask_git(env: ProbedEnvironment, top: str) -> tuple[bytes, bytes]:
-    """Return what differs from the commit (git-status(1), porcelain) and what is tracked (git-ls-files(1)).
+    """Return the differences from the commit (git-status(1), porcelain) and the tracked files (git-ls-files(1)).
 
     git runs once per tree.
     """
@@ -73,7 +73,7 @@ def ask_git(env: ProbedEnvironment, top: str) -> tuple[bytes, bytes]:
 
 
 def _ask(top: str, deadline: float) -> tuple[bytes, bytes]:
-    """Ask through a folder of our own: a repository's configuration can name programs to run."""
+    """Ask git through a folder that hpcenv makes: a repository's configuration can name programs to run."""
     import tempfile
 
     variables = git_folder.variables({k: v for k, v in os.environ.items() if not k.startswith("GIT_")})

@@ -1,4 +1,4 @@
-"""A git folder without the repository's own configuration, so that git starts no program that a repository names.
+"""Make a git folder without the repository's own configuration, so that git starts no program that a repository names.
 
 Runs on: inside the image; also LOGIN NODE, for the code of a run.
 
@@ -38,8 +38,8 @@ _LINKED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow", "lfs
 _ALWAYS_LINKED = ("objects", "refs")
 CONFIGURATION_BYTES = 1 << 20
 
-# Before the words of a question. `--no-optional-locks`: nothing is written to the repository. A file is equal to the
-# index without a look at its content only if all of its status is, whatever rules a configuration gives.
+# Before the words of a question. `--no-optional-locks`: nothing is written to the repository. git may skip the content
+# of a file only if its whole status equals the index, whatever a configuration says.
 OPTIONS = (
     *("-c", "core.trustctime=true", "-c", "core.checkStat=default"),
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),
@@ -178,7 +178,7 @@ _SECONDS_OF_A_WRITE = 1.0
 
 
 def unseen(ask: Ask, tree: str, blobs: Mapping[str, str]) -> list[str]:
-    """Return the files that differ from the index although git believes their size and time: somebody set the time.
+    """Return the files that differ from the index although size and time are equal, because somebody set the time.
 
     Args:
         blobs: path -> the id of its blob in the index.
@@ -193,10 +193,10 @@ def unseen(ask: Ask, tree: str, blobs: Mapping[str, str]) -> list[str]:
 
 
 def is_other(tree: str, path: str, blob: str, *, odd: bool = False) -> bool:
-    """Return whether a file holds other bytes than a blob.
+    """Return whether the bytes of a file differ from a blob.
 
     Args:
-        odd: look only into a file that was not written when its time says so: git sees the others by their time.
+        odd: read only files whose time was set by hand: git notices the others by their time.
     """
     import hashlib
     import stat

@@ -134,7 +134,7 @@ def hash_file(env: ProbedEnvironment, file: str, algorithm: str, buffer: bytearr
 
 
 def _is_known(env: ProbedEnvironment, file: str, status: os.stat_result) -> bool:
-    """Note how a file is, and return whether it need not be read: in a second look, it is as it was."""
+    """Record size and times of a file; return whether it need not be read, because it is unchanged in a second look."""
     if env.recording:
         env.looked[file] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return env.since is not None and status.st_ctime_ns <= env.since
@@ -143,7 +143,7 @@ def _is_known(env: ProbedEnvironment, file: str, status: os.stat_result) -> bool
 def _unopened(error: Exception) -> Hashed:
     import errno
 
-    # Python cannot open a loop of links or a name that is too long either: for it the file is missing.
+    # Python also cannot open a loop of links or a too long name: for Python, the file is missing.
     gone = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
     if isinstance(error, OSError) and error.errno in gone:
         return Hashed("missing")

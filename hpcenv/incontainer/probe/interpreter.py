@@ -1,4 +1,4 @@
-"""The files that run as Python: the program, its shared library, and what starts it.
+"""The files that run as Python: the program, its shared library, and the program that starts it.
 
 Runs on: inside the image.
 """
@@ -50,7 +50,7 @@ def find_libpython() -> str:
 def _launcher(env: ProbedEnvironment, running: str) -> Value:
     """Return the sha256 of the program that was started, `none` if it is the one that runs.
 
-    A script in its place can set variables and options before it starts the real Python.
+    A script that replaces it can set variables and options before it starts the real Python.
     """
     started = env.started or sys.executable
     try:

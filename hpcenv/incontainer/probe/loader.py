@@ -50,10 +50,10 @@ class Loader:
             preloaded = self._get(name, main)
             first += [preloaded] if preloaded else []
         self._load_needed(first)
-        self.missing.clear()  # those of Python itself: it runs, so they were found
+        self.missing.clear()  # libraries of Python itself: it runs, so they were found
 
     def open(self, path: str, parent: Library | None = None) -> Library | None:
-        """Do what dlopen does: find a library and everything that it needs. None if it is not found."""
+        """Do the same as dlopen: find a library and everything that it needs. None if it is not found."""
         library = self._get(path, parent or self._main)
         if library:
             self._load_needed([library])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.library import Library
     from hpcenv.incontainer.probe.values import Facts
 
-# Where rdma-core installs its providers, below each folder of libraries.
+# The folder of rdma-core's providers, below each folder of libraries.
 PROVIDERS = "libibverbs"
 PLUGIN_BYTES = 16 << 20
 PLUGIN_VERSION = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
@@ -39,14 +39,14 @@ PLUGIN_FOLDERS = (
     "/usr/local/lib",
 )
 MOST_PLUGINS = 8
-# A name of NCCL that a user could give; more of them than this are no tuning by hand.
+# A variable of NCCL that a user could set; more than this number were not set by hand.
 MOST_NAMES = 32
 RODATA_BYTES = 256 << 20
 PIECE = 8 << 20
 
 
 def probe_network(env: ProbedEnvironment) -> Facts:
-    """Read what the image has; a failure is named in the answer and hides no field."""
+    """Read the network parts of the image; a failure is reported in the answer and hides no field."""
     try:
         env.network = _read(env)
     except Exception as error:  # noqa: BLE001
@@ -90,9 +90,9 @@ def _first(env: ProbedEnvironment, loader: Loader, name: str, requester: Library
 
 
 def _other_plugins(env: ProbedEnvironment, loader: Loader, first: str, requester: Library) -> list[str]:
-    """Return the further plugins that a user may have meant: those found later, and in folders where vendors install.
+    """Return further plugins that a user may have meant: found later in the search, or in the folders of vendors.
 
-    The loader takes the first one; the same file under another name is no other plugin.
+    The loader takes the first one; the same file under a different name is not a further plugin.
     """
     name = _plugin_name()
     paths = [path for path, _ in loader.places(name, requester)]
@@ -110,7 +110,7 @@ def _other_plugins(env: ProbedEnvironment, loader: Loader, first: str, requester
 
 
 def _providers(verbs: str) -> int:
-    """Return the number of providers beside libibverbs: without one, it finds no device."""
+    """Return the number of providers next to libibverbs: without a provider, it finds no device."""
     folder = os.path.join(os.path.dirname(os.path.realpath(verbs)), PROVIDERS)
     try:
         return sum("-rdmav" in name for name in os.listdir(folder))
@@ -131,7 +131,7 @@ def _plugin_version(path: str) -> str:
 
 
 def _unread(env: ProbedEnvironment, libraries: list[Library], plugin: str) -> list[str]:
-    """Return the NCCL variables of this process that stand in none of the libraries that could read them.
+    """Return the NCCL variables of this process that occur in none of the libraries that could read them.
 
     Only the section of constants is searched, and only if there are such variables. A library that cannot be searched
     in full may read all of them.
@@ -150,7 +150,7 @@ def _unread(env: ProbedEnvironment, libraries: list[Library], plugin: str) -> li
 
 
 def _names_in(env: ProbedEnvironment, path: str, names: set[bytes]) -> set[bytes] | None:
-    """Return which of the names are whole strings in the constants of a library; None if that cannot be told."""
+    """Return the names that are whole strings in the constants of a library; None if that is unknown."""
     descriptor, _ = open_regular(path, env.inside)
     try:
         sections = _constants(descriptor)

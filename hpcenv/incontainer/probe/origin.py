@@ -1,4 +1,4 @@
-"""Where a distribution came from.
+"""The source of a distribution.
 
 Runs on: inside the image.
 """

@@ -1,4 +1,4 @@
-"""Libraries that Python, torch and extension modules load, and that no package lists.
+"""Libraries that Python, torch and extension modules load, but no package lists.
 
 Runs on: inside the image.
 """
@@ -36,7 +36,7 @@ OWN_FOLDERS = ("/", "/usr", "/usr/local")  # a Python there shares them with the
 
 
 def probe_outside_libraries(env: ProbedEnvironment) -> Facts:
-    """Return path and hash of each such library: outside of the environment, and inside of it.
+    """Return path and hash of each such library, outside and inside of the environment.
 
     The loader's rules say which file each name leads to. Libraries that code opens by itself while it runs are not
     found in this way; level deep reports what `import torch` maps.

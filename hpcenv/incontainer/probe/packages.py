@@ -75,7 +75,7 @@ def read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
 
 
 def name_and_version(folder: str) -> tuple[str, str]:
-    """Return what the name of a metadata folder says; METADATA decides."""
+    """Return name and version from the name of a metadata folder; METADATA has priority."""
     stem = folder.rsplit(".", 1)[0].split("-")
     return _normal_name(printable(stem[0])), printable(stem[1] if len(stem) > 1 else "")
 
@@ -88,7 +88,7 @@ def _read_identity(env: ProbedEnvironment, dist: Dist) -> None:
         lines = read_metadata(env, dist, os.path.join(info, "INSTALLER"))[:200].split(b"\n")
         dist.installer = printable(lines[0].decode("utf-8", "surrogateescape").strip()) or None
     except (OSError, ValueError):
-        dist.installer = None  # it is information only
+        dist.installer = None  # this is only information
     try:
         name = "METADATA" if dist.folder.endswith(".dist-info") else "PKG-INFO"
         data = read_metadata(env, dist, os.path.join(info, name))
@@ -113,7 +113,7 @@ def _head(data: bytes) -> dict[str, str]:
         if not line.strip():
             break
         key, colon, value = line.partition(":")
-        if colon and key[:1].strip():  # a line that starts with a space continues the one before
+        if colon and key[:1].strip():  # a line that starts with a space continues the previous line
             headers.setdefault(key.lower(), value.strip())
     return headers
 

@@ -62,7 +62,7 @@ def programs_digest(programs: list[Program]) -> str:
 
 
 def _read_program(env: ProbedEnvironment, row: Row, points: dict[str, str]) -> Program | None:
-    """Return a program; None for the launcher of an entry point, which the dist's own files decide."""
+    """Return a program; None for the launcher of an entry point, which follows from the dist's own files."""
     import hashlib
     from base64 import urlsafe_b64encode
 

@@ -24,7 +24,7 @@ SITE_NAMES = ("site-packages", "dist-packages")
 
 
 def probe_python(env: ProbedEnvironment) -> Facts:
-    """Return which interpreter this is."""
+    """Return the facts of this interpreter."""
     return {
         "python.version": sys.version.split()[0],
         "python.implementation": sys.implementation.name,
@@ -83,7 +83,7 @@ def _braced(env: ProbedEnvironment, path: str) -> str:
 
 
 def _is_site(env: ProbedEnvironment, path: str) -> bool:
-    """Return whether a folder outside of the prefix has packages by its name, or because it was named as such."""
+    """Return whether a folder outside of the prefix has packages: by its own name, or because --site names it."""
     named = bool(env.site) and os.path.realpath(path) == os.path.realpath(env.site)
     return named or os.path.basename(path) in SITE_NAMES
 

@@ -80,7 +80,7 @@ def _read_plain_record(dist: Dist, data: bytes) -> bool:
     """
     if not data.isascii() or b'"' in data or b"\0" in data:
         return False
-    end = b"\r\n" if b"\r\n" in data else b"\n"  # pip writes the one, uv the other
+    end = b"\r\n" if b"\r\n" in data else b"\n"  # pip writes one of them, uv the other
     breaks = data.count(end)
     if data.count(b"\n") != breaks or data.count(b"\r") != breaks * (len(end) - 1) or breaks >= RECORD_ROWS:
         return False

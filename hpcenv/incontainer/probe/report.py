@@ -57,7 +57,7 @@ def report(env: ProbedEnvironment) -> dict[str, Any]:
 
 
 def _look(env: ProbedEnvironment) -> dict[str, Any]:
-    """Return a digest of how each hashed file is, to tell a later change."""
+    """Return a digest of the state of each hashed file, to detect a later change."""
     lines = [f"{path}\0{size}\0{written}\0{changed}" for path, (size, written, changed) in env.looked.items()]
     newest = max((changed for _, _, changed in env.looked.values()), default=0)
     closed = sorted(path for path, (size, _, _) in env.looked.items() if size < 0)[:CHANGED_SHOWN]
@@ -70,9 +70,9 @@ def _look(env: ProbedEnvironment) -> dict[str, Any]:
 
 
 def second_look(env: ProbedEnvironment) -> dict[str, Any]:
-    """Return how the files are now, and which were changed after the first look.
+    """Return the current state of the files, and the files that changed after the first look.
 
-    A file that was written again with what its RECORD lists did not change.
+    A file that was written again with the content in its RECORD counts as unchanged.
     """
     since = env.since or 0
     moved = sorted(
@@ -88,7 +88,7 @@ def second_look(env: ProbedEnvironment) -> dict[str, Any]:
 
 
 def _mountinfo() -> str:
-    """Return what is mounted here, as the kernel writes it; empty if it cannot be read."""
+    """Return the mounts here, as the kernel writes them; empty if they cannot be read."""
     try:
         with open(SYSTEM_ROOT + "proc/self/mountinfo", encoding="utf-8", errors="backslashreplace") as file:
             return file.read(MOUNTINFO_BYTES)
@@ -97,7 +97,7 @@ def _mountinfo() -> str:
 
 
 def _image_variables() -> list[str]:
-    """Return the variables that the image itself sets: those that its scripts export (Apptainer, SingularityCE)."""
+    """Return the variables that the image itself sets: its scripts export them (Apptainer, SingularityCE)."""
     import re
 
     folder, names = SYSTEM_ROOT + ".singularity.d/env", set()

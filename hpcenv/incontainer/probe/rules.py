@@ -1,4 +1,4 @@
-"""What the digests of a lockfile cover, by its revision. A lockfile is judged by the rules that it was made by.
+"""What the digests of a lockfile cover, by its revision. A lockfile is judged by the rules of its revision.
 
 Runs on: inside the image, on the login node and on compute nodes. `revision` of [Environment] in the manifest brings
 the number to the nodes; `--revision` brings it to the probe.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 REVISION = 2
 
-# Rule -> the first revision that has it, and what a lockfile without it does not cover ('' where it covers more).
+# Rule -> the first revision with it, and what a lockfile without it does not cover ('' if it covers more).
 RULES = {
     "links": (2, "code behind links that leave the environment"),
     "entry-points": (2, "an entry_points.txt that no RECORD lists"),

@@ -70,7 +70,7 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-# The probes whose files are looked at again when a run ends.
+# The probes whose files are read again when a run ends.
 LOOKED_AT_TWICE = frozenset(
     ("path", "packages", "unlisted", "startup", "conda", "content", "conda-content")
     + ("interpreter", "stdlib", "outside-libraries", "preload-file")
@@ -122,7 +122,7 @@ def main(argv: list[str], training_path: list[str]) -> int:
 
 
 def _parse_arguments(argv: list[str]) -> tuple[dict[str, str], str]:
-    """Return the options, and what is wrong with the arguments ('' for nothing)."""
+    """Return the options, and the error in the arguments ('' without an error)."""
     given = {"--level": "record", "--python": "", "--since": "", "--site": "", "--revision": str(REVISION)}
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     pairs = dict(zip(words[::2], words[1::2]))
@@ -135,7 +135,7 @@ def _parse_arguments(argv: list[str]) -> tuple[dict[str, str], str]:
 
 
 def _run_probe(env: ProbedEnvironment, probe: Probe) -> None:
-    """Run one probe. Whatever happens, each of its fields ends in values or in unknown."""
+    """Run one probe. In every case, each of its fields is then in values or in unknown."""
     start = time.perf_counter()
     try:
         facts = probe.read(env)

@@ -1,4 +1,4 @@
-"""Which folders on sys.path hold the standard library.
+"""Find the folders on sys.path with the standard library.
 
 Runs on: inside the image.
 """

@@ -1,4 +1,4 @@
-"""What a chapter's table consists of: rows and levels.
+"""The parts of a chapter's table: rows and levels.
 
 Runs on: inside the image.
 """

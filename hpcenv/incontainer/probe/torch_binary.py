@@ -1,4 +1,4 @@
-"""torch's build facts that only its binaries hold.
+"""Build facts of torch that only its binaries contain.
 
 Runs on: inside the image.
 """

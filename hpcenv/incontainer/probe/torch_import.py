@@ -1,4 +1,4 @@
-"""Level deep: what a real import of torch maps.
+"""Level deep: the libraries that a real import of torch maps.
 
 Runs on: inside the image.
 """

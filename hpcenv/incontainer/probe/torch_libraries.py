@@ -1,4 +1,4 @@
-"""Which libraries torch would load.
+"""Find the libraries that torch would load.
 
 Runs on: inside the image.
 """
@@ -30,7 +30,7 @@ def find_torch_libraries(env: ProbedEnvironment, folder: str) -> None:
     global_deps = lib + "libtorch_global_deps.so"
     if os.path.isfile(global_deps):
         loader.open(global_deps)
-        if loader.missing:  # then torch opens by path what it can find, and tries again
+        if loader.missing:  # then torch opens by path the libraries that it can find, and tries again
             loader = Loader(env)
             _preload(env, loader, _preload_names(source, "_preload_cuda_deps"))
             loader.open(global_deps)

@@ -35,7 +35,7 @@ def probe_unlisted(env: ProbedEnvironment) -> Facts:
     if env.dists is None:
         raise RuntimeError(env.unknown.get("packages.count", "the packages could not be read"))
     deadline = time.monotonic() + SCAN_SECONDS
-    files: dict[str, str] = {}  # path -> what it is: 'file' or 'link'
+    files: dict[str, str] = {}  # path -> its kind: 'file' or 'link'
     for site in env.sites:
         if site.scanned:
             _scan(env, site.path, files, deadline)
@@ -71,7 +71,7 @@ def _changed_at(path: str) -> int:
 
 
 def _is_launcher(entry: dict[str, str], sites: set[str]) -> bool:
-    """Return whether content and folder show that virtualenv or uv put this file into the environment."""
+    """Return whether virtualenv or uv put this file into the environment, by its content and folder."""
     folder, _, name = entry["path"].rpartition("/")
     return folder in sites and "link" not in entry and entry["sha256"] in LAUNCHERS.get(name, ())
 
@@ -122,7 +122,7 @@ def _is_leftover(env: ProbedEnvironment, name: str, at_top: bool) -> bool:
 
 
 def _starts_plugins(env: ProbedEnvironment, folder: str, name: str) -> bool:
-    """Return whether a file names functions that others load, as torch does at its import."""
+    """Return whether a file names functions that other programs load, as torch does at its import."""
     return name == "entry_points.txt" and folder.endswith(METADATA) and env.has("entry-points")
 
 
@@ -136,7 +136,7 @@ def _follow(
 ) -> None:
     """Scan a linked folder once. A link that leads out of the environment, or in a circle, is itself unlisted.
 
-    Outside of the environment only what Python could import counts: data may lie there.
+    Outside of the environment, only files that Python could import count: the others may be data.
     """
     real = os.path.realpath(link)
     is_listed = env.lists_below(link)

@@ -1,4 +1,4 @@
-"""What a probe reports: values by field, and "unknown" with its reason.
+"""The answer of a probe: values by field, or "unknown" with a reason.
 
 Runs on: inside the image.
 """

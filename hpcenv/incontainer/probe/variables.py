@@ -70,7 +70,7 @@ def _has_effect(name: str, value: str) -> bool:
 
 
 def _own_home() -> str:
-    """Return what Python takes for its home without PYTHONHOME: the folder above that of its program."""
+    """Return the home folder that Python uses without PYTHONHOME: the folder above the folder of its program."""
     program: str = getattr(sys, "_base_executable", "") or sys.executable or ""
     return os.path.dirname(os.path.dirname(os.path.realpath(program)))
 

@@ -1,4 +1,4 @@
-"""From where an operation is called: module, line of the script, and phase of the step.
+"""Find the place of a call of an operation: module, line of the script, and phase of the step.
 
 Read from Python's frames, and for the backward pass from the number that torch's autograd gives to each operation of the
 forward pass. No hook is put into modules: backward hooks change the graph, and torch.compile looks at forward hooks.
@@ -14,7 +14,7 @@ _CallPlace = Tuple[str, str, str]
 
 
 class CallPlaces:
-    """Finds the place of the operation that is called now."""
+    """Finds the place of the current operation."""
 
     def __init__(self, torch: Any, watch: Any) -> None:
         self._torch = torch
@@ -64,7 +64,7 @@ class CallPlaces:
         return 0 if get is None else int(get())
 
     def _look(self) -> Tuple[Any, str]:
-        """Return the modules that are called now, the outermost and the innermost, and the innermost line of a script."""
+        """Return the outermost and the innermost module of the current call, and the innermost line of a script."""
         innermost, outermost, at = None, None, ""
         frame = sys._getframe(2)  # type: Any
         for _ in range(_MOST_FRAMES):

@@ -1,4 +1,4 @@
-"""On which device the first backward pass of a rank ran: a script that finds no GPU trains on the CPU, and says nothing.
+"""Record the device of a rank's first backward pass: a script that finds no GPU may train on the CPU without a message.
 
 `torch.autograd.backward` is wrapped until its first call (torch 1.10 to 2.15). Not seen: what DeepSpeed or Megatron's
 pipeline do below torch's Python functions.
@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List
 
 
 def watch(torch: Any, found: Callable[[Dict[str, str]], None]) -> None:
-    """Call `found` once, before the first backward pass, with its device and what is known of the GPU."""
+    """Call `found` once, before the first backward pass, with its device and the identity of the GPU."""
     autograd = torch.autograd
     original = autograd.backward
     seen = []
@@ -41,12 +41,12 @@ def _describe(torch: Any, tensor: Any) -> Dict[str, str]:
 
 
 def identity(properties: Any) -> Dict[str, str]:
-    """Return model, UUID and PCI address; empty what this torch does not tell."""
+    """Return model, UUID and PCI address; a value that this torch does not give is empty."""
     numbers = [getattr(properties, "pci_%s_id" % part, None) for part in ("domain", "bus", "device")]  # type: List[Any]
     uuid = str(getattr(properties, "uuid", ""))
     return {
         "model": str(properties.name),
-        # torch leaves out the word in front that NVML has; AMD has none.
+        # torch leaves out the vendor's name, which NVML puts in front; AMD has none.
         "uuid": "GPU-" + uuid if "-" in uuid and uuid[:4] not in ("GPU-", "MIG-") else uuid,
         "bus": "" if None in numbers else "%04x:%02x:%02x.0" % tuple(numbers),
     }

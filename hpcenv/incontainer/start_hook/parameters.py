@@ -16,7 +16,7 @@ def hash_parameters(optimizers: List[Any]) -> Dict[str, Any]:
         optimizers: the `param_groups` of each.
 
     Raises:
-        RuntimeError: a parameter has no memory now.
+        RuntimeError: a parameter has no memory at this time.
     """
     digest, tensors, size = hashlib.sha256(), 0, 0
     for parameter in _parameters(optimizers):

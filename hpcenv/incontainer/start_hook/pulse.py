@@ -1,7 +1,7 @@
 """The pulse of a rank: a small file in a folder of the node, which the watching process outside reads (watch/pulses.py).
 
-The rank writes into the mapped memory of the file after each optimizer step. That costs some microseconds, and nothing of
-a shared file system. A count stands before and behind the values: where they differ, the reader looks again.
+The rank writes into the mapped memory of the file after each optimizer step. That takes some microseconds, and no time
+of a shared file system. A count is written before and after the values: if the two differ, the reader reads again.
 """
 
 import functools
@@ -24,7 +24,7 @@ _current = None  # type: Optional[Pulse]
 
 
 def begin_pulse(folder: str, rank: int, when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
-    """Begin the pulse of this process. Where it cannot be written, the training goes on without."""
+    """Begin the pulse of this process. If it cannot be written, the training continues without it."""
     global _current
     try:
         _current = Pulse(folder, rank)
@@ -36,7 +36,7 @@ def begin_pulse(folder: str, rank: int, when_imported: Callable[[str, Callable[[
 
 
 def saves(begins: bool) -> None:
-    """Tell that this rank begins to save a checkpoint, or has done so."""
+    """Record that this rank begins to save a checkpoint, or has saved it."""
     if _current is not None:
         _current.saves(begins)
 
@@ -44,8 +44,8 @@ def saves(begins: bool) -> None:
 class Pulse:
     """The pulse of this process.
 
-    A step is one of the optimizer that stepped first: others (of a GAN, or Muon beside AdamW) belong to the same step.
-    Nothing of the GPU is waited for, and no loss is read.
+    A step counts for the optimizer that stepped first: other optimizers (of a GAN, or Muon beside AdamW) belong to the
+    same step. This code never waits for the GPU, and reads no loss.
     """
 
     def __init__(self, folder: str, rank: int) -> None:
@@ -95,7 +95,7 @@ class Pulse:
         if self._steps:
             self._seconds += now - self._began
         else:
-            self._waited = 0.0  # the first step has what comes before the training, too
+            self._waited = 0.0  # the first step includes the time before the training
         self._began = now
         self._steps += 1
         self._last = time.time()
@@ -142,7 +142,7 @@ class Pulse:
             return  # a worker that this rank has forked
         self._count += 1
         values = (self._rank, self._pid, self._start, self._steps, self._last, self._seconds, self._waited, self._saves)
-        # The count behind is written first: a reader that sees both equal has the values between them.
+        # The second count is written first: if a reader sees equal counts, the values between them are complete.
         self._map[LAYOUT.size - 8 :] = struct.pack("<Q", self._count)
         self._map[8 : LAYOUT.size - 8] = struct.pack("<qqqqdddqqq", *(values + self._memory))
         self._map[:8] = struct.pack("<Q", self._count)

@@ -1,4 +1,4 @@
-"""How many samples this rank takes from its loaders between two optimizer steps: its part of the global batch.
+"""Count the samples that this rank takes from its loaders between two optimizer steps: its part of the global batch.
 
 The iterators of torch's DataLoader are wrapped until the second step (torch 1.10 to 2.15). Batches that are taken without
 gradients, for a validation, do not count. Loaders of other libraries are not seen: the number is then unknown.
@@ -42,7 +42,7 @@ class SampleCounter:
             self._undo = None
 
     def taken(self) -> Optional[int]:
-        """Return the samples since the last call; None if there were none, or a loader did not say how many."""
+        """Return the samples since the last call; None if there were none, or if a loader did not give the number."""
         found = self._samples
         self._samples = 0
         return None if self._unknown or not found else found

@@ -16,10 +16,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from . import seeds, switches
 
-# Set by the hook of the rank itself, so that processes that it starts know that they are others.
+# The hook of the rank itself sets this, so that its child processes know that they are not the rank.
 _RANK_PID = "HPCENV_RANK_PID"
 _SECONDS_FOR_OTHER_RANKS = 60.0
-# As hpcenv.training.save names checkpoints (incontainer/provenance.py).
+# The names that hpcenv.training.save gives to checkpoints (incontainer/provenance.py).
 _CHECKPOINT = re.compile(r"/step-([0-9]{1,18})(?:\.pt)?\Z")
 # torch: aten/src/ATen/Context.cpp, alertNotDeterministic (2.0 to 2.13).
 _NO_KERNEL = " does not have a deterministic implementation"
@@ -28,7 +28,7 @@ _current = None  # type: Optional[Session]
 
 
 class Options:
-    """What the launch asks for.
+    """The options from the launch step.
 
     Attributes:
         profile: `off`, `seeded` or `bitwise`.
@@ -39,10 +39,10 @@ class Options:
         hash_every: parameters are hashed after each N-th optimizer step; 0 for never.
         stop_after: the process ends after this optimizer step; 0 for never.
         trace: the first and the last optimizer step whose operations are recorded; None for no trace.
-        errors: folder for the error of a rank that another program than torchrun may start; empty for none.
-        cpus: of each local rank, the CPUs that it is bound to, as Linux writes lists of CPUs.
+        errors: folder for the error of a rank that a program other than torchrun may start; empty for none.
+        cpus: for each local rank, its bound CPUs, as Linux writes lists of CPUs.
         gpus: the run has GPUs: the device of the first backward pass is recorded.
-        watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty where nothing is watched.
+        watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty if nothing is watched.
     """
 
     def __init__(self, data: Dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Options:
 
 
 class Place:
-    """Which rank of which attempt this process is, and where its files go."""
+    """The rank and attempt of this process, and the folder of its files."""
 
     def __init__(self, environ: Any) -> None:
         self.rank = int(environ["RANK"])
@@ -73,7 +73,7 @@ class Place:
         self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.attempt = int(environ["HPCENV_ATTEMPT"])
         self.folder = environ["HPCENV_RUN_FOLDER"]
-        # Of `--resume-from`: a script may ask for the checkpoint in one rank, and tell the others.
+        # For `--resume-from`: a script may ask for the checkpoint in one rank only, and tell the other ranks.
         first = self.attempt == 0 and self.restart == 0
         self.given_checkpoint = environ.get("HPCENV_RESUME_FROM", "") if first else ""
         given = _CHECKPOINT.search(self.given_checkpoint)
@@ -89,7 +89,7 @@ def current() -> "Optional[Session]":
 
 
 def begin(environ: Any) -> None:
-    """Apply what the launch asks for to this process."""
+    """Apply the options of the launch step to this process."""
     global _current
     if _current is not None or "RANK" not in environ:
         return
@@ -116,7 +116,7 @@ def begin(environ: Any) -> None:
 
 
 class Bound:
-    """What a rank was bound to: `cpus` as read back, empty if it was not bound, and why it could not be."""
+    """The binding of a rank: `cpus` as read back, empty if it was not bound, and why it could not be bound."""
 
     def __init__(self, cpus: str = "", problem: str = "") -> None:
         self.cpus = cpus
@@ -133,7 +133,7 @@ def _bind(cpus: List[str], place: "Place") -> Bound:
         for part in wanted.split(","):
             first, _, last = part.partition("-")
             numbers.update(range(int(first), int(last or first) + 1))
-        # Slurm may have given this task some of the CPUs only.
+        # Slurm may have given this task only some of the CPUs.
         usable = numbers & os.sched_getaffinity(0)
         if not usable:
             raise OSError("this process may use none of them")
@@ -210,7 +210,7 @@ class Session:
     # -- start --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Apply what does not need torch, and wait for torch."""
+        """Apply the options that do not need torch, and wait for torch."""
         from .writer import Writer  # every process of a rank loads this module
 
         if self.options.record:
@@ -233,7 +233,7 @@ class Session:
         self._save("started")
 
     def seed(self, seed: int, applied_by: str) -> int:
-        """Seed what is loaded now, and the rest when it is imported; return this rank's seed."""
+        """Seed the loaded libraries now, and the others at their import; return this rank's seed."""
         value = seeds.seed_of_rank(seed, self.place.rank)
         self._seed, self._rank_seed, self._applied_by = seed, value, applied_by
         seeds.seed_python(value)
@@ -298,7 +298,7 @@ class Session:
             self._save("started")
 
     def _begin_trace(self, torch: Any) -> None:
-        """Begin the trace, if one is wanted: last, so that it does not see what the hook itself does."""
+        """Begin the trace, if requested. This comes last, so that the trace does not contain the hook's own work."""
         if self.options.trace is None:
             return
         from .trace import Trace  # every process of a rank loads this module
@@ -313,7 +313,7 @@ class Session:
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Keep what the hook itself asks of torch out of the trace."""
+        """Keep the hook's own calls of torch out of the trace."""
         trace = self.trace
         if trace is not None:
             trace.muted += 1
@@ -326,7 +326,7 @@ class Session:
     # -- what the script changes ----------------------------------------------------------------
 
     def _watch_setters(self, torch: Any) -> None:
-        """Note the place in the script that changes a switch."""
+        """Record the place in the script that changes a switch."""
         for name, setter in (
             ("torch.deterministic-mode", "use_deterministic_algorithms"),
             ("torch.deterministic-mode", "set_deterministic_debug_mode"),
@@ -401,7 +401,7 @@ class Session:
             self._writer.add(line)
 
     def steps_before(self, in_state: Optional[int], has_state: bool) -> Tuple[Optional[int], str]:
-        """Return how many optimizer steps the training had before this process, and how that is known."""
+        """Return the number of optimizer steps before this process, and the source of this number."""
         if in_state:
             return in_state, "optimizer"
         if self._resumed is not None:
@@ -414,13 +414,13 @@ class Session:
         return None, "unknown"
 
     def resumes(self, step: Optional[int]) -> None:
-        """Note that the script asked for the newest checkpoint; None without one."""
+        """Record that the script asked for the newest checkpoint; None if there was none."""
         self._asked_for_checkpoint, self._resumed = True, step
         if self.trace is not None and step and self.is_rank():
             self.trace.resumes(step)
 
     def _tell_of_checkpoint(self) -> None:
-        """Say that a step was made, and the script did not ask for the checkpoint that `--resume-from` names."""
+        """Report that a step was made although the script did not ask for the checkpoint of `--resume-from`."""
         if not self.place.given_checkpoint or self.place.rank != 0 or self._asked_for_checkpoint:
             return
         sys.stderr.write(
@@ -430,7 +430,7 @@ class Session:
         )
 
     def counted(self, watch: Any) -> None:
-        """Look at the training after a counted step."""
+        """Check the training after a counted step."""
         if not self.is_rank():
             return
         every = self.options.hash_every
@@ -443,7 +443,7 @@ class Session:
             self._read("after_first_step")
             self._save("first-step")
         if watch.steps in (1, 2):
-            # What lies between the first two steps: a script may fetch its batches ahead.
+            # Count the samples between the first two steps: a script may fetch its batches ahead.
             self._samples = self._counter.taken()
         if watch.steps == 2:
             self._counter.remove()
@@ -480,14 +480,14 @@ class Session:
         raise SystemExit(0)
 
     def trained(self) -> None:
-        """Hash what the training has led to: when it ends, and at the end of the process if it goes on until then."""
+        """Hash the trained parameters: when the training ends, or at the end of the process if it lasts until then."""
         if self.watch is not None and self.is_rank():
             if self._profile != "off" or self._stopped_after:
                 self.hash_parameters("end")
             self.watch.forget()
 
     def hash_parameters(self, at: str) -> None:
-        """Record the hash of all parameters; `at` says on which occasion."""
+        """Record the hash of all parameters; `at` names the occasion."""
         if self.watch is None or self._writer is None or not self.watch.parameters():
             return
         from .parameters import hash_parameters  # every process of a rank loads this module
@@ -618,7 +618,7 @@ def when_imported(name: str, act: Callable[[Any], None]) -> None:
 
 
 class _Finder:
-    """Answers once, for one module: it lets the others find it, and acts when the module has run."""
+    """Handles the import of one module, once: other importers find it, and `act` is called after the module has run."""
 
     def __init__(self, name: str, act: Callable[[Any], None]) -> None:
         self.name = name
@@ -627,7 +627,7 @@ class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self.name:
             return None
-        # Taken out only when the module is there: a failed import may be tried again.
+        # Removed only after the module was imported: a failed import may be tried again.
         others = [finder for finder in sys.meta_path if finder is not self]
         found = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((one for one in found if one is not None), None)
@@ -651,7 +651,7 @@ class _Finder:
 
 
 def _act(act: Callable[[Any], None], module: Any) -> None:
-    """Act on a module; where that fails and the run depends on it, end the process, whatever the script catches."""
+    """Act on a module; if that fails and the run depends on it, end the process, whatever the script catches."""
     try:
         act(module)
     except Exception as error:

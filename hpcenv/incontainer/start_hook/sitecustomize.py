@@ -1,7 +1,7 @@
 """Start hpcenv's hook in the ranks of a run, then run the image's own sitecustomize.
 
 Runs on: every Python process that a rank starts, inside the image. Python imports the first `sitecustomize` on its path
-and continues if that fails; so an error here ends the process itself where the determinism profile demands it.
+and continues if that fails; so after an error, this code ends the process if the determinism profile requires it.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""The Python stacks of this rank, and torch's record of its collective operations, whenever the node's watcher asks.
+"""Write the Python stacks of this rank, and torch's record of its collective operations, when the node's watcher asks.
 
-A thread sleeps until it gets a real-time signal that only this thread gets (tgkill). Two parts answer. faulthandler's handler, which is
-C, writes the stacks of all threads: also while a C call holds Python's lock. Then the thread wakes, which needs that
-lock, and writes the record of operations. No other thread is disturbed: a signal to the process would break a read that
-hangs on a network file system, and the place would be lost.
+A thread sleeps until it gets a real-time signal that only this thread gets (tgkill). Two parts answer. First,
+faulthandler's handler, which is C code, writes the stacks of all threads, even while a C call holds Python's lock. Then
+the thread wakes, which needs that lock, and writes the record of operations. No other thread is disturbed: a signal to
+the whole process would interrupt a read that hangs on a network file system, and its place would be lost.
 """
 
 import faulthandler
@@ -25,13 +25,13 @@ _MOST_ENTRIES = 512
 
 
 def begin_stacks(folder: str, rank: int) -> None:
-    """Start the thread; the files of this rank are in `folder`. Where that fails, the training goes on without."""
+    """Start the thread; the files of this rank are in `folder`. If that fails, the training continues without it."""
     number = signal.SIGRTMIN + _OFFSET
     path = os.path.join(folder, "rank-%d.stacks" % rank)
     try:
         if signal.getsignal(number) != signal.SIG_DFL:
             raise OSError("signal %d is in use" % number)
-        # Appended to: the watcher cuts it to nothing before it asks.
+        # The file is opened to append: the watcher empties it before it asks.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
         words = (folder, rank, number)
@@ -58,7 +58,7 @@ def _answer(folder: str, rank: int, number: int) -> None:
 
 
 def operations(torch: Any) -> Dict[str, Any]:
-    """Return the last operations of each process group, and its ranks; why they are unknown, where they are."""
+    """Return the last operations and the ranks of each process group, or why they are unknown."""
     if torch is None:
         return {"unknown": "torch is not imported"}
     try:
@@ -76,7 +76,7 @@ def _members(torch: Any) -> Dict[str, List[int]]:
 
 
 def summary(dump: Dict[str, Any], members: Dict[str, List[int]]) -> Dict[str, Any]:
-    """Return of each group its ranks, shortest time-out, last operation and the first that is not finished."""
+    """Return for each group its ranks, shortest time-out, last operation and first unfinished operation."""
     groups = {}  # type: Dict[str, Dict[str, Any]]
     for entry in (dump.get("entries") or [])[-_MOST_ENTRIES:]:
         if entry.get("is_p2p"):

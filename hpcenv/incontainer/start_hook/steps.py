@@ -5,9 +5,9 @@ around optimizer steps are used (pytorch#89176, torch 2.0). `Tensor.backward` ca
 wrapper sees both.
 
 A step is counted when the first optimizer that was seen steps again; other optimizers (of a GAN, or Muon beside AdamW)
-belong to the step of that one. An optimizer that forwards to an inner one counts once. Not counted is the step by which
-torch.distributed.checkpoint makes the state of an optimizer before it loads a checkpoint. Not seen: `torch.autograd.grad`,
-optimizers without torch's base class, and what DeepSpeed or Megatron's pipeline do below torch's Python functions.
+belong to its step. An optimizer that forwards to an inner one counts once. torch.distributed.checkpoint makes a step for
+the state of an optimizer before it loads a checkpoint: it is not counted. Not seen: `torch.autograd.grad`, optimizers
+without torch's base class, and what DeepSpeed or Megatron's pipeline do below torch's Python functions.
 """
 
 import functools
@@ -55,8 +55,8 @@ class StepWatch:
     Attributes:
         saw_loss: a step used a loss: in a pipeline, only the last stage has one.
         steps: optimizer steps in this process.
-        before: optimizer steps before this process; None while that is unknown.
-        counted: the number of the last step: with `before` where that is known.
+        before: optimizer steps before this process; None while unknown.
+        counted: the number of the last step, including `before` if that is known.
     """
 
     def __init__(self, torch: Any, session: Any) -> None:
@@ -208,7 +208,7 @@ class StepWatch:
         self._zeroes(module.parameters())
 
     def _zeroes(self, parameters: Any) -> None:
-        """Mark the losses whose gradients are set to zero before a step; LBFGS does so within its step."""
+        """Mark the losses whose gradients are set to zero before a step; LBFGS does this within its step."""
         if self._stack or all(parameter.grad is None for parameter in parameters):
             return
         for loss in self._pending:
@@ -242,7 +242,7 @@ class StepWatch:
         if self._stack or self._makes_state:
             return  # inside the step of a wrapper, or no step of the training
         if all(reference() is not optimizer for reference, _ in self._optimizers):
-            # The groups live as long as the optimizer, so nothing is kept in memory that would not be there.
+            # The groups live as long as the optimizer, so this keeps nothing more in memory.
             self._optimizers.append((weakref.ref(optimizer, self._gone), optimizer.param_groups))
         counts = self._leads(optimizer)
         if counts:
@@ -285,14 +285,14 @@ class StepWatch:
             self._session.add(line)
 
     def finish(self) -> None:
-        """Record what is left; losses after the last step were used by no step."""
+        """Record the remaining losses; no step used the losses after the last step."""
         for loss in self._pending:
             loss.line = {"step": self.counted + 1, "index": -1, "used": False}
         self._add(self._waiting + self._pending)
         self._waiting, self._pending = [], []
 
     def note(self, text: str) -> None:
-        """Record once what the record does not show."""
+        """Record, only once, what this record cannot show."""
         if text not in self._noted and len(self._noted) < 20:
             self._noted.add(text)
             self._session.add({"kind": "note", "step": self.counted + 1, "text": text[:400]})
@@ -316,9 +316,9 @@ def _step_in_state(optimizer: Any) -> Optional[int]:
 
 
 def has_run_collective(torch: Any) -> Optional[bool]:
-    """Return whether a collective operation ran in a process group of several ranks; None where torch does not tell.
+    """Return whether a collective operation ran in a process group of several ranks; None if torch does not tell.
 
-    The groups count them (Gloo and NCCL, torch 2.0 to 2.13). What one rank sends to another is not counted.
+    The groups count them (Gloo and NCCL, torch 2.0 to 2.13). Messages from one rank to another are not counted.
     """
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -331,7 +331,7 @@ def has_run_collective(torch: Any) -> Optional[bool]:
 
 
 def wait_for_other_ranks(torch: Any, seconds: float) -> None:
-    """Wait until all ranks have come here, through the store of the process group: without any collective."""
+    """Wait through the store of the process group until all ranks are here, without any collective."""
     from datetime import timedelta
 
     distributed = getattr(torch, "distributed", None)

@@ -1,4 +1,4 @@
-"""The table of determinism switches: what each profile sets, how, and how the effective value is read back.
+"""The table of determinism switches: the values of each profile, how they are set, and how they are read back.
 
 `hpcenv submit` takes the environment variables of the profile from this table, each rank applies and reads the rest,
 and docs/reference/determinism.md is written from it.
@@ -19,11 +19,11 @@ class Switch(NamedTuple):
         name: in the record of a rank and in the documentation.
         read: the environment variable, or the expression of torch that gives the effective value.
         why: what it changes.
-        source: where that is stated or was tried.
+        source: the document or the trial that this is based on.
         seeded, bitwise: value in the profile; None: it is only recorded.
         since: first torch with it; empty for every torch from 2.0 on, and for variables.
         nccl: first NCCL for which the variable is set, for example (2, 24); only runs with the backend nccl get it.
-        nccl_below: first NCCL for which it is not set any more.
+        nccl_below: first NCCL for which it is no longer set.
         gpus: the variable is set only in runs with GPUs.
     """
 
@@ -43,7 +43,7 @@ class Switch(NamedTuple):
         return self.name == self.read
 
     def asked(self, profile: str) -> Any:
-        """Return the value that a profile gives it; None if it is only recorded."""
+        """Return its value in a profile; None if it is only recorded."""
         return {"seeded": self.seeded, "bitwise": self.bitwise}.get(profile)
 
 
@@ -140,7 +140,7 @@ def variables_of(
 
 
 def apply_to_torch(torch: Any, profile: str) -> List[str]:
-    """Set the switches of torch; return what could not be set, in words."""
+    """Set the switches of torch; return as text which ones could not be set."""
     problems = []
     for switch in SWITCHES:
         value = switch.asked(profile)

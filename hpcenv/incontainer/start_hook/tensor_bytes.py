@@ -1,4 +1,4 @@
-"""The bytes of a tensor in order, for a hash. torch.hash_tensor is an XOR, so it does not see another order."""
+"""The bytes of a tensor in order, for a hash. torch.hash_tensor is an XOR, so it ignores the order."""
 
 import ctypes
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 def add_bytes(digest: Any, tensor: Any) -> int:
     """Give all bytes of a tensor to a hash, in the order of its elements; return their number.
 
-    Nothing is normalised: 0.0 and -0.0 differ, and so do the bits of NaN. Of a DTensor the rank's own part counts. A
+    Nothing is normalised: 0.0 and -0.0 differ, and so do the bits of NaN. For a DTensor, the rank's own part counts. A
     tensor on a GPU is copied, which waits for the GPU.
 
     Args:

@@ -1,11 +1,11 @@
-"""The trace of chosen optimizer steps: each operation of torch with hashes of what it read and what it wrote.
+"""The trace of chosen optimizer steps: each operation of torch with hashes of its inputs and outputs.
 
 A dispatch mode of torch (torch.utils._python_dispatch) sees each operation that goes through torch's dispatcher, below
-autograd: of the forward pass, the backward pass and the optimizer. It calls the operation unchanged, so results are
-those of a step without the trace. The hash is sha256 over the bytes of a tensor in order, cut to 128 bits.
+autograd: of the forward pass, the backward pass and the optimizer. It calls the operation unchanged, so the results
+equal those of a step without the trace. The hash is sha256 over the bytes of a tensor in order, cut to 128 bits.
 
 Tried with torch 2.13 on CPU, 2026-11-23. torch's own DebugMode (2.10 to 2.13) hashes only returned tensors: it misses
-what fused optimizers write in place, and its hash does not see another order of the elements.
+what fused optimizers write in place, and its hash ignores the order of the elements.
 
 Not seen: operations inside a kernel (attention, fused optimizers: one record each), inside functions that torch.compile
 compiled, in CUDA graphs, and of C++ code that does not call torch's dispatcher. Views are left out: they have the bytes
@@ -27,7 +27,7 @@ MOST_BYTES = 32 << 20
 _MOST_EACH = 256
 _LONGEST_ARGUMENTS = 400
 _HEX_DIGITS = 32
-# What is not hashed: memory without a value yet, and what no kernel has finished writing.
+# Not hashed: memory that has no value yet, or that a kernel still writes.
 UNKNOWN = "-"
 _SECONDS_FOR_COLLECTIVE = 5.0
 
@@ -65,7 +65,7 @@ class Trace:
     # -- which steps ------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Begin with the process, if its first step may be traced: the first step has the start of the model too."""
+        """Begin with the process if its first step may be traced: that step also contains the start of the model."""
         place = self._session.place
         self._add(
             {
@@ -84,7 +84,7 @@ class Trace:
             self._enter()
 
     def resumes(self, step: int) -> None:
-        """Begin anew: the training continues after this step."""
+        """Begin again: the training continues after this step."""
         self._resumed = step
         self._go_on(step)
 
@@ -204,7 +204,7 @@ class Trace:
         self._writer.write()
 
     def _row(self, name: str, tensors: List[Any], value: Any, *, known: bool = True) -> List[Any]:
-        """Return name, type and hash of an argument or result; of a list also the hash of each tensor."""
+        """Return name, type and hash of an argument or result; for a list, also the hash of each tensor."""
         hashes = [self._hash(tensor) if known else UNKNOWN for tensor in tensors]
         if not isinstance(value, (list, tuple)):
             return [name, _type_of(tensors[0]), hashes[0]]
@@ -249,7 +249,7 @@ class Trace:
     def _wait(self, known: "_Schema", values: List[Any]) -> bool:
         """Wait until a collective has written its result; return whether it has.
 
-        It only looks: a send that waits for its receiver must not stop the rank that would receive.
+        It only checks, without blocking: a send that waits for its receiver must not stop the receiving rank.
         """
         if known.never_completes:
             return False
@@ -289,7 +289,7 @@ class Trace:
         self._note("%s could not be recorded: %s: %s" % (name, type(error).__name__, error))
 
     def _note_compiled(self) -> None:
-        """Say that compiled functions ran: operations in them are not seen, or run uncompiled."""
+        """Report that compiled functions ran: their operations are not visible, or run uncompiled."""
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         frames = counters["frames"]["ok"] if counters is not None and "frames" in counters else 0
         if frames:
@@ -299,7 +299,7 @@ class Trace:
 
 
 class _Schema:
-    """What the schema of an operation says, read once."""
+    """The schema of an operation, read once."""
 
     def __init__(self, operation: Any) -> None:
         self.name = str(operation)[:200]
@@ -311,7 +311,7 @@ class _Schema:
         parts = self.name.split(".")
         self.short = parts[1] if len(parts) > 1 else self.name
         aliases = [one.alias_info for one in returns]
-        # What a profiler or a query does is no computation; a view has the bytes of its source.
+        # Operations of a profiler or a query compute nothing; a view has the bytes of its source.
         self.is_view = parts[0] in ("profiler", "prim", "inductor") or bool(
             aliases and not self.written and all(one is not None for one in aliases)
         )

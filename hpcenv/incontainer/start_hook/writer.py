@@ -10,11 +10,11 @@ _SECONDS_BETWEEN_WRITES = 0.2
 
 
 class Writer:
-    """Appends JSON lines. A full disk must not end the training: the first error is reported, then nothing more is.
+    """Appends JSON lines. A full disk must not end the training: only the first error is reported.
 
     Args:
         path: of the file.
-        afterwards: what an error means for the reader, in words.
+        afterwards: a text that tells the reader what an error means.
     """
 
     def __init__(self, path: str, afterwards: str = "metrics are no longer recorded") -> None:

@@ -65,7 +65,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` is an environment.yml: it asks for packages, and pins no files",
             why="only a lockfile says which builds were meant",
-            hint=f"make one and install from it: conda-lock lock --file {quote(path.name)} && conda-lock install",
+            hint=f"make one and install from it: `conda-lock lock --file {quote(path.name)} && conda-lock install`",
         )
     if "package" not in data:
         raise LockfileInvalid(

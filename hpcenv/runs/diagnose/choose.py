@@ -1,8 +1,8 @@
 """Tell the cause of a failure from its consequences. Pure. Runs on: LOGIN NODE.
 
 After the first failure, nearly every rank writes something. What a pattern of kind `cascade` finds is never the cause.
-Of the rest, the rank that failed first goes before the others, and then the order in the log. A line of kind `maybe` is
-the cause only where no line of kind `root` is found. A line after which its rank went on is the cause only where
+Of the rest, the lines of the rank that failed first come first, then the order in the log decides. A line of kind
+`maybe` is the cause only if no line of kind `root` is found. A line after which its rank continued is the cause only if
 nothing else is found in a run that failed.
 """
 
@@ -17,17 +17,17 @@ from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound
 
 # The row that any exception matches.
 ANY_EXCEPTION = "python-exception"
-# Consequences that only a run which failed has.
+# Consequences that only a failed run has.
 _FAILED = frozenset(
     {FIRST_FAILURE, "torchrun-child-failed", "torchrun-exit-code", "slurm-task-exit", "slurm-task-killed-by-peer"}
 )
-# Written by the last step of the job, which the time limit has ended: a node hung before it.
+# The last step of a job writes this if the time limit has ended it: a node hung before.
 _HUNG = "node-no-facts"
-# HUP, INT, USR1, USR2 and TERM, as a shell and as torchrun write them.
+# HUP, INT, USR1, USR2 and TERM, in the forms of a shell and of torchrun.
 _ASKED_TO_END = re.compile(r"exit code (129|130|138|140|143)\b|exitcode: -(1|2|10|12|15)\b")
-# So many ordinary lines between two failures say that the first one was handled.
+# This many ordinary lines between two failures mean that the program handled the first failure.
 _SOME = 3
-# Lines of one rank within which a message and its parts stand.
+# A message and its parts stand within this many lines of one rank.
 _ONE_MESSAGE = 100
 
 
@@ -37,7 +37,7 @@ class Seen:
 
     Attributes:
         file: number of the log, in the order in which they were given.
-        rank, node: where it happened, as far as line, log or records say.
+        rank, node: where it happened, as far as the line, the log or the records say.
         moment: sort key of its time, with the clock of the node corrected; None if it is unknown.
     """
 
@@ -54,12 +54,12 @@ class Seen:
 
     @property
     def kind(self) -> PatternKind:
-        """What it can be; the rank or the job survived what it went on after."""
+        """The kind of this finding; if the rank or the job continued after it, they survived it."""
         return "maybe" if self.found.went_on and self.pattern.kind == "root" else self.pattern.kind
 
 
 def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool = False) -> tuple[Seen, ...]:
-    """Return what may be the cause, the most likely one first; empty if only consequences or nothing were found.
+    """Return the possible causes, the most likely one first; empty if only consequences or nothing were found.
 
     Args:
         seen: everything that was found.
@@ -85,7 +85,7 @@ def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool 
 
 
 def _likelihood(seen: Sequence[Seen], one: Seen) -> int:
-    """Return 0 for what can be the cause, 1 for what may be it, 2 for what the rank or the job survived."""
+    """Return 0 for a cause, 1 for a possible cause, 2 for a failure that the rank or the job survived."""
     ends = [other.found.line for other in seen if other.pattern.ends_attempt and other.file == one.file]
     later = (other.found.line for other in seen if other.pattern.kind != "cascade" and other.file == one.file)
     last = max(later, default=0)
@@ -95,20 +95,20 @@ def _likelihood(seen: Sequence[Seen], one: Seen) -> int:
 
 
 def _outlived(one: Seen, other: Seen) -> bool:
-    """Whether the writer of both wrote ordinary lines between them: the other one ended it."""
+    """Whether the writer of both findings wrote ordinary lines between them: then the later finding ended it."""
     same = (one.file, one.rank, one.found.task) == (other.file, other.rank, other.found.task)
     return same and one.found.line < other.found.line and one.found.after - other.found.after >= _SOME
 
 
 def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
-    """Whether a rank of the job had written something before: its torchrun had started, and then lost its peer."""
+    """Whether a rank of the job wrote something before: then its torchrun had started, and lost its peer later."""
     return any(
         other.rank is not None and other.file == one.file and other.found.line < one.found.line for other in seen
     )
 
 
 def _failed_before(seen: Sequence[Seen], one: Seen) -> bool:
-    """Whether the log says before this line that something had failed, and not because it was asked to end."""
+    """Whether the log reports before this line a failure that no request to end explains."""
     before = [other for other in seen if other.file == one.file and other.found.line < one.found.line]
     return any(other.pattern.id == _HUNG and other.file == one.file for other in seen) or any(
         not other.found.went_on
@@ -121,7 +121,7 @@ def _failed_before(seen: Sequence[Seen], one: Seen) -> bool:
 
 
 def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:
-    """Whether another pattern says more about the same exception."""
+    """Whether another pattern has more details of the same exception."""
     return one.pattern.id == ANY_EXCEPTION and any(
         other.pattern.id != ANY_EXCEPTION
         and (other.file, other.rank) == (one.file, one.rank)
@@ -132,7 +132,7 @@ def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:
 
 
 def _sorted(seen: Sequence[Seen]) -> list[Seen]:
-    """Return the earliest first: within one log by line, between logs by time where all have one."""
+    """Return the earliest finding first: within one log by line, between logs by time if all have a time."""
     if len({one.file for one in seen}) > 1 and all(one.moment is not None for one in seen):
         return sorted(seen, key=lambda one: (one.moment or 0.0, one.file, one.found.line))
     return sorted(seen, key=lambda one: (one.file, one.found.line))

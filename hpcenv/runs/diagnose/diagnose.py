@@ -32,7 +32,7 @@ from hpcenv.text import Shown, visible
 
 DiagnosisOutcome = Literal["cause", "consequences", "no-known-pattern", "no-failure"]
 
-# Other findings that are listed, and characters of a quoted line.
+# Limits: number of further findings in the list, and characters of a quoted line.
 _MOST_OTHERS = 12
 _LONGEST_TEXT = 300
 # Ranks of one finding that are listed.
@@ -40,13 +40,13 @@ _MOST_RANKS = 64
 _MOST_PEERS = 3
 # Error counters of one node that are listed.
 _MOST_COUNTERS = 8
-# Stands for the name of a log where the records of a run say it.
+# Replaces the name of a log if the records of a run are the source.
 _RECORDS = "the records of the run"
 
 # Bytes at the end of each log that `wait` and `report` read: they answer at once, `diagnose` reads all.
 AT_END = 8 * 1024 * 1024
 
-# Causes that the records of a run prove -> the rows of the table that say what to do.
+# Causes that the records of a run prove -> the rows of the table with their fixes.
 _BY_RECORDS: dict[FailureKind, tuple[str, ...]] = {
     "time-limit": ("slurm-time-limit",),
     "preemption": ("slurm-preempted",),
@@ -74,14 +74,14 @@ class Evidence:
     """A known pattern in the logs. Texts have no control characters.
 
     Attributes:
-        pattern, owner, cause, fix, source, retrieved: of its row in the table.
+        pattern, owner, cause, fix, source, retrieved: values of its row in the table.
         kind: `root`, `maybe` or `cascade`.
-        file, line: where it stands first; line 0: records of the run say it.
-        rank, node, time: of that line, as far as they are known; the time is that of the node's clock.
+        file, line: its first place; line 0: the records of the run are the source.
+        rank, node, time: of that line, as far as they are known; the time is from the node's clock.
         text: the line.
         code: the last line of the user's code in the traceback, `train.py:12`; empty without one.
-        count: number of lines; `ranks`: the ranks that wrote them, at most 64.
-        peers: peer that such lines name -> how often, the most frequent first.
+        count: number of lines; `ranks`: at most 64 of the ranks that wrote them.
+        peers: peer that these lines name -> how often, the most frequent first.
     """
 
     pattern: str
@@ -108,7 +108,7 @@ class LogRead:
     """A log that was read.
 
     Attributes:
-        size, lines: what was read of it.
+        size, lines: bytes and lines that were read.
         left_out: bytes at its start that were not read; lines are counted after them.
         problem: why it could not be read; else empty.
     """
@@ -130,10 +130,10 @@ class FailureDiagnosis:
             `no-known-pattern`: nothing was found; `no-failure`: the run has not failed.
         cause: the most likely cause; None without one.
         others: further findings: other possible causes first, then consequences.
-        failure: the first failure, as `hpcenv report` says it; empty if it is not known.
+        failure: the first failure in the words of `hpcenv report`; empty if it is not known.
         torch: version of torch that decided which patterns apply; empty if it is not known.
         patterns: number of patterns that were searched.
-        notes: what limits the result, and what flight-recorder dumps say.
+        notes: limits of the result, and the findings in flight-recorder dumps.
     """
 
     subject: str
@@ -175,9 +175,9 @@ class _Source:
 def diagnose(
     start: Path, words: Sequence[str], *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Diagnosed, ...]:
-    """Return one diagnosis for each run that failed or is not over, and one for all given files, which belong to a job.
+    """Return one diagnosis for each run that failed or has not ended, and one for all given files of a job.
 
-    If all runs went well, the only diagnosis says so of the first one.
+    If all runs succeeded, the only diagnosis reports that for the first run.
 
     Args:
         start: current directory; the project is searched from here upwards.
@@ -195,7 +195,7 @@ def diagnose(
     if files:
         diagnoses.append(Diagnosed(diagnosis=diagnose_files([start / word for word in files], files)))
     pairs = list(zip(entries, read_statuses(entries, environ) if entries else [], strict=True))
-    # Of a sweep, the runs that went well need no answer.
+    # In a sweep, successful runs need no diagnosis.
     failed = [(run, status) for run, status in pairs if not _went_well(status)]
     for run, status in failed or pairs[:1]:
         diagnoses.append(Diagnosed(diagnosis=diagnose_run(run, status), run=run, status=status))
@@ -216,7 +216,7 @@ def diagnose_files(paths: Sequence[Path], names: Sequence[str]) -> FailureDiagno
     seen, logs = _read(sources, patterns, {}, None, most=None)
     notes = [*flight.describe(dumps)]
     if len(sources) > 1:
-        notes.append("the order between files is by the times in them, which are those of the nodes' clocks")
+        notes.append("the order between files is by the times in them, which come from the nodes' clocks")
     return _result(", ".join(names), seen, logs, sources, len(patterns), notes=notes)
 
 
@@ -243,7 +243,7 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
     seen, logs = _read(sources, patterns, offsets, ranks, most=most)
     first_rank = None if failure is None else failure.rank
     if not any(one.rank == first_rank for one in choose(seen, first_rank=first_rank, failed=True)):
-        # What the job printed does not say it: the ranks' own files may have more.
+        # The output of the job does not name the cause: the ranks' own files may have more.
         more = list(_rank_logs(run.folder, ranks, failure))[: _MOST_RANK_LOGS if most is None else 1]
         found, read = _read(more, patterns, offsets, ranks, most=most, number=len(sources))
         known = {(one.pattern.id, one.rank) for one in seen}
@@ -260,13 +260,13 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
 
 
 def _stand_still(folder: RunFolder) -> Iterator[str]:
-    """Yield where the ranks stood when one made no step, and where their process groups differ."""
+    """Yield the places of the ranks when one rank made no step, and the differences of their process groups."""
     yield from hang_lines(folder)
     yield from flight.describe(flight.dumps_of(folder))
 
 
 def _link_notes(status: RunStatus) -> Iterator[str]:
-    """Yield for each node which error counters of its RDMA ports grew too much while its ranks ran."""
+    """Yield for each node the error counters of its RDMA ports that grew too much while its ranks ran."""
     check = BY_ID["ib.errors"]
     for record in status.exits:
         many = [port_errors.in_words(one) for one in record.port_errors if one.many]
@@ -281,7 +281,7 @@ def _link_notes(status: RunStatus) -> Iterator[str]:
 
 
 def _by_true_clocks(run: Submitted, status: RunStatus, offsets: Mapping[str, float]) -> FirstFailure | None:
-    """Return the first failure of a run; where clocks of nodes are wrong, with the times corrected."""
+    """Return the first failure of a run; if clocks of nodes are wrong, with corrected times."""
     failure = status.failure
     if not offsets or failure is None or failure.cause != "rank" or not isinstance(run, Run):
         return failure
@@ -307,15 +307,15 @@ def _torch_of(run: Submitted) -> str:
     return found if isinstance(found, str) else ""
 
 
-# Patterns of lines in which torchrun says how a rank ended.
+# Patterns of lines in which torchrun reports how a rank ended.
 _OF_AGENT = "rank-"
 
-# Logs of ranks that are read where the job's own log does not name the cause.
+# Number of rank logs to read if the job's own log does not name the cause.
 _MOST_RANK_LOGS = 512
 
 
 def _rank_logs(folder: RunFolder, ranks: RankNodes | None, failure: FirstFailure | None) -> Iterator[_Source]:
-    """Yield the ranks' own standard error, that of the first rank to fail first."""
+    """Yield the standard error files of the ranks; the rank that failed first comes first."""
     paths = sorted(folder.ranks.glob("*/*/attempt_*/*/stderr.log"))
     if failure is not None and failure.log:
         paths.sort(key=lambda path: str(path.relative_to(folder.path)) != failure.log)
@@ -334,7 +334,7 @@ def _read(
     most: int | None,
     number: int = 0,
 ) -> tuple[list[Seen], list[LogRead]]:
-    """Search logs; what cannot be read is listed with the reason."""
+    """Search logs; a log that cannot be read is listed with the reason."""
     seen: list[Seen] = []
     logs = []
     for position, source in enumerate(sources, number):
@@ -364,7 +364,7 @@ def _seen(
     """Return what was found in one log, with rank, node and corrected time."""
     seen = []
     table = next((found for found in scanned.found if found.pattern.id == FIRST_FAILURE), None)
-    # Where each rank is a task of srun, its label is the rank; where torchrun starts the ranks, it is not.
+    # If each rank is a task of srun, the label of srun is the rank; if torchrun starts the ranks, it is not.
     labelled = not any(one.rank is not None or one.pattern.id.startswith("torchrun-") for one in scanned.found)
     codes: dict[int | None, list[PatternFound]] = {}
     for found in sorted(scanned.found, key=lambda one: one.where_line):
@@ -378,7 +378,7 @@ def _seen(
             rank = table.rank  # torchrun's own line has the local rank only
         if rank is None and found.pattern.id.startswith(_OF_AGENT):
             same = [one for one in scanned.found if one.pattern is found.pattern and one.rank is not None]
-            if len(same) == 1:  # and hpcenv's line names the rank and its node
+            if len(same) == 1:  # hpcenv's line names the rank and its node
                 rank, found.node = same[0].rank, found.node or same[0].node
         node = found.node or source.node or (_node_of(rank, ranks) if rank is not None else "")
         moment = moment_of(found.time, year=year)
@@ -390,7 +390,7 @@ def _seen(
 
 
 def _with_code(found: PatternFound, exceptions: Sequence[PatternFound]) -> PatternFound:
-    """Return a message of a rank with the line of code of the exception that then ended the rank."""
+    """Return a message of a rank, with the code line of the exception that then ended the rank."""
     if found.where or found.rank is None or found.pattern.kind == "cascade":
         return found
     then = next((one for one in exceptions if one.where_line > found.line), None)
@@ -407,7 +407,7 @@ _SHORT_TIME = re.compile(r"(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d+)\Z")
 
 
 def moment_of(text: str, *, year: int) -> float | None:
-    """Return a time of a log as a number to compare with others of the same time zone; None if it is no time."""
+    """Return a time of a log as a number, to compare times of one time zone; None if the text is not a time."""
     match = _FULL_TIME.match(text)
     if match is not None:
         parts, fraction = match.groups()[:6], match[7] or "0"
@@ -449,7 +449,7 @@ def _result(
 
 
 def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, causes: Sequence[Seen]) -> list[Evidence]:
-    """Put first what the records of a run prove: the line of a log that says it, or the records themselves."""
+    """Put the cause that the records of a run prove first: a log line that names it, or the records themselves."""
     rows = _rows_of(failure, causes)
     if failure is None or not rows:
         return list(groups)
@@ -466,21 +466,21 @@ def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, caus
 
 
 def _rows_of(failure: FirstFailure | None, causes: Sequence[Seen]) -> tuple[str, ...]:
-    """Return the rows of the table for what the records of a run prove; empty if they prove none."""
+    """Return the rows of the table for the causes that the records of a run prove; empty if they prove none."""
     if failure is None:
         return ()
     if failure.cause == "cancelled" and _failed_before_cancel(causes):
         return ()
     if failure.cause != "rank" or failure.rank is None:
         return _BY_RECORDS.get(failure.cause, ())
-    # A rank that a signal ended wrote nothing of it. Its own lines, if there are any, say more.
+    # A rank that a signal ended wrote nothing about the signal. Its own lines, if any, say more.
     if any(one.rank == failure.rank and one.kind == "root" for one in causes):
         return ()
     return _BY_SIGNAL.get(failure.signal, ())
 
 
 def _failed_before_cancel(causes: Sequence[Seen]) -> bool:
-    """Whether the first cause had ended its rank before somebody cancelled the job, perhaps because the others hung."""
+    """Whether the first cause ended its rank before somebody cancelled the job, perhaps because other ranks hung."""
     rows = _BY_RECORDS["cancelled"]
     cancelled = next((one for one in causes if one.pattern.id in rows), None)
     first = next(iter(causes), None)

@@ -1,7 +1,7 @@
-"""What flight-recorder dumps of torch say: which rank did not come to a collective operation. Runs on: LOGIN NODE.
+"""Read flight-recorder dumps of torch: they show which rank did not reach a collective operation. Runs on: LOGIN NODE.
 
-A dump is a pickle (torch 2.13, FlightRecorder.hpp). It may come from others, so it is read as plain data: a class or a
-function in it is refused.
+A dump is a pickle (torch 2.13, FlightRecorder.hpp). Other people may have made it, so it is read as plain data: a class
+or a function in it is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_dump(path: Path) -> bool:
 
 
 def dumps_of(folder: RunFolder) -> list[Path]:
-    """Return the dumps that the last attempt of a run left, which had any."""
+    """Return the dumps of the last attempt that left any."""
     paths = sorted(folder.flight.glob("*/rank_*"))
     attempts = {path.parent.name for path in paths if path.parent.name.isdecimal()}
     last = max(attempts, key=int, default="")
@@ -52,7 +52,7 @@ def dumps_of(folder: RunFolder) -> list[Path]:
 
 
 def describe(dumps: Sequence[Path]) -> Iterator[str]:
-    """Yield what the dumps of one job say about each process group whose ranks do not stand at the same operation."""
+    """Yield what the dumps of one job say about each process group whose ranks are at different operations."""
     groups: dict[str, list[_Last]] = {}
     for path in dumps:
         match = _NAME.search(path.name)

@@ -1,4 +1,4 @@
-"""What one line of a log says beside its text: rank, node, time; and the traceback before it. Pure.
+"""What a line of a log tells in addition to its text: rank, node and time; also the traceback before it. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Lines before an exception in which its traceback is searched.
+# The traceback of an exception is searched in this many lines before it.
 MOST_BEFORE = 300
 _MOST_PREFIXES = 4
-# Lines of other ranks that may stand between two lines of one rank.
+# This many lines of other ranks may stand between two lines of one rank.
 MOST_BETWEEN = 32
 
 # `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook
@@ -27,22 +27,22 @@ _NCCL = re.compile(r"(?:\[[\d :-]{10,30}\] )?(?P<node>[\w.-]{1,64}):\d{1,10}:\d{
 _SLURM = re.compile(
     r" ON (?P<node>[\w.-]{1,64}) CANCELLED AT (?!\S{1,40} DUE TO NODE)|srun: error: (?P<other>[\w.-]{1,64}): tasks? "
 )
-# The line is a remark or a warning of its program: what follows these words is no failure.
+# The line is information or a warning of its program: the text after these words is not a failure.
 _REMARK = re.compile(
     r"NCCL (?:INFO|TRACE)\b|\[(?:INFO|WARNING|DEBUG)\]|(?:^|[\s:|])(?:INFO|WARNING|DEBUG)\b|[A-Za-z]{0,40}Warning: "
     r"|^\[?[WI](?:\d{3,4}| )[^\]]{0,80}\]| [WI] \S{1,200}\.cc:\d{1,6}\] "
 )
-# Lines that a program writes when it ends, and those of launchers and libraries: none of them says that it went on.
+# Lines that a program writes at its end, and lines of launchers and libraries: they do not show that it continued.
 _NO_PROGRESS = re.compile(
     r"^(?!\s*\d{1,3}%)\s|^(?:Traceback|During handling|The above exception|frame #|srun:|slurmstepd|sbatch:|wandb:"
     r"|hpcenv|what\(\)|\[?[EWF]\d{3,4} |\[[EWIF] |[\w.]{0,200}(?:Error|Exception|Interrupt)\b)|NCCL (?:INFO|WARN)"
     r"|(?i:fail|abort|kill|terminat|error|fatal|exit(?:ed|s|code| code)|closing signal)"
 )
 _PROGRESS = re.compile(r"[A-Za-z]{2}|\d%")
-# So many lines say that a rank went on.
+# This many lines show that a rank continued.
 MANY = 10
 _TORCH_RANK = re.compile(r"\[(?:PG [^\]]{0,80})?[Rr]ank (\d{1,6})\]")
-# 2026-11-22T10:11:12, also with a blank; and glog's `E1122 10:11:12.345678` (torch), without the year.
+# 2026-11-22T10:11:12, or with a space; also `E1122 10:11:12.345678` of glog (torch), without the year.
 _TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EWFI])\d{3,4} \d\d:\d\d:\d\d\.\d{1,9}")
 _FRAME = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})')
 # Frames of these files are not the user's code.
@@ -67,17 +67,17 @@ class Line:
 
     @property
     def writer(self) -> tuple[int | None, int | None]:
-        """Who wrote the line: lines of one writer follow each other, with lines of others in between."""
+        """Who wrote the line: the lines of one writer are in order, with lines of other writers between them."""
         return self.rank, self.task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Around:
-    """What the lines before a line say.
+    """What the lines before a line tell.
 
     Attributes:
         where: the last frame of the user's code in the traceback that the line ends, `train.py:12`.
-        time: the last time that one of the lines before names.
+        time: the last time in the lines before.
     """
 
     where: str = ""
@@ -110,12 +110,12 @@ def node_of(text: str) -> str:
 
 
 def is_remark(text: str) -> bool:
-    """Return whether these words at the beginning of a line say that it is a remark or a warning."""
+    """Return whether these words at the beginning of a line mark it as information or a warning."""
     return _REMARK.search(text[:400]) is not None
 
 
 def ordinary(after: bytes, writer: tuple[int | None, int | None] | None) -> int:
-    """Return how many ordinary lines this writer, or anyone if None, wrote; from `MANY` on its program went on."""
+    """Return how many ordinary lines this writer (None: any) wrote; `MANY` or more mean that its program continued."""
     count = 0
     for raw in re.split(rb"[\r\n]", after):
         line = _strip(raw[:400].decode("utf-8", errors="replace"))
@@ -137,7 +137,7 @@ def follows_code(before: Sequence[bytes], line: Line) -> bool:
 
 
 class _Stripped(NamedTuple):
-    """A text without the prefixes of task and ranks, and what they say; see `Line`."""
+    """A text without the prefixes of task and ranks, and the values of these prefixes; see `Line`."""
 
     text: str
     rank: int | None
@@ -162,7 +162,7 @@ def _strip(text: str) -> _Stripped:
 
 
 def look_back(before: Sequence[bytes], line: Line) -> Around:
-    """Return what the lines before an exception say, as far as its rank wrote them."""
+    """Return what the lines of the same rank before an exception tell."""
     texts = [_strip(raw[:1000].decode("utf-8", errors="replace")) for raw in before[-MOST_BEFORE:]]
     times = (match[0] for one in reversed(texts) if (match := _TIME.search(one.text[:200])))
     own = [one.text for one in texts if one.writer == line.writer]
@@ -170,7 +170,7 @@ def look_back(before: Sequence[bytes], line: Line) -> Around:
     if begin is None:
         return Around(time=next(times, ""))
     where = _last_frame(own[begin:])
-    # The code of the user may stand only in the traceback of the exception that this one followed.
+    # The user's code may be only in the traceback of the exception that caused this one.
     while not where and begin and any(own[n].startswith(_CHAINED) for n in range(max(0, begin - 2), begin)):
         earlier = _last_traceback(own[:begin])
         if earlier is None:

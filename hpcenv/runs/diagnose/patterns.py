@@ -1,4 +1,4 @@
-"""What failed runs write: the table `patterns.toml`. Runs on: LOGIN NODE."""
+"""The table of texts that failed runs write: `patterns.toml`. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Pattern:
     """A text that failed runs write; patterns.toml explains the keys.
 
     Attributes:
-        match: what the line must contain beside an anchor; None if an anchor is enough. Its groups `rank`, `node` and
-            `peer` say whom the line names.
+        match: what the line must contain in addition to an anchor; None if an anchor is enough. Its groups `rank`,
+            `node` and `peer` say whom the line names.
         torch: versions of torch that write it; empty for all.
-        before_ranks: it is a consequence, if a rank of the job wrote something before.
-        after_failure: it is a consequence, if the log says before it that a rank or a task failed.
-        warns: it counts although its line is a warning.
-        ends_attempt: what stands before it belongs to an earlier attempt of the job, if a failure follows.
-        source, retrieved: where text or hint are from, and when that was read.
+        before_ranks: it is a consequence if a rank of the job has written something before.
+        after_failure: it is a consequence if an earlier line reports that a rank or a task failed.
+        warns: it counts even if its line is a warning.
+        ends_attempt: if a failure follows, the lines before it belong to an earlier attempt of the job.
+        source, retrieved: the source of the text or the hint, and when it was read.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Pattern:
 
     @property
     def of_launcher(self) -> bool:
-        """Whether srun, slurmstepd or torchrun write it: then the ranks' lines say whether the job went on."""
+        """Whether srun, slurmstepd or torchrun write it: then the ranks' lines show whether the job continued."""
         return self.id.startswith(("slurm-", "torchrun-", "rank-"))
 
     def applies_to(self, torch: str) -> bool:

@@ -1,9 +1,9 @@
-"""Find the known patterns in one log, which may have many gigabytes. Runs on: LOGIN NODE.
+"""Find the known patterns in one log, which may be many gigabytes long. Runs on: LOGIN NODE.
 
-A log repeats itself: most lines differ from an earlier one in their digits only, and most words were there before. So
-each block of the log is first compared, without its digits, with the set of lines that were seen. Only new lines are
-split into words, and only new words are compared with the words of the patterns. Lines with such a word are then read
-in full. The memory is limited: the sets start anew when they become large, and a long line is looked at in parts.
+A log repeats itself: most lines differ from an earlier line only in their digits, and most words have occurred before.
+So each block of the log, without its digits, is first compared with the set of known lines. Only new lines are split
+into words, and only new words are compared with the words of the patterns. Lines with such a word are then read in
+full. The memory is limited: the sets start anew when they become large, and a long line is looked at in parts.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from hpcenv.runs.diagnose import lines
 from hpcenv.runs.diagnose.patterns import Pattern
 
 _BLOCK = 256 * 1024
-# A longer line is looked at in parts of this size.
+# A longer line is searched in parts of this size.
 _LONGEST_LINE = 1024 * 1024
 # Bytes of a line around an anchor that are matched and kept.
 _AROUND = 2048
-# Bytes before a line in which its traceback is searched.
+# The traceback of a line is searched in this many bytes before it.
 _BEFORE = 64 * 1024
 # Limits of what is remembered: bytes and number of lines, words, and pairs of pattern and rank.
 _SEEN_BYTES = 4 * 1024 * 1024
 _SEEN_WORDS = 50_000
 _MOST_FOUND = 5000
-# Bytes after a line in which lines are searched that say that its writer went on, and how often.
+# Search limits: bytes after a line in which lines may show that its writer continued, and how often this is done.
 _AFTER = 128 * 1024
 _MOST_AFTER = 500
-# How often in one block the lines before a line are searched for its traceback.
+# How often in one block the search for a traceback before a line is done.
 _MOST_LOOKS = 50
 _MOST_PEERS = 200
 
-# The row of the table whose lines below name the rank that failed first on a node (torchrun).
+# The row of the table after which torchrun names the rank that failed first on a node.
 FIRST_FAILURE = "torchrun-first-failure"
 
 # Lines below that row; lines of other tasks may stand between its own.
@@ -42,10 +42,10 @@ _TABLE_LINES = 24
 # Words that many healthy lines have.
 _COMMON = frozenset({b"error", b"failed"})
 
-# Pattern, rank and task: of each writer, a pattern is kept once.
+# Pattern, rank and task: a pattern is kept once for each writer.
 _HitKey = tuple[str, int | None, int | None]
 
-# What differs in lines that say the same.
+# The parts that differ between lines of the same meaning.
 _REMOVED = b"0123456789+-."
 
 
@@ -56,13 +56,13 @@ class PatternFound:
     Attributes:
         line: number of the line, from 1.
         offset: where the line begins, in bytes.
-        rank, node, time: as the line or those before it say; None and empty if they do not.
+        rank, node, time: from the line or the lines before it; None or empty if they have none.
         task: number of the task of srun that wrote the line, if it was labelled.
         where, where_line: the last line of the user's code in its traceback, `train.py:12`, and the line of the log at
             which that traceback ends.
-        after: ordinary lines that its writer wrote after it, at most `lines.MANY`; for lines of launchers, anyone.
+        after: ordinary lines that its writer wrote after it, at most `lines.MANY`; for launchers, lines of any writer.
         count: how many lines match.
-        peers: peer that the lines name -> how often.
+        peers: peer named in the lines -> how often.
     """
 
     pattern: Pattern
@@ -81,17 +81,17 @@ class PatternFound:
 
     @property
     def went_on(self) -> bool:
-        """Whether its writer wrote so many ordinary lines after it that it survived."""
+        """Whether its writer wrote enough ordinary lines after it to have survived it."""
         return self.after >= lines.MANY
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned:
-    """What one log holds.
+    """What one log contains.
 
     Attributes:
-        found: for each pattern and rank its first line; its last one where the pattern says so, or where the rank went
-            on after the first one.
+        found: for each pattern and rank its first line, or its last line if the pattern says so or the rank continued
+            after the first one.
         size, lines: bytes and lines of the log.
     """
 
@@ -101,11 +101,11 @@ class Scanned:
 
 
 def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scanned:
-    """Return the patterns that a log holds.
+    """Return the patterns that a log contains.
 
     Args:
         file: the log.
-        patterns: in the order of the table: of several that match a line, the first one counts.
+        patterns: in the order of the table: if several match a line, the first one counts.
         start: number of bytes to leave out at the start; lines are counted from there.
     """
     search = _LogSearch(patterns)
@@ -134,13 +134,13 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 @dataclass
 class _LogBlock:
-    """A piece of the log while its suspect lines are read.
+    """A piece of the log while its suspicious lines are read.
 
     Attributes:
         texts: its lines.
-        late: pattern and writer -> the last line of a pattern of which the last line counts, its place, and how many.
-        again: pattern and writer -> a later line of a pattern that was found before.
-        looked: how often the lines before a line were searched.
+        late: pattern and writer -> last line, its place and the number of lines, for patterns whose last line counts.
+        again: pattern and writer -> a later line of a pattern that was already found.
+        looked: number of searches in the lines before a line.
     """
 
     texts: list[bytes]
@@ -150,7 +150,7 @@ class _LogBlock:
 
 
 class _LogSearch:
-    """The state of a search: what was seen, and what was found."""
+    """The state of a search: the known lines and words, and the findings."""
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self._patterns = patterns
@@ -161,13 +161,13 @@ class _LogSearch:
                 key = key_of(anchor)
                 self._keys[key] = (*self._keys.get(key, ()), number)
         self._anchors = [tuple(anchor.encode() for anchor in pattern.anchors) for pattern in patterns]
-        # Lines and words that were seen and have no word of a pattern, and those that have one.
+        # Known lines and words without a word of a pattern, and those with one.
         self._plain: set[bytes] = set()
         self._plain_bytes = 0
         self._suspect: dict[bytes, tuple[int, ...]] = {}
         self._words: set[bytes] = set()
         self._suspect_words: dict[bytes, tuple[int, ...]] = {}
-        # The end of the block before, and its lines once they were needed.
+        # The end of the previous block, and its lines after they were needed once.
         self._before = b""
         self._earlier: list[bytes] | None = None
         self.found: dict[_HitKey, PatternFound] = {}
@@ -192,7 +192,7 @@ class _LogSearch:
         self._earlier = None
 
     def _classify(self, new: set[bytes]) -> None:
-        """Remember of new lines whether they have a word of a pattern."""
+        """Store for new lines whether they have a word of a pattern."""
         self._forget()
         words = set(b"\n".join(new).split())
         self._learn(words - self._words)
@@ -206,7 +206,7 @@ class _LogSearch:
         self._plain_bytes += sum(map(len, new))
 
     def _learn(self, words: set[bytes]) -> None:
-        """Remember of new words whether they contain a word of a pattern."""
+        """Store for new words whether they contain a word of a pattern."""
         text = b"\n".join(words)
         self._words |= words
         for key, numbers in self._keys.items():
@@ -219,7 +219,7 @@ class _LogSearch:
                 at = text.find(key, end)
 
     def _forget(self) -> None:
-        """Keep the memory flat."""
+        """Limit the memory."""
         if self._plain_bytes > _SEEN_BYTES or len(self._plain) > _SEEN_WORDS:
             self._plain, self._plain_bytes = set(), 0
         if len(self._suspect) > _MOST_FOUND:
@@ -228,7 +228,7 @@ class _LogSearch:
             self._words, self._suspect_words = set(), {}
 
     def _read(self, data: bytes, numbers: Sequence[int], shapes: Sequence[bytes]) -> None:
-        """Read the suspect lines of a block in full."""
+        """Read the suspicious lines of a block in full."""
         block = _LogBlock(data.split(b"\n"))
         position, last = 0, 0
         for number in numbers:
@@ -244,7 +244,7 @@ class _LogSearch:
             self._again[key] = self._make(*place[:2], block, *place[2:])
 
     def look_after(self, file: BinaryIO, start: int) -> None:
-        """Note after which lines their writers went on, and take a later line of the same pattern then."""
+        """Record after which lines their writers continued; then use a later line of the same pattern instead."""
 
         def ordinary(found: PatternFound) -> int:
             file.seek(start + found.offset)
@@ -258,7 +258,7 @@ class _LogSearch:
                 self.found[key] = replace(later, count=found.count, peers=found.peers, after=after)
 
     def _test(self, candidate: int, block: _LogBlock, number: int, position: int) -> bool:
-        """Return whether a line matches a pattern, and keep what it says."""
+        """Return whether a line matches a pattern, and keep its content."""
         raw, pattern = block.texts[number], self._patterns[candidate]
         at, anchor = next(((at, one) for one in self._anchors[candidate] if (at := raw.find(one)) >= 0), (-1, b""))
         if at < 0:
@@ -301,7 +301,7 @@ class _LogSearch:
         return [*self._earlier[len(before) - most :], *before]
 
     def _add_code(self, known: PatternFound, line: lines.Line, block: _LogBlock, number: int) -> None:
-        """Add the line of code where a message that was printed before now ends a traceback."""
+        """Add the line of code if an earlier message now ends a traceback."""
         if known.where or block.looked > _MOST_LOOKS:
             return
         before = self._lines_before(block, number, lines.MOST_BEFORE)
@@ -338,6 +338,6 @@ def _count_peer(found: PatternFound, peer: str | None) -> None:
 
 
 def key_of(anchor: str) -> bytes:
-    """Return the word of an anchor that is searched: the longest one, without what lines are compared without."""
+    """Return the longest word of an anchor, without the parts that the comparison of lines ignores."""
     words = anchor.encode().translate(None, _REMOVED).split()
     return max(words, key=lambda word: (word not in _COMMON, len(word)))

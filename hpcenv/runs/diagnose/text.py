@@ -18,7 +18,7 @@ _OWNERS = {
 # Findings of other patterns that are printed; --json has all.
 _MOST_OTHERS = 6
 _MOST_TEXT = 200
-# Of these, the first failure or the verdict says all.
+# For these patterns, the first failure or the verdict says everything.
 _SAID = frozenset({ANY_EXCEPTION, "gate-check-failed", "gate-mismatch", "gate-unknown", "slurm-cancelled"})
 
 
@@ -28,7 +28,7 @@ def render(diagnosis: FailureDiagnosis) -> str:
 
 
 def next_lines(diagnosis: FailureDiagnosis) -> list[str]:
-    """Return what `wait` and `report` print: cause, fix and command. Empty where the first failure says as much."""
+    """Return the lines of `wait` and `report`: cause, fix and command. Empty if the first failure says the same."""
     cause = diagnosis.cause
     if cause is None or cause.pattern in _SAID:
         return []
@@ -97,7 +97,7 @@ def _one_line(one: Evidence) -> str:
 
 
 def _place(one: Evidence) -> str:
-    """Return where a finding stands: file and line, node, ranks, time."""
+    """Return the place of a finding: file and line, node, ranks, time."""
     parts = [f"{one.file}:{one.line}" if one.line else one.file]
     if one.node:
         parts.append(f"node {one.node}")

@@ -1,4 +1,4 @@
-"""What a support desk asks for, as text: versions, nodes, jobs, the failure, how to repeat it, and what was excluded.
+"""The text that a support desk needs: versions, nodes, jobs, the failure, how to repeat it, and excluded causes.
 
 Runs on: LOGIN NODE. The text holds no environment variables, and no credentials as far as they can be recognised.
 Paths are shortened to their last part, except those of the system.
@@ -29,7 +29,7 @@ _VERSIONS = (
 _LONGEST = 300
 _MOST_FINDINGS = 5
 
-# Folders of the system: the same on every machine, so nothing private is in them.
+# Folders of the system: they are the same on every machine, so their names are not private.
 _PATH = re.compile(r"(?<![\w.:/~])(?:~[\w.-]{0,64})?/[^\s\"'`,;:()\[\]<>|]{1,400}")
 _SYSTEM = re.compile(r"/(?:usr|lib|lib64|bin|sbin|etc|dev|proc|sys|opt|env)(?:/|\Z)")
 _QUOTED = re.compile(r"([\"'])((?:~|/)[^\"'\n]{1,400})\1")
@@ -125,7 +125,7 @@ def _jobs(run: Submitted, status: RunStatus) -> Iterator[str]:
 
 
 def _versions(run: Submitted) -> Iterator[str]:
-    """Yield what the nodes reported; each value once, with the nodes that have it where they differ."""
+    """Yield what the nodes reported: each value once, with its nodes if the nodes differ."""
     yield "## Versions"
     facts = _facts(run)
     if not facts:

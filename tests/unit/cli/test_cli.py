@@ -119,7 +119,7 @@ def test_outside_of_a_project(hpcenv: Any, tmp_path: Path) -> None:
 def test_no_hint_makes_the_home_folder_a_project(home: str, hpcenv: Any, tmp_path: Path) -> None:
     """The copy of each run would be made of all that the user has."""
     done = hpcenv("lock", cwd=tmp_path, environ={"HOME": str(tmp_path / home)})
-    assert "hint: cd PROJECT, the folder of your project; to begin one: mkdir PROJECT && cd PROJECT" in done.stderr
+    assert "hint: cd PROJECT, the folder of your project; to begin one: `mkdir PROJECT && cd PROJECT" in done.stderr
 
 
 def test_outside_of_the_scripts_project(hpcenv: Any, project: Path) -> None:

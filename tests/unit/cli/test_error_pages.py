@@ -26,6 +26,7 @@ from hpcenv.project.hub_reference import parse_locked
 from hpcenv.records.manifest import Secret
 from hpcenv.submission import function
 from tests import run_folders
+from tests.error_text import unwrapped, wrapped
 
 PAGES = Path(__file__).resolve().parents[2] / "golden" / "errors"
 SETUP = Path(errors.__file__).parent / "steps" / "setup.sh"
@@ -70,7 +71,7 @@ class Scene:
 
 def shown(error: BaseException) -> str:
     """Return what the command line prints for an error."""
-    return _errors.text(_errors.from_exception(error)) + "\n"
+    return unwrapped(_errors.text(_errors.from_exception(error))) + "\n"
 
 
 def raised(call: Callable[[], object]) -> str:
@@ -125,11 +126,11 @@ def two_without_metrics(scene: Scene) -> str:
 
 def failing_setup() -> str:
     """Return what the shell of a batch script prints when a line of `setup` fails."""
-    job = "end() { exit $1; }; stop_if_asked() { :; }; run=/r python=p; set -u; . \"$0\" true 'false # not here'"
+    job = "end() { exit $1; }; stop_if_asked() { :; }; run=/r python=p; set -u; . \"$0\" true 'false # x'"
     environ = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
     done = subprocess.run(["bash", "-c", job, SETUP], env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == errors.SetupFailed.exit_status, done
-    return done.stderr
+    return unwrapped(done.stderr)
 
 
 def no_bundle(scene: Scene) -> str:
@@ -220,6 +221,7 @@ def test_the_error_is_as_recorded(code: str, scene: Scene) -> None:
     for place, name in places(scene).items():
         text = text.replace(place, name)
     text = re.sub(r"\b[0-9a-f]{12,64}\b", "0123456789ab", text)
+    text = wrapped(text)
     if os.environ.get("HPCENV_UPDATE_GOLDEN"):
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text)
@@ -230,6 +232,23 @@ def places(scene: Scene) -> dict[str, str]:
     """Return what differs from machine to machine, and what stands for it on a page."""
     pythons = {str(path.parents[1]): f"/envs/{name.replace(' ', '-')}" for name, path in scene.pythons.items()}
     return {str(scene.project): "/home/alice/project", **pythons, str(scene.slurm.folder): "/slurm"}
+
+
+def test_an_error_fits_the_terminal_and_what_is_copied_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = errors.Command("hpcenv", "submit", "--accept", "0" * 32, "train.py", "--", "--lr", "0.1", "--x", "1")
+    path = f"/{'long/' * 20}a.toml"
+    rows = f"{'word ' * 30}\nanother row"
+    error = errors.FileUnusable(f"cannot use `{path}`", why=rows, hint=("read it, then: ", command))
+    for width in (50, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = _errors.text(error).splitlines()
+        assert [line.strip() for line in lines if len(line) > width] == [f"`{path}`", f"`{command}`"]
+        assert "       another row" in lines
+    assert _errors.text(error.changed(hint=command)).endswith(f"\nhint: {command}")
+    hostile = _errors.text(error.changed(hint=errors.Command("hpcenv", "status", "a\x1b[2J")))
+    assert hostile.endswith("\nhint: hpcenv status 'a\\x1b[2J'")
+    one_line = f"error[file-unusable]: cannot use `{path}`\n  why: {'word ' * 29}word\n       another row"
+    assert unwrapped(_errors.text(error)) == f"{one_line}\n\nhint: read it, then: `{command}`"
 
 
 def test_every_error_has_a_page_and_no_page_is_left_over() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import run_folders as folders
+from error_text import unwrapped
 
 from hpcenv.cli._pending import PendingLine
 from hpcenv.runs.find import find_one
@@ -61,7 +62,7 @@ def test_in_a_log_the_line_stands_once_and_slurm_is_asked_once(
     time.sleep(6)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    first, *rest = said.splitlines()
+    first, *rest = unwrapped(said).splitlines()
     assert first.startswith(WORDS)
     assert REASON in first
     assert "pending" not in " ".join(rest)

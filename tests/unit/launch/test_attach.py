@@ -56,7 +56,7 @@ def test_another_node_or_job_is_no_place_for_it(tmp_path: Path, change: dict[str
 def test_settings_of_an_earlier_attempt_are_not_used(tmp_path: Path) -> None:
     folder = make(tmp_path)
     folders.write(folder.started, attempt=1, nodes=["n1", "n2"], job_id="7")
-    with pytest.raises(NodesUnknown, match="are not of attempt 1"):
+    with pytest.raises(NodesUnknown, match="do not belong to attempt 1"):
         attach(folder, ENVIRON, ("false",), secrets=False)
 
 
