@@ -39,23 +39,30 @@ def variables(pid: int) -> Dict[bytes, bytes]:
         return {}
 
 
-def start_ticks(pid: int) -> int:
-    """Return when a process was started, in clock ticks since boot: proc_pid_stat(5), field 22. -1 if it is gone."""
+def _stat(pid: int) -> List[str]:
+    """Return proc_pid_stat(5) from its field 3 on; nothing if the process is gone."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return -1
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def state(pid: int) -> Tuple[str, Optional[int]]:
-    """Return the state of a process and its wait status: proc_pid_stat(5), fields 3 and 52. "" if it is gone."""
-    try:
-        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "", None
-    try:
-        return fields[0], int(fields[49])
-    except (IndexError, ValueError):
-        return fields[0] if fields else "", None
+    """Return the state of a process and its wait status: fields 3 and 52. "" if it is gone."""
+    fields = _stat(pid)
+    return fields[0] if fields else "", int(fields[49]) if len(fields) > 49 else None
+
+
+def runs(pid: int, start: int) -> bool:
+    """Whether the process that was started at this time runs: field 22, in clock ticks since boot.
+
+    A process that has ended and is not waited for (a zombie) does not run, and another one may have its number later.
+    """
+    fields = _stat(pid)
+    return len(fields) > 19 and fields[0] not in "ZX" and int(fields[19]) == start
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process: fields 14 and 15. 0 if it is gone."""
+    return sum(map(int, _stat(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
