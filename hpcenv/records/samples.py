@@ -73,6 +73,7 @@ class NodeUse:
         shm, shm_total, disk, disk_total: used and total size of /dev/shm, and of the node's temporary folder.
         received, sent: bytes of the node's network devices, without loopback, since the node was started.
         rdma_received, rdma_sent: bytes of the node's RDMA ports since the node was started.
+        rdma_errors: errors that these ports counted (machine/network/port_errors.py); None without ports.
         unknown: what could not be read, and why.
     """
 
@@ -94,6 +95,7 @@ class NodeUse:
     sent: float | None = None
     rdma_received: float | None = None
     rdma_sent: float | None = None
+    rdma_errors: float | None = None
     unknown: dict[str, str] = field(default_factory=dict)
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.machine import job_cgroup
+from hpcenv.machine.network import port_errors
+from hpcenv.machine.tree import HostTree
 from hpcenv.records.samples import NodeUse
 
 # "no limit" of memory in cgroup v1 is the largest multiple of a page (kernel documentation, cgroup-v1/memory).
@@ -78,6 +80,7 @@ class NodeWatch:
             "sent": lambda: _of_devices(net, 8),
             "rdma_received": lambda: _of_ports(ports, "port_rcv_data"),
             "rdma_sent": lambda: _of_ports(ports, "port_xmit_data"),
+            "rdma_errors": lambda: _errors(root),
         }
 
 
@@ -220,6 +223,11 @@ def _of_ports(folder: Path, counter: str) -> float | None:
     """Return the bytes of all RDMA ports: their counters count words of four bytes (sysfs-class-infiniband)."""
     ports = list(folder.glob(f"*/ports/*/counters/{counter}"))
     return sum(_number(path) for path in ports) * 4 if ports else None
+
+
+def _errors(root: Path) -> float | None:
+    found = port_errors.read_counters(HostTree(root)).values
+    return float(sum(found.values())) if found else None
 
 
 def _text(path: Path) -> str:

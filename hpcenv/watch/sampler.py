@@ -134,7 +134,8 @@ class Sampler:
 
 # What counts up, or says in which state something is: the last value stands for all.
 _LAST = frozenset((
-    "ecc", "replays", "energy", "read", "written", "received", "sent", "rdma_received", "rdma_sent", "step", "last_step",
+    "ecc", "replays", "energy", "read", "written", "received", "sent", "rdma_received", "rdma_sent", "step",
+    "last_step", "rdma_errors",
 ))  # fmt: skip
 
 
