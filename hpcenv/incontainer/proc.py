@@ -64,5 +64,8 @@ def runs(pid: int, start: int) -> bool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process: fields 14 and 15. 0 if it is gone."""
-    return sum(map(int, _stat(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time of a process, with that of its children that it has waited for: fields 14 to 17. 0 if gone.
+
+    So the sum over a tree of processes has also what those used that have ended, and nothing twice.
+    """
+    return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -45,7 +45,7 @@ def judge(request: StackRequest, answers: Sequence[StackAnswer], *, nodes: Seque
     kind: HangKind = "hang" if second and not silent else "unknown"
     if any(_works(first.get(rank), look, request.gap) for rank, look in second.items()):
         kind = "working"
-        text = f"no optimizer step for {_duration(request.stalled)}, the ranks are working"
+        text = f"no optimizer step for {duration(request.stalled or 0.0)}, the ranks are working"
         return HangFound(id=request.id, kind=kind, at=at, lines=(text, *lines))
     answer = [*_answer(second)]
     return HangFound(id=request.id, kind=kind, at=at, lines=(*answer, *lines, *stack_lines(second.values())))
@@ -55,8 +55,8 @@ def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankStacks]
     return {one.rank: one for answer in answers if answer.look == look for one in answer.ranks}
 
 
-def _duration(seconds: float | None) -> str:
-    seconds = seconds or 0.0
+def duration(seconds: float) -> str:
+    """Return `40 s`, or `12 min`."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from statistics import median, median_low
 
@@ -466,7 +466,6 @@ class UseRule:
 
 
 _OURS = "the limit is hpcenv's (2026-11)"
-_OF_SPEED = ("rank.slow", "rank.holds", "gpu.slow")
 
 RULES: tuple[UseRule, ...] = (
     UseRule(
@@ -603,8 +602,13 @@ def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
 
 
 def judge_speed(nodes: Sequence[NodeSamples], asked: AskedShape) -> tuple[UseSentence, ...]:
-    """Return which ranks are slow or hold the others back, and which GPUs are slowed down."""
-    return tuple(_judged(_Seen(nodes, asked), [rule for rule in RULES if rule.id in _OF_SPEED]))
+    """Return which ranks are slow or hold the others back, and which GPUs are slowed down most of the time.
+
+    A GPU that is slowed down for a shorter time may make its rank slow soon: the sentence about the rank says more.
+    """
+    ranks = [rule for rule in RULES if rule.id in ("rank.slow", "rank.holds")]
+    gpus = [replace(rule, limit=60) for rule in RULES if rule.id == "gpu.slow"]
+    return tuple(_judged(_Seen(nodes, asked), (*ranks, *gpus)))
 
 
 def _judged(seen: _Seen, rules: Iterable[UseRule]) -> Iterator[UseSentence]:

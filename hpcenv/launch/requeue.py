@@ -24,7 +24,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.records.verdict import Verdict
 
-StopReason = Literal["", "time-limit", "preemption", "hang", "unknown"]
+StopReason = Literal["", "time-limit", "preemption", "hang", "idle", "unknown"]
 
 _SECONDS = 20.0
 # A longer list of excluded nodes is damaged.
@@ -105,6 +105,9 @@ def judge(
     if not stopped:
         return Ending(saved=saved)
     ending = Ending(stopped=stopped, saved=saved, unfinished=saved or manifest.stop.requeue == "always")
+    if stopped == "idle":
+        # It would do nothing again.
+        return _not_requeued(replace(ending, unfinished=True), _REASONS[stopped], "--idle-end")
     if stopped == "hang":
         # What hangs cannot save itself. It is stopped only where [watch] on-stall asks for it.
         ending = replace(ending, unfinished=True)
@@ -166,6 +169,7 @@ _REASONS = {
     "time-limit": "the time limit",
     "preemption": "preempted",
     "hang": "the ranks hang",
+    "idle": "no GPU and no CPU was in use",
     "unknown": "stop requested",
 }
 

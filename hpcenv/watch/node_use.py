@@ -3,16 +3,18 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 The figures are those of the job's own cgroup: v1 or v2, with the names of Slurm 22.05 to 26.05 (machine/job_cgroup.py).
-Where Slurm made none, they are unknown: those of the whole node would be the job's and its neighbours'.
+Where Slurm made none, CPU time is that of the job's processes, and the rest is unknown: figures of the whole node would
+be the job's and its neighbours'.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcenv.incontainer import proc
 from hpcenv.machine import job_cgroup
 from hpcenv.machine.network import port_errors
 from hpcenv.machine.tree import HostTree
@@ -36,10 +38,15 @@ class NodePlaces:
 
 
 class NodeWatch:
-    """Looks at the node again and again: shares of CPU are those since the last look."""
+    """Looks at the node again and again: shares of CPU are those since the last look.
 
-    def __init__(self, places: NodePlaces) -> None:
+    Args of the constructor:
+        processes: of the job on this node, whose CPU time counts where the job has no cgroup; None if not known.
+    """
+
+    def __init__(self, places: NodePlaces, processes: Callable[[], Iterable[int]] | None = None) -> None:
         self._places = places
+        self._processes = processes
         self._cgroup = _cgroup_of_step(places.root)
         self._before: tuple[float, float] | None = None
         self._peak: float | None = None
@@ -47,7 +54,8 @@ class NodeWatch:
     def look(self, now: float) -> NodeUse:
         """Return what the job uses; `now` in seconds of any clock."""
         values: dict[str, float | None] = {}
-        unknown = {} if self._cgroup else {"cpu, memory, pressure, read, written": "this job step has no cgroup"}
+        missing = f"{'' if self._processes else 'cpu, '}memory, pressure, read, written"
+        unknown = {} if self._cgroup else {missing: "this job step has no cgroup"}
         for name, ask in self._questions().items():
             try:
                 values[name] = ask()
@@ -69,8 +77,9 @@ class NodeWatch:
         root, tmp = self._places.root, self._places.tmp
         net = root / "proc/net/dev"
         ports = root / "sys/class/infiniband"
+        own = {} if self._processes is None else {"cpu_seconds": self._cpu_of_processes}
         return {
-            **({} if self._cgroup is None else self._cgroup.questions()),
+            **(own if self._cgroup is None else self._cgroup.questions()),
             "cpus": lambda: len(os.sched_getaffinity(0)),
             "shm": lambda: _used(root / "dev/shm")[0],
             "shm_total": lambda: _used(root / "dev/shm")[1],
@@ -82,6 +91,9 @@ class NodeWatch:
             "rdma_sent": lambda: _of_ports(ports, "port_xmit_data"),
             "rdma_errors": lambda: _errors(root),
         }
+
+    def _cpu_of_processes(self) -> float:
+        return sum(map(proc.cpu_seconds, () if self._processes is None else self._processes()))
 
 
 def _together(unknown: dict[str, str]) -> dict[str, str]:

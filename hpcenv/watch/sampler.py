@@ -41,7 +41,7 @@ class Sampler:
         self._last = begin
         self._pulses = read_pulses(())
         self._ranks = RankLook()
-        self._host = NodeWatch(NodePlaces(tmp=Path(tempfile.gettempdir())))
+        self._host = NodeWatch(NodePlaces(tmp=Path(tempfile.gettempdir())), node.processes())
         self._gpus = GpuWatch(self._processes) if node.manifest.gpus_per_node else None
         self._minute: list[Sample] = []
         self._folder = Path(node.options.prometheus) if node.options.prometheus else None
