@@ -43,7 +43,7 @@ def project(cluster: Cluster) -> Iterator[Project]:
 
 
 def test_a_run_that_hangs_is_queued_again_and_trains_to_its_end(project: Project) -> None:
-    done = project.run("submit", "hang_once.py", *SHAPE, "--name", "again", "--wait", timeout=900)
+    done = project.hpcenv("submit", "hang_once.py", *SHAPE, "--name", "again", "--wait", timeout=900)
     log = project.cluster.run("cat", f"{project.folder}/runs/again/job.log").stdout
     line = 1 + HANG_ONCE.splitlines().index("        time.sleep(1000)  # forgets")
     assert f"rank 1 never entered it: it is in <module> (hang_once.py:{line})" in log
@@ -54,11 +54,11 @@ def test_a_run_that_hangs_is_queued_again_and_trains_to_its_end(project: Project
 
 
 def test_a_run_that_does_nothing_ends_with_its_reason(project: Project) -> None:
-    done = project.run("submit", "sleep.py", *SHAPE, "--name", "idle", "--idle-end", "30s", "--wait", timeout=600)
+    done = project.hpcenv("submit", "sleep.py", *SHAPE, "--name", "idle", "--idle-end", "30s", "--wait", timeout=600)
     assert done.status not in (0, 1), done
     log = project.cluster.run("cat", f"{project.folder}/runs/idle/job.log").stdout
     assert "hpcenv: idle: no GPU and no CPU was in use for " in log
     assert project.record("idle", "finished.json")["stopped"] == "idle"
     for words in (("status", "idle"), ("report", "idle"), ("diagnose", "idle")):
-        told = " ".join(project.run(*words).stdout.split())
+        told = " ".join(project.hpcenv(*words).stdout.split())
         assert "no GPU and no CPU was in use" in told, (words, told)

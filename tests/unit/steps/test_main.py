@@ -17,6 +17,7 @@ from hpcenv.records.manifest import Setting, StopOptions
 from hpcenv.records.outcome import NodeExit, StopRequest
 from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.steps import run_tasks
+from hpcenv.steps.this_step import launched_nodes
 
 
 def listing(folder):
