@@ -39,23 +39,38 @@ def variables(pid: int) -> Dict[bytes, bytes]:
         return {}
 
 
-def start_ticks(pid: int) -> int:
-    """Return when a process was started, in clock ticks since boot: proc_pid_stat(5), field 22. -1 if it is gone."""
+def _stat(place: str) -> List[str]:
+    """Return proc_pid_stat(5) of a process `PID` or thread `PID/task/TID` from field 3 on; nothing if it is gone."""
     try:
-        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return -1
+        with open("/proc/%s/stat" % place, encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def state(pid: int) -> Tuple[str, Optional[int]]:
-    """Return the state of a process and its wait status: proc_pid_stat(5), fields 3 and 52. "" if it is gone."""
-    try:
-        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "", None
-    try:
-        return fields[0], int(fields[49])
-    except (IndexError, ValueError):
-        return fields[0] if fields else "", None
+    """Return the state of a process and its wait status: fields 3 and 52. "" if it is gone."""
+    fields = _stat(str(pid))
+    return fields[0] if fields else "", int(fields[49]) if len(fields) > 49 else None
+
+
+def runs(pid: int, start: int) -> bool:
+    """Whether the process that was started at this time runs: field 22, in clock ticks since boot.
+
+    A process that has ended and is not waited for (a zombie) does not run, and another one may have its number later.
+    """
+    fields = _stat(str(pid))
+    return len(fields) > 19 and fields[0] not in "ZX" and int(fields[19]) == start
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, with that of its children that it has waited for: fields 14 to 17. 0 if gone.
+
+    So the sum over a tree of processes has also what those used that have ended, and nothing twice.
+    """
+    return sum(map(int, _stat(str(pid))[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def thread_cpu_seconds(pid: int, thread: int) -> float:
+    """Return the CPU time of one thread of a process: fields 14 and 15. 0 if it is gone."""
+    return sum(map(int, _stat("%d/task/%d" % (pid, thread))[11:13])) / os.sysconf("SC_CLK_TCK")

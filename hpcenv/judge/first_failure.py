@@ -21,7 +21,7 @@ from hpcenv.text import listed, visible, wrap
 
 FailureKind = Literal[
     "rank", "torchrun", "lack-of-memory", "node-failure", "no-record", "time-limit", "preemption", "cancelled",
-    "asked-to-end", "disk-full", "no-facts", "hang",
+    "asked-to-end", "disk-full", "no-facts", "hang", "idle",
 ]  # fmt: skip
 
 # Seconds by which clocks of nodes may differ, and within which a rank may notice that a peer ended.
@@ -51,6 +51,7 @@ _STOPPED: dict[str, tuple[FailureKind, str]] = {
     "time-limit": ("time-limit", "the job reached its time limit"),
     "preemption": ("preemption", "the job was preempted"),
     "hang": ("hang", "hpcenv ended the job, because its ranks hang ([watch] on-stall)"),
+    "idle": ("idle", "hpcenv ended the job, because no GPU and no CPU was in use (--idle-end)"),
 }
 
 # Exit statuses of the gate, for the errors NodeRejected and NodesUnknown.
@@ -348,7 +349,10 @@ def _of_slurm(
 
 def unfinished(stopped: str, *, saved: bool, not_again: str) -> str:
     """Describe a training that was stopped before it was finished, and why it is not requeued."""
-    where = {"time-limit": " at the time limit", "preemption": " by a preemption"}.get(stopped, "")
+    where = {
+        "time-limit": " at the time limit", "preemption": " by a preemption",
+        "hang": ", because its ranks hang", "idle": ", because no GPU and no CPU was in use",
+    }.get(stopped, "")  # fmt: skip
     after = " after it saved its state" if saved else ""
     refusal = f" ({visible(' '.join(not_again.split()))[:_MESSAGE]})" if not_again else ""
     return f"stopped{where}{after}; not requeued{refusal}"

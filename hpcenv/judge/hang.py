@@ -7,8 +7,9 @@ waits in NCCL uses both fully.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hpcenv.records.hangs import (
     Frame,
@@ -20,6 +21,8 @@ from hpcenv.records.hangs import (
     StackAnswer,
     StackRequest,
 )
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 # A rank that reads or writes so much between two looks works, itself or by its workers: it saves or loads.
 _LEAST_BYTES = 1 << 20
@@ -47,7 +50,7 @@ def judge(request: StackRequest, answers: Sequence[StackAnswer], *, nodes: Seque
     kind: HangKind = "hang" if second and not silent else "unknown"
     if any(_works(first.get(rank), look, request.gap) for rank, look in second.items()):
         kind = "working"
-        text = f"no optimizer step for {_duration(request.stalled)}, the ranks are working"
+        text = f"no optimizer step for {duration(request.stalled or 0.0)}, the ranks are working"
         return HangFound(id=request.id, kind=kind, at=at, lines=(text, *lines))
     answer = [*_answer(second)]
     return HangFound(id=request.id, kind=kind, at=at, lines=(*answer, *lines, *stack_lines(second.values())))
@@ -57,8 +60,8 @@ def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankStacks]
     return {one.rank: one for answer in answers if answer.look == look for one in answer.ranks}
 
 
-def _duration(seconds: float | None) -> str:
-    seconds = seconds or 0.0
+def duration(seconds: float) -> str:
+    """Return `40 s`, or `12 min`."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
@@ -130,20 +133,22 @@ def _wait_of(look: RankStacks) -> _Wait | None:
 def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
     """Yield one line: who waits where, and who did not come; all ranks' places where none waits."""
     waits = {rank: wait for rank, look in looks.items() if (wait := _wait_of(look)) is not None}
-    keys: dict[tuple[str, int, str], list[int]] = {}
-    for rank in sorted(waits):
-        keys.setdefault(waits[rank].key, []).append(rank)
+    keys = _ranks_by(lambda look: waits[look.rank].key, (looks[rank] for rank in waits))
     named = len({key[0] for key in keys}) > 1
     if not keys:
-        yield "; ".join(f"{ranks_in_words(ranks)} {_is(ranks)} {place}" for place, ranks in _places(looks.values()))
+        places = _ranks_by(_place, looks.values())
+        yield "; ".join(
+            f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}" for place, ranks in places.items()
+        )
         return
     main = max(keys, key=lambda key: (len(keys[key]), -keys[key][0]))
     wait, inside = waits[keys[main][0]], keys[main]
     text = f"{ranks_in_words(inside)} {'waits' if len(inside) == 1 else 'wait'} in {_operation(wait, named=named)}"
     parts = [text + _at([looks[rank] for rank in inside])]
-    others: dict[str, list[int]] = {}
-    for rank in sorted(set(looks) - set(inside)):
-        others.setdefault(_other(looks[rank], waits.get(rank), wait, named=named), []).append(rank)
+    others = _ranks_by(
+        lambda look: _other(look, waits.get(look.rank), wait, named=named),
+        (look for rank, look in looks.items() if rank not in inside),
+    )
     for words, ranks in others.items():
         parts.append(f"{ranks_in_words(ranks)} {_of_several(words) if len(ranks) > 1 else words}")
     yield "; ".join(parts)
@@ -182,11 +187,12 @@ def _at(looks: Sequence[RankStacks]) -> str:
     return f" ({', '.join([*lines][:4])})" if lines else ""
 
 
-def _places(looks: Iterable[RankStacks]) -> list[tuple[str, list[int]]]:
-    found: dict[str, list[int]] = {}
+def _ranks_by(key: Callable[[RankStacks], _Key], looks: Iterable[RankStacks]) -> dict[_Key, list[int]]:
+    """Return the ranks of which the same is said, the lowest first."""
+    found: dict[_Key, list[int]] = {}
     for look in sorted(looks, key=lambda one: one.rank):
-        found.setdefault(_place(look), []).append(look.rank)
-    return [*found.items()]
+        found.setdefault(key(look), []).append(look.rank)
+    return found
 
 
 def _place(look: RankStacks) -> str:
@@ -227,26 +233,22 @@ def _short(frame: Frame) -> str:
 
 def stack_lines(looks: Iterable[RankStacks]) -> list[str]:
     """Return one line for each different stack, with its ranks; and for each rank whose workers may explain it."""
-    stacks: dict[str, list[int]] = {}
     looks = sorted(looks, key=lambda one: one.rank)
-    for look in looks:
-        frames = " < ".join(f"{_short(frame)} in {frame.function}" for frame in look.stack[:_MOST_FRAMES])
-        notes = [frames or "no stack", *(one for one in (look.unknown, _STATES.get(look.process.state, "")) if one)]
-        notes += [call] if (call := _call(look.process)) else []
-        stacks.setdefault("; ".join(notes), []).append(look.rank)
-    lines = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in stacks.items()]
+    lines = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in _ranks_by(_stack_line, looks).items()]
     for look in looks:
         stuck = [(worker, words) for worker in look.workers if (words := _of_worker(worker))]
         lines += [f"rank {look.rank}, its process {worker.pid}: {words}" for worker, words in stuck[:4]]
     return lines
 
 
+def _stack_line(look: RankStacks) -> str:
+    frames = " < ".join(f"{_short(frame)} in {frame.function}" for frame in look.stack[:_MOST_FRAMES])
+    state, call = _STATES.get(look.process.state, ""), _call(look.process)
+    return "; ".join(filter(None, (frames or "no stack", look.unknown, state, call)))
+
+
 def _of_worker(worker: ProcessState) -> str:
     return ", ".join(filter(None, (_STATES.get(worker.state, ""), _call(worker))))
-
-
-def _is(ranks: Sequence[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

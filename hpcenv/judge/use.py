@@ -7,9 +7,10 @@ A sample counts by its `seconds`. A value that is unknown leads to no sentence: 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from statistics import median, median_low
 
@@ -25,6 +26,8 @@ _SHORTEST = 120.0
 _SHORTEST_IDLE = 300.0
 # While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for so long.
 _LONGEST_START = 1800.0
+# Of the time in percent; a process waits for memory.
+_PRESSURE = 10.0
 # A memory that grows: the time after the first step that does not count, and what is a growth.
 _WARM_UP = 300.0
 _LEAST_GROWTH = 256e6
@@ -40,13 +43,11 @@ class AskedShape:
     Attributes:
         nodes: that started ranks.
         gpus, cpus: of each node; 0 for no GPUs, or for an unknown number of CPUs.
-        began: when the attempt began, in seconds since the epoch; None for the begin of the first sample.
     """
 
     nodes: tuple[str, ...] = ()
     gpus: int = 0
     cpus: int = 0
-    began: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +93,25 @@ class _Odd:
     text: str
     node: str
     rank: int | None = None
-    gpus: frozenset[tuple[str, int]] = frozenset()
+    gpus: frozenset[_Gpu] = frozenset()
+
+
+_Gpu = tuple[str, int]
+_GpuLooks = list[tuple[Sample, GpuUse]]
 
 
 class _Seen:
-    """The samples by GPU and by rank."""
+    """The samples by GPU and by rank.
+
+    Attributes:
+        told: GPUs and ranks that have a sentence.
+    """
 
     def __init__(self, nodes: Sequence[NodeSamples], asked: AskedShape) -> None:
         self.nodes = [node for node in nodes if node.samples]
         self.asked = asked
-        self.gpus: dict[tuple[str, int], list[tuple[Sample, GpuUse]]] = defaultdict(list)
+        self.told: set[_Gpu | int | None] = set()
+        self.gpus: dict[_Gpu, _GpuLooks] = defaultdict(list)
         self.ranks: dict[int, list[tuple[str, Sample, RankUse]]] = defaultdict(list)
         for node in self.nodes:
             for sample in node.samples:
@@ -110,12 +120,20 @@ class _Seen:
                 for rank in sample.ranks:
                     self.ranks[rank.rank].append((node.node, sample, rank))
         begins = [node.samples[0].at - node.samples[0].seconds for node in self.nodes]
-        self.began = min(begins, default=0.0) if asked.began is None else asked.began
+        self.began = min(begins, default=0.0)
         stepped = (s.at for looks in self.ranks.values() for _, s, rank in looks if rank.step)
         self.first_step = min(stepped, default=None)
 
-    def gpus_of(self, node: str) -> list[list[tuple[Sample, GpuUse]]]:
-        return [looks for (name, _), looks in self.gpus.items() if name == node]
+    def untold(self, node: NodeSamples) -> Iterator[tuple[int, _GpuLooks]]:
+        """Yield the GPUs of a node that have no sentence yet."""
+        gpus = (gpu for gpu in self.gpus if gpu[0] == node.node and gpu not in self.told)
+        yield from ((gpu[1], self.gpus[gpu]) for gpu in gpus)
+
+    def of_gpus(self, node: NodeSamples, gpus: Collection[int], text: str) -> _Odd:
+        """Return what is odd of some GPUs of a node."""
+        total = max(self.asked.gpus, sum(name == node.node for name, _ in self.gpus))
+        whole = f"{len(gpus)} of {plural(total, 'GPU')} of {node.node} {text}"
+        return _Odd(len(gpus), whole, node.node, gpus=frozenset((node.node, index) for index in gpus))
 
     def is_start(self, sample: Sample) -> bool:
         """Whether the ranks may still load and compile: no step was made, or a rank saves."""
@@ -124,8 +142,8 @@ class _Seen:
         idle = all(gpu.use is None or gpu.use < _IDLE for gpu in sample.gpus)
         return idle and (sample.at <= until or any(rank.saving for rank in sample.ranks))
 
-    def gpu_of(self, rank: int) -> list[tuple[str, Sample, GpuUse]]:
-        return [(n, s, gpu) for n, s, _ in self.ranks[rank] for gpu in s.gpus if rank in gpu.ranks]
+    def gpu_of(self, rank: int) -> _GpuLooks:
+        return [(s, gpu) for _, s, _ in self.ranks[rank] for gpu in s.gpus if rank in gpu.ranks]
 
     def steps_of(self, rank: int) -> float | None:
         """Return the time of a step that is typical of a rank; None if it was seen for too short a time."""
@@ -138,6 +156,17 @@ class _Seen:
             for _, sample, one in self.ranks[rank]
             if one.wait_seconds is not None and one.step_seconds
         )
+
+    def wait_seconds_of(self, rank: int) -> float | None:
+        """Return how long a rank typically waits for data in a step."""
+        wait, step = self.wait_of(rank), self.steps_of(rank)
+        return None if wait is None or step is None else wait / 100 * step
+
+    def of_rank(self, rank: int, weight: float, text: str) -> _Odd:
+        """Return what is odd of a rank; its GPU needs no other sentence."""
+        node = self.ranks[rank][-1][0]
+        gpus = frozenset((node, gpu.index) for _, gpu in self.gpu_of(rank))
+        return _Odd(weight, text, node, rank, gpus)
 
 
 def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
@@ -172,15 +201,6 @@ def _share(pairs: Iterable[tuple[bool, float]]) -> float:
     return 100 * sum(weight for true, weight in known if true) / total if total >= _SHORTEST else 0.0
 
 
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
-
-
-def _of_gpus(seen: _Seen, node: str, gpus: Sequence[object]) -> str:
-    total = max(seen.asked.gpus, len(seen.gpus_of(node)))
-    return f"{len(gpus)} of {plural(total, 'GPU')} of {node}"
-
-
 def _amounts(used: float, total: float) -> str:
     """Return `71 of 80 GB`."""
     return f"{used / 1e9:.0f} of {total / 1e9:.0f} GB" if total >= 10e9 else f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"
@@ -189,15 +209,13 @@ def _amounts(used: float, total: float) -> str:
 # -- the rules ----------------------------------------------------------------------------
 
 
-def _no_process(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _no_process(seen: _Seen, limit: float) -> Iterator[_Odd]:
     # Where no process is seen on any GPU, the node hides them.
     if not any(gpu.ranks or gpu.others for looks in seen.gpus.values() for _, gpu in looks):
         return
     for node in seen.nodes:
         empty: dict[int, float] = {}
-        for (name, index), looks in seen.gpus.items():
-            if name != node.node:
-                continue
+        for index, looks in seen.untold(node):
             last = max((sample.at for sample, gpu in looks if gpu.ranks or gpu.others), default=seen.began)
             after = [(sample, gpu) for sample, gpu in looks if sample.at > last]
             seconds = sum(sample.seconds for sample, _ in after)
@@ -208,17 +226,14 @@ def _no_process(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Itera
         if empty:
             minute = (max(empty.values()) - seen.began) / 60
             when = f" after minute {minute:.0f}" if minute >= 1 else ""
-            text = f"{_of_gpus(seen, node.node, list(empty))} had no process{when}"
-            yield _Odd(len(empty), text, node.node, gpus=frozenset((node.node, index) for index in empty))
+            yield seen.of_gpus(node, empty, f"had no process{when}")
 
 
-def _idle(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _idle(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
         idle: dict[int, tuple[float, float]] = {}
-        for (name, index), looks in seen.gpus.items():
+        for index, looks in seen.untold(node):
             known = [(s, gpu.use) for s, gpu in looks if gpu.use is not None]
-            if name != node.node or (name, index) in told or not known:
-                continue
             counted = [(use < _IDLE, s.seconds) for s, use in known if not seen.is_start(s)]
             seconds = sum(weight for quiet, weight in counted if quiet)
             if seconds >= _SHORTEST_IDLE and _share(counted) >= limit:
@@ -226,12 +241,12 @@ def _idle(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Od
                 idle[index] = (sum(s.seconds for s, use in known if use < _IDLE), whole)
         if idle:
             seconds, whole = min(idle.values())
-            text = f"{_of_gpus(seen, node.node, list(idle))} {_were(len(idle))} idle (0 % use) for"
-            text += f" {seconds / 60:.0f} of {whole / 60:.0f} minutes"
-            yield _Odd(len(idle), text, node.node, gpus=frozenset((node.node, index) for index in idle))
+            were = "was" if len(idle) == 1 else "were"
+            minutes = f"{seconds / 60:.0f} of {whole / 60:.0f} minutes"
+            yield seen.of_gpus(node, idle, f"{were} idle (0 % use) for {minutes}")
 
 
-def _data_wait(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _data_wait(seen: _Seen, limit: float) -> Iterator[_Odd]:
     waits = [wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None]
     if not waits or median(waits) < limit:
         return
@@ -247,19 +262,35 @@ def _data_wait(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterat
     yield _Odd(median(waits), f"the ranks waited for data {median(waits):.0f} % of each step{why}{where}", node)
 
 
-def _slow_rank(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _slow_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
     steps = {rank: step for rank in seen.ranks if (step := seen.steps_of(rank)) is not None}
     if len(steps) < 2:
         return
     # Of two ranks the faster one is the measure.
     usual = median_low(steps.values())
-    for rank, step in steps.items():
-        if usual and step / usual >= limit:
-            others = [other for other in steps if steps[other] / usual < limit]
-            why = next(_why_slow(seen, rank, others, step - usual), "no signal that was read explains it")
-            gpus = frozenset((node, gpu.index) for node, _, gpu in seen.gpu_of(rank))
-            text = f"rank {rank} is {step / usual:.1f} times slower than the median; {why}"
-            yield _Odd(step / usual, text, seen.ranks[rank][-1][0], rank, gpus)
+    slow = sorted((rank for rank in steps if steps[rank] >= limit * usual > 0), key=lambda rank: -steps[rank])
+    others = [rank for rank in steps if rank not in slow]
+    for number, rank in enumerate(slow):
+        # Of many, only the worst have a sentence.
+        signals = _why_slow(seen, rank, others, steps[rank] - usual) if number < _MOST_SENTENCES else iter(())
+        why = next(signals, "no signal that was read explains it")
+        text = f"rank {rank} is {steps[rank] / usual:.1f} times slower than the median; {why}"
+        yield seen.of_rank(rank, steps[rank] / usual, text)
+
+
+def _holding_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
+    """Yield a rank for which the others wait: those that train together have the same time of a step."""
+    waits = {rank: wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None}
+    usual = median_low(waits.values()) if len(waits) > 1 else math.inf
+    for rank, looks in seen.ranks.items():
+        if rank in seen.told or len(seen.ranks) < 2:
+            continue
+        stopped = _share((one.state == "T", s.seconds) for _, s, one in looks)
+        wait, head = waits.get(rank, 0.0), f"rank {rank} holds the others back:"
+        if stopped >= limit:
+            yield seen.of_rank(rank, stopped, f"{head} its process is stopped {stopped:.0f} % of the time (state T)")
+        elif wait - usual >= limit:
+            yield seen.of_rank(rank, wait, f"{head} it waits for data {wait:.0f} % of each step, they {usual:.0f} %")
 
 
 def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Iterator[str]:
@@ -268,34 +299,39 @@ def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Ite
     for state, words in (("T", "is stopped"), ("D", "waits for a device or a file system")):
         if _share((one.state == state, s.seconds) for _, s, one in looks) >= 10:
             yield f"its process {words} at times (state {state})"
-    gpu = seen.gpu_of(rank)
-    if reason := _slow_reason([(s, one) for _, s, one in gpu], 10):
+    if reason := _slow_reason(seen.gpu_of(rank), 10):
         yield f"its GPU reports {reason}"
-    wait, step = seen.wait_of(rank), seen.steps_of(rank)
-    usual = [w * s / 100 for o in others if (w := seen.wait_of(o)) is not None and (s := seen.steps_of(o)) is not None]
-    if wait is not None and step is not None and wait * step / 100 - (median(usual) if usual else 0) >= lost / 2:
-        yield f"it waits for data {wait:.0f} % of each step"
-    own, their = _clock(seen, rank), [c for other in others if (c := _clock(seen, other)) is not None]
-    if own is not None and their and own < 0.9 * median(their):
-        yield f"its GPU runs at {own:.0f} MHz, those of the others at {median(their):.0f} MHz"
+    own, their = _both(seen.wait_seconds_of, rank, others)
+    if own - their >= lost / 2:
+        yield f"it waits for data {seen.wait_of(rank):.0f} % of each step"
+    own, their = _both(lambda r: _mean((gpu.clock, s.seconds) for s, gpu in seen.gpu_of(r)), rank, others)
+    if own < 0.9 * their:
+        yield f"its GPU runs at {own:.0f} MHz, those of the others at {their:.0f} MHz"
     node = looks[-1][0]
     busy = _mean((s.node.pressure_cpu, s.seconds) for _, s, _ in looks)
     if busy is not None and busy >= 20:
         yield f"processes of {node} wait for a CPU {busy:.0f} % of the time"
-    cpu, usually = _cpu(seen, rank), [c for other in others if (c := _cpu(seen, other)) is not None]
-    if cpu is not None and usually and cpu < median(usually) / 2:
-        yield f"it gets {cpu:.1f} CPUs, the others {median(usually):.1f}"
+    own, their = _both(lambda r: _mean((one.cpu, s.seconds) for _, s, one in seen.ranks[r]), rank, others)
+    if own < their / 2:
+        yield f"it gets {own:.1f} CPUs, the others {their:.1f}"
     short = _mean((s.node.pressure_memory, s.seconds) for _, s, _ in looks)
-    if short is not None and short >= _limit("memory.pressure"):
+    if short is not None and short >= _PRESSURE:
         yield f"processes of {node} wait for memory {short:.0f} % of the time"
+    own, their = _both(lambda r: _growth_of(s.node.rdma_errors for _, s, _ in seen.ranks[r]), rank, others)
+    if own > 2 * their:
+        yield f"the RDMA ports of {node} had {plural(round(own), 'error')}"
 
 
-def _clock(seen: _Seen, rank: int) -> float | None:
-    return _mean((gpu.clock, s.seconds) for _, s, gpu in seen.gpu_of(rank))
+def _both(value: Callable[[int], float | None], rank: int, others: Sequence[int]) -> tuple[float, float]:
+    """Return a value of a rank, and the median of the others' values; with NaN for an unknown one nothing is true."""
+    own, their = value(rank), [one for other in others if (one := value(other)) is not None]
+    return math.nan if own is None else own, median(their) if their else math.nan
 
 
-def _cpu(seen: _Seen, rank: int) -> float | None:
-    return _mean((one.cpu, s.seconds) for _, s, one in seen.ranks[rank])
+def _growth_of(counts: Iterable[float | None]) -> float | None:
+    """Return by how much a counter grew, which may begin again; None if it is unknown."""
+    known = [count for count in counts if count is not None]
+    return sum(max(0.0, later - earlier) for earlier, later in pairwise(known)) if known else None
 
 
 # Words in the name of a reason -> what a sentence says. A cap of the power, and clocks that were set, are normal.
@@ -315,28 +351,26 @@ def _slow_reason(looks: Sequence[tuple[Sample, GpuUse]], limit: float) -> str:
     return ""
 
 
-def _slow_gpu(seen: _Seen, limit: float, told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _slow_gpu(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
         by_reason: dict[str, list[int]] = defaultdict(list)
-        for (name, index), looks in seen.gpus.items():
-            if name == node.node and (name, index) not in told and (reason := _slow_reason(looks, limit)):
+        for index, looks in seen.untold(node):
+            if reason := _slow_reason(looks, limit):
                 by_reason[reason].append(index)
         for reason, gpus in by_reason.items():
-            verb = "reports" if len(gpus) == 1 else "report"
-            yield _Odd(len(gpus), f"{_of_gpus(seen, node.node, gpus)} {verb} {reason}", node.node)
+            yield seen.of_gpus(node, gpus, f"{'reports' if len(gpus) == 1 else 'report'} {reason}")
 
 
-def _ecc(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _ecc(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for (node, index), looks in seen.gpus.items():
         # Of a minute, the most: a mean of a counter is no count.
-        counts = [one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index and one.ecc is not None]
-        grown = sum(max(0.0, later - earlier) for earlier, later in pairwise(counts))
-        if grown >= limit:
+        grown = _growth_of(one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index)
+        if grown is not None and grown >= limit:
             text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
             yield _Odd(grown, text, node)
 
 
-def _node_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _node_memory(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
         uses = [_most(sample).node for sample in node.samples]
         peak = max((v for use in uses for v in (use.memory, use.memory_peak) if v is not None), default=None)
@@ -345,7 +379,7 @@ def _node_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iter
             yield _Odd(peak / total, f"peak memory {_amounts(peak, total)} of {node.node}", node.node)
 
 
-def _gpu_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _gpu_memory(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
         gpus = [gpu for sample in node.samples for gpu in _most(sample).gpus]
         known = [(gpu.memory / gpu.memory_total, gpu) for gpu in gpus if gpu.memory is not None and gpu.memory_total]
@@ -355,7 +389,7 @@ def _gpu_memory(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Itera
             yield _Odd(share, text, node.node)
 
 
-def _leak(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _leak(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
         steps = [(s, max((rank.step for rank in s.ranks if rank.step), default=0)) for s in node.samples]
         yield from _growth(seen, [(s.at, step, s.node.memory) for s, step in steps], limit, "memory", node.node)
@@ -398,7 +432,7 @@ def _growth(
         yield _Odd(median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank)
 
 
-def _pressure(seen: _Seen, limit: float, _told: set[tuple[str, int]]) -> Iterator[_Odd]:
+def _pressure(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
         long_enough = sum(sample.seconds for sample in node.samples) >= _SHORTEST
         short = _mean((sample.node.pressure_memory, sample.seconds) for sample in node.samples)
@@ -428,7 +462,7 @@ class UseRule:
     why: str
     hint: str
     source: str
-    find: Callable[[_Seen, float, set[tuple[str, int]]], Iterator[_Odd]]
+    find: Callable[[_Seen, float], Iterator[_Odd]]
 
 
 _OURS = "the limit is hpcenv's (2026-11)"
@@ -474,6 +508,17 @@ RULES: tuple[UseRule, ...] = (
         hint="with a cause on one node only: submit with --exclude NODE, and tell the site's support",
         source=f"hpcfund#19, open_clip#703 (power brake), azurehpc PR#591; {_OURS}",
         find=_slow_rank,
+    ),
+    UseRule(
+        id="rank.holds",
+        example="rank 3 holds the others back: it waits for data 40 % of each step, they 2 %",
+        limit=30,
+        means="% of a typical step that it waits for data more than the median of the ranks (of two, the one that "
+        "waits less), or % of the time that its process is stopped; for at least 2 minutes",
+        why="ranks that train together have the same time of a step: that of the slowest one",
+        hint="look at the data and the node of this rank; with a cause on one node only: submit with --exclude NODE",
+        source=f"hpcfund#19, marin#7681; {_OURS}",
+        find=_holding_rank,
     ),
     UseRule(
         id="gpu.slow",
@@ -529,7 +574,7 @@ RULES: tuple[UseRule, ...] = (
     UseRule(
         id="memory.pressure",
         example="processes of n1 waited for memory 14 % of the time",
-        limit=10,
+        limit=_PRESSURE,
         means="% of the time, as a mean (pressure stall information of the kernel)",
         why="the kernel takes memory back and reads it again: each step is slower",
         hint="ask for more memory (--mem), or use fewer workers of the DataLoader",
@@ -539,30 +584,38 @@ RULES: tuple[UseRule, ...] = (
 )
 
 
-def _limit(name: str) -> float:
-    return next(rule.limit for rule in RULES if rule.id == name)
-
-
 # -- the judgement ------------------------------------------------------------------------
 
 
 def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
     """Return what the samples of an attempt say."""
     seen = _Seen(nodes, asked)
-    told: set[tuple[str, int]] = set()
-    sentences: list[UseSentence] = []
-    for rule in RULES:
-        found = sorted(rule.find(seen, rule.limit, told), key=lambda one: -one.weight)
-        told |= {gpu for one in found for gpu in one.gpus}
-        sentences += _sentences(rule, found)
+    sentences = tuple(_judged(seen, RULES))
     return UseJudgement(
         nodes=len(seen.nodes),
         gpus=len(seen.gpus),
         samples=sum(len(node.samples) for node in seen.nodes),
         figures=_figures(seen),
-        sentences=tuple(sentences),
+        sentences=sentences,
         unknown=tuple(_unknown(seen, nodes)),
     )
+
+
+def judge_speed(nodes: Sequence[NodeSamples], asked: AskedShape) -> tuple[UseSentence, ...]:
+    """Return which ranks are slow or hold the others back, and which GPUs are slowed down most of the time.
+
+    A GPU that is slowed down for a shorter time may make its rank slow soon: the sentence about the rank says more.
+    """
+    ranks = [rule for rule in RULES if rule.id in ("rank.slow", "rank.holds")]
+    gpus = [replace(rule, limit=60) for rule in RULES if rule.id == "gpu.slow"]
+    return tuple(_judged(_Seen(nodes, asked), (*ranks, *gpus)))
+
+
+def _judged(seen: _Seen, rules: Iterable[UseRule]) -> Iterator[UseSentence]:
+    for rule in rules:
+        found = sorted(rule.find(seen, rule.limit), key=lambda one: -one.weight)
+        seen.told |= {told for one in found for told in (one.rank, *one.gpus)}
+        yield from _sentences(rule, found)
 
 
 def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:

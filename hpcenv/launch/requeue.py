@@ -24,7 +24,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
 from hpcenv.records.verdict import Verdict
 
-StopReason = Literal["", "time-limit", "preemption", "hang", "unknown"]
+StopReason = Literal["", "time-limit", "preemption", "hang", "idle", "unknown"]
 
 _SECONDS = 20.0
 # A list with more excluded nodes than this is damaged.
@@ -104,6 +104,9 @@ def judge(
     if not stopped:
         return Ending(saved=saved)
     ending = Ending(stopped=stopped, saved=saved, unfinished=saved or manifest.stop.requeue == "always")
+    if stopped == "idle":
+        # It would do nothing again.
+        return _not_requeued(replace(ending, unfinished=True), _REASONS[stopped], "--idle-end")
     if stopped == "hang":
         # Ranks that hang cannot save their state. They are stopped only if [watch] on-stall asks for it.
         ending = replace(ending, unfinished=True)
@@ -165,6 +168,7 @@ _REASONS = {
     "time-limit": "the time limit",
     "preemption": "preempted",
     "hang": "the ranks hang",
+    "idle": "no GPU and no CPU was in use",
     "unknown": "stop requested",
 }
 

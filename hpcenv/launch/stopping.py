@@ -31,12 +31,12 @@ from hpcenv.machine import job_cgroup
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record, save_record
-from hpcenv.records.hangs import is_hang, requests_of
+from hpcenv.records.hangs import requests_of, why_to_end
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import StopRequest
 from hpcenv.records.run_folder import RunFolder
 
-Reason = Literal["time-limit", "preemption", "cancelled", "hang", "unknown"]
+Reason = Literal["time-limit", "preemption", "cancelled", "hang", "idle", "unknown"]
 
 # The signal that Slurm sends as a warning. The ranks get the signal of `--stop-signal`.
 WARNING = signal.SIGUSR2
@@ -51,8 +51,8 @@ _SECONDS_TO_SETTLE = 4.0
 _SECONDS_BETWEEN_NODES = 0.02
 # How long a task waits for Slurm's answer to another task of its node.
 _SECONDS_BETWEEN_LOOKS = 0.1
-# From the request to the kill if ranks hang: ranks that do not hang may save their state in this time.
-_SECONDS_AFTER_HANG = 30.0
+# From the request to the kill of ranks that hang, or do nothing: those that can may save their state in this time.
+_SECONDS_AFTER_WATCH = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +188,12 @@ class Stop:
             number: the signal that arrived.
         """
         self._number, self._asked = number, time.time()
-        if number == WARNING and self._after_hang():
-            self.answer = JobEnd(reason="hang", ends=self._asked + min(_SECONDS_AFTER_HANG, self._manifest.stop.grace))
+        watch, folder = self._manifest.watch, requests_of(self._run, self._this_node.attempt)
+        # It may be the watch of a node that asks (watch/hangs.py).
+        reason = why_to_end(folder, watch) if number == WARNING and watch is not None else ""
+        if reason:
+            grace = self._manifest.stop.grace
+            self.answer = JobEnd(reason=reason, ends=self._asked + min(_SECONDS_AFTER_WATCH, grace))
         if number == WARNING:
             self._write_request()
         if self.answer is not None:
@@ -200,11 +204,6 @@ class Stop:
             return
         self._asking = threading.Thread(target=self._ask, name="hpcenv-stop", daemon=True)
         self._asking.start()
-
-    def _after_hang(self) -> bool:
-        """Whether the watch of a node asked for the stop, because the ranks hang (watch/hangs.py)."""
-        watch, folder = self._manifest.watch, requests_of(self._run, self._this_node.attempt)
-        return watch is not None and watch.on_stall != "report" and is_hang(folder)
 
     def attend(self) -> bool:
         """Take Slurm's answer if it has arrived; return whether the ranks can be stopped now."""

@@ -66,6 +66,7 @@ class OptionValues:
     trace_steps: str | None = None
     stop_after_steps: int | None = None
     grace: int | None = None
+    idle_end: int | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
     max_requeues: int | None = None
@@ -135,6 +136,7 @@ class SubmitTable(Document):
     skip_check: tuple[str, ...] = ()
     record_metrics: bool = True
     grace: Seconds | None = None
+    idle_end: Seconds | None = None
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     requeue: Literal["saved", "always", "never"] | None = None
     max_requeues: CountOrNone | None = None
@@ -194,6 +196,7 @@ class SubmitKeywords(TypedDict, total=False):
     trace_steps: str
     stop_after_steps: int
     grace: str | int
+    idle_end: str | int
     stop_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"]
     requeue: Literal["saved", "always", "never"]
     resume_from: str

@@ -600,6 +600,15 @@ OPTIONS: tuple[Option, ...] = (
         sbatch="signal",
     ),
     Option(
+        name="idle_end",
+        kind="seconds",
+        group="When and how long",
+        rare=True,
+        help="End the run after so long without use of any GPU and CPU: 30m, 2h. 0: never. Default: 0.",
+        places=EVERYWHERE,
+        metavar="TIME",
+    ),
+    Option(
         name="stop_signal",
         kind="choice",
         choices=SIGNALS,

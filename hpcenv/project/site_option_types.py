@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from hpcenv.project.document import Document
 from hpcenv.project.gone_options import GONE_KEYS
-from hpcenv.project.option_values import Count, CountOrNone, Text, Time, Word
+from hpcenv.project.option_values import Count, CountOrNone, Seconds, Text, Time, Word
 
 
 class SiteSubmitTable(Document):
@@ -36,3 +36,4 @@ class SiteSubmitTable(Document):
     setup: tuple[str, ...] = ()
     preflight: Literal["quick", "full", "off"] | None = None
     skip_check: tuple[str, ...] = ()
+    idle_end: Seconds | None = None

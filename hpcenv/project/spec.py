@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator
 
+from hpcenv.errors import UsageError
 from hpcenv.project import hub_reference, severities
 from hpcenv.project.document import Document
 from hpcenv.project.option_types import SubmitTable
@@ -191,18 +192,29 @@ class WatchTable(Document):
     stall_after: Annotated[str | int, AfterValidator(_auto_or_seconds)] = 0
     on_stall: OnStall = "report"
 
-    def options(self, prometheus: str) -> WatchOptions | None:
+    def options(self, prometheus: str, *, idle_end: int) -> WatchOptions | None:
         """Return what the nodes do; None if nothing is watched.
 
         Args:
             prometheus: folder of the site for the newest sample; empty without one.
+            idle_end: seconds without use of any GPU and CPU, after which the run ends; 0 for never.
+
+        Raises:
+            UsageError: without samples, nothing is known of the use.
         """
+        if not self.sample and idle_end:
+            raise UsageError(
+                "--idle-end needs samples",
+                why='`sample = "off"` under [watch] in hpcenv.toml',
+                hint="leave out `sample`, or give --idle-end 0",
+            )
         if not self.sample:
             return None
         return WatchOptions(
             sample=float(self.sample),
             stall_after=float(self.stall_after),
             on_stall=self.on_stall,
+            idle_end=float(idle_end),
             prometheus=prometheus,
         )
 

@@ -46,7 +46,10 @@ def _one_line(value: Any) -> str:
 
 
 def encode_line(record: object) -> str:
-    """Return `record` (a dataclass) as JSON in one line, without line end and without keys at their defaults."""
+    """Return `record` (a dataclass) as JSON in one line, without line end and without keys at their defaults.
+
+    Figures have four digits behind the point: a line is read by people, too.
+    """
     return _one_line(_told(record))
 
 
@@ -55,7 +58,7 @@ def _told(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_told(item) for item in value]
     if not is_dataclass(value):
-        return value
+        return round(value, 4) if isinstance(value, float) else value
     told: dict[str, Any] = {}
     kind: Any = type(value)
     for one in _fields(kind):

@@ -1,4 +1,4 @@
-"""What was asked of all ranks when one made no step, and what each node answered: `hangs/attempt-K/`.
+"""What was asked of all ranks when one made no step, what each node answered, and what was found: `hangs/attempt-K/`.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. A request is `ID.json`, the answers are
 `ID/NODE.LOOK.json`, and what was found is `ID.found.json`.
@@ -13,9 +13,10 @@ from typing import Literal
 
 from hpcenv.errors import HpcenvError
 from hpcenv.records.files import load_record
+from hpcenv.records.manifest import WatchOptions
 from hpcenv.records.run_folder import RunFolder
 
-HangKind = Literal["hang", "working", "unknown"]
+HangKind = Literal["hang", "working", "unknown", "idle"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,10 @@ class StackAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class HangFound:
-    """What two looks at all ranks say, in words: the answer first, then one line for each different stack."""
+    """What two looks at all ranks say, in words: the answer first, then one line for each different stack.
+
+    Of kind `idle`: nothing of the run was in use (`WatchOptions.idle_end`).
+    """
 
     id: str
     kind: HangKind
@@ -160,11 +164,25 @@ def found_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.found.json"
 
 
-def is_hang(folder: Path, *, since: float = 0.0) -> bool:
-    """Whether a hang was found, after a time, in the attempt with this folder of requests."""
+def read_found(folder: Path) -> list[HangFound]:
+    """Return what was found in the attempt with this folder of requests, the newest last."""
+    found = []
     for path in folder.glob("*.found.json"):
         with suppress(HpcenvError):
-            found = load_record(HangFound, path)
-            if found.kind == "hang" and found.at >= since:
-                return True
-    return False
+            found.append(load_record(HangFound, path))
+    return sorted(found, key=lambda one: one.at)
+
+
+def is_hang(folder: Path, *, since: float = 0.0) -> bool:
+    """Whether a hang was found, after a time, in the attempt with this folder of requests."""
+    return any(found.kind == "hang" and found.at >= since for found in read_found(folder))
+
+
+def why_to_end(folder: Path, options: WatchOptions) -> Literal["", "hang", "idle"]:
+    """Return why the watch ends the attempt with this folder of requests; empty where it does not."""
+    if options.on_stall == "report" and not options.idle_end:
+        return ""
+    kinds = {found.kind for found in read_found(folder)}
+    if "hang" in kinds and options.on_stall != "report":
+        return "hang"
+    return "idle" if "idle" in kinds else ""

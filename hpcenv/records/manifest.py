@@ -403,12 +403,14 @@ class WatchOptions:
         stall_after: a rank that makes no optimizer step for so long is looked at; 0 for 10 times its median step, and
             at least 5 minutes.
         on_stall: what happens after a hang was found.
+        idle_end: the run ends after so long without use of any GPU and CPU; 0 for never.
         prometheus: folder for a text file of node_exporter's textfile collector; empty for none.
     """
 
     sample: float = 0.0
     stall_after: float = 0.0
     on_stall: OnStall = "report"
+    idle_end: float = 0.0
     prometheus: str = ""
 
 

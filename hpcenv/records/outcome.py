@@ -84,7 +84,7 @@ class NodeExit:
     ended: float
     asked_to_end: str = ""
     asked_at: float | None = None
-    stopped: Literal["", "time-limit", "preemption", "hang", "unknown"] = ""
+    stopped: Literal["", "time-limit", "preemption", "hang", "idle", "unknown"] = ""
     saved: bool = False
     ranks: tuple[RankExit, ...] = ()
     oom_kills: int | None = None
@@ -117,6 +117,6 @@ class StopRequest:
     node: str
     attempt: int
     signal: str
-    reason: Literal["time-limit", "preemption", "cancelled", "hang", "unknown"]
+    reason: Literal["time-limit", "preemption", "cancelled", "hang", "idle", "unknown"]
     asked: float
     ends: float | None = None

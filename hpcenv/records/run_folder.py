@@ -127,6 +127,11 @@ class RunFolder:
         return self.path / "samples"
 
     @property
+    def use(self) -> Path:
+        """What the samples say, where they are not there: in an unpacked bundle (`runs.use`)."""
+        return self.path / "use.json"
+
+    @property
     def hangs(self) -> Path:
         """Requests for the stacks of all ranks, and the nodes' answers; kept over all attempts."""
         return self.path / "hangs"

@@ -7,6 +7,7 @@ A value that could not be read is None, never 0. Sizes are in bytes, times in se
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,7 @@ class NodeUse:
         shm, shm_total, disk, disk_total: used and total size of /dev/shm, and of the node's temporary folder.
         received, sent: bytes of the node's network devices, without loopback, since the node was started.
         rdma_received, rdma_sent: bytes of the node's RDMA ports since the node was started.
+        rdma_errors: errors that these ports counted (machine/network/port_errors.py); None without ports.
         unknown: what could not be read, and why.
     """
 
@@ -94,6 +96,7 @@ class NodeUse:
     sent: float | None = None
     rdma_received: float | None = None
     rdma_sent: float | None = None
+    rdma_errors: float | None = None
     unknown: dict[str, str] = field(default_factory=dict)
 
 
@@ -184,3 +187,50 @@ def read_attempt(run: RunFolder, attempt: int) -> Iterator[NodeSamples]:
     """Yield the samples of each node in one attempt, by the names of the nodes; nothing if none were taken."""
     for path in sorted(run.samples_of(attempt, "x").parent.glob("*.jsonl")):
         yield read_samples(path, node=path.name.removesuffix(".jsonl"), attempt=attempt)
+
+
+# Only so much of the end of a file is read at once: a page of 64 nodes comes in seconds.
+_MOST_AT_ONCE = 128 * 1024
+
+
+class NewSamples:
+    """Reads the samples of an attempt again and again: of each file only what is new.
+
+    Args of the constructor:
+        seconds: older samples than these, by the newest one of a node, are forgotten.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._files: dict[Path, tuple[int, tuple[Sample, ...]]] = {}
+
+    def read(self, run: RunFolder, attempt: int) -> list[NodeSamples]:
+        """Return the newest samples of each node, by the names of the nodes."""
+        paths = sorted(run.samples_of(attempt, "x").parent.glob("*.jsonl"))
+        return [self._node(path, attempt) for path in paths]
+
+    def _node(self, path: Path, attempt: int) -> NodeSamples:
+        """Return the newest samples of a node; a line without its end is read the next time."""
+        name, problem = path.name.removesuffix(".jsonl"), ""
+        position, samples = self._files.get(path, (0, ()))
+        try:
+            with path.open("rb") as file:
+                end = file.seek(0, io.SEEK_END)
+                if end < position:  # another file has its name
+                    position, samples = 0, ()
+                begin = max(position, end - _MOST_AT_ONCE)
+                file.seek(begin)
+                data = file.read(_MOST_AT_ONCE)
+        except OSError as error:
+            return NodeSamples(node=name, attempt=attempt, samples=samples, problem=f"{path}: {error.strerror}")
+        whole = data[: data.rfind(b"\n") + 1]
+        cut = begin > position
+        new = []
+        for line in whole.splitlines()[1 if cut else 0 :]:
+            try:
+                new.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
+            except (RecordInvalid, UnicodeDecodeError) as error:
+                problem = str(error)
+        samples = tuple(one for one in (*samples, *new) if one.at > (new or samples)[-1].at - self._seconds)
+        self._files[path] = (begin + len(whole), samples)
+        return NodeSamples(node=name, attempt=attempt, samples=samples, problem=problem)

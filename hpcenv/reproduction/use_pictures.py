@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from itertools import groupby
+from itertools import chain, groupby
 from statistics import median
 
 from hpcenv.reproduction.plot import Scale, duration, shown_text, svg
@@ -57,8 +57,14 @@ def pictures(use: UseOverTime) -> Iterator[str]:
     yield from (f"<p>{shown_text(text)}</p>" for text in use.unread[:5])
 
 
+def _columns(tracks: Sequence[Track]) -> list[list[float]]:
+    """Return the known values of each column."""
+    columns = zip(*(track.values for track in tracks), strict=True)
+    return [[value for value in values if value is not None and math.isfinite(value)] for values in columns]
+
+
 def _known(tracks: Sequence[Track]) -> list[float]:
-    return [value for track in tracks for value in track.values if value is not None and math.isfinite(value)]
+    return [*chain.from_iterable(_columns(tracks))]
 
 
 def _axis(seconds: float) -> tuple[Scale, str, float]:
@@ -114,8 +120,7 @@ def _levels(up: Scale) -> Iterator[str]:
 
 def _parts(tracks: Sequence[Track]) -> Iterator[list[tuple[int, list[float]]]]:
     """Yield the columns with their known values, in parts between columns where nothing is known."""
-    columns = [_known((Track(name="", values=values),)) for values in zip(*(t.values for t in tracks), strict=True)]
-    for known, part in groupby(enumerate(columns), key=lambda one: bool(one[1])):
+    for known, part in groupby(enumerate(_columns(tracks)), key=lambda one: bool(one[1])):
         if known:
             yield list(part)
 
@@ -144,9 +149,8 @@ def _rows(tracks: Sequence[Track], worst: Callable[[list[float]], float]) -> lis
     size, rows = math.ceil(len(tracks) / _MOST_ROWS), []
     for first in range(0, len(tracks), size):
         part = tracks[first : first + size]
-        columns = [_known((Track(name="", values=values),)) for values in zip(*(t.values for t in part), strict=True)]
         name = part[0].name if len(part) == 1 else f"{part[0].name} to {part[-1].name}"
-        rows.append(Track(name=name, values=tuple(worst(column) if column else None for column in columns)))
+        rows.append(Track(name=name, values=tuple(worst(one) if one else None for one in _columns(part))))
     return rows
 
 

@@ -17,11 +17,11 @@ from hpcenv.errors import Command, HpcenvError, RunNotRunning, UsageError
 from hpcenv.judge.hang import stack_lines
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.hangs import (
-    HangFound,
     RankStacks,
     StackAnswer,
     StackRequest,
     answer_path,
+    read_found,
     request_path,
     requests_of,
 )
@@ -34,7 +34,7 @@ from hpcenv.text import Shown, listed, visible
 _MOST_SECONDS = 45.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_NODES = 8
-_WORDS = {"hang": "the ranks hang", "working": "no hang", "unknown": "the ranks may hang"}
+_WORDS = {"hang": "the ranks hang", "working": "no hang", "unknown": "the ranks may hang", "idle": "idle"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -125,12 +125,8 @@ def hang_lines(run: RunFolder) -> Iterator[str]:
     """Yield the last finding of the nodes, from the newest attempt with one: a hang, or ranks that were working."""
     attempts = {int(path.name[8:]): path for path in run.hangs.glob("attempt-*") if path.name[8:].isdecimal()}
     for attempt in sorted(attempts, reverse=True):
-        found: list[HangFound] = []
-        for path in attempts[attempt].glob("*.found.json"):
-            with suppress(HpcenvError):
-                found.append(load_record(HangFound, path))
-        if found:
-            last = max(found, key=lambda one: one.at)
+        if found := read_found(attempts[attempt]):
+            last = found[-1]
             first, *more = last.lines or ("no rank answered",)
             yield f"{_WORDS[last.kind]}: {visible(first)}"
             yield from map(visible, more)

@@ -6,17 +6,15 @@ Runs on: LOGIN NODE. Slurm is not asked, and no node.
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 
-from hpcenv.errors import HpcenvError, RecordInvalid
+from hpcenv.errors import HpcenvError
 from hpcenv.hostlist import fold_hostlist
 from hpcenv.judge.use import UseJudgement, judge_use
-from hpcenv.records.codec import decode_record
-from hpcenv.records.samples import NodeSamples, RankUse, Sample
+from hpcenv.records.samples import NewSamples, RankUse, Sample
 from hpcenv.runs.attempts import read_verdict
 from hpcenv.runs.entries import Run, Submitted, Sweep, open_run, runs_of
 from hpcenv.runs.find import find_run, list_runs, runs_folder
@@ -24,8 +22,8 @@ from hpcenv.runs.state import read_states
 from hpcenv.runs.use import asked_shape, newest_attempt
 from hpcenv.text import Shown, columns, plural, visible, wrap
 
-# Only this much of the end of a file is read and judged: so a page of 64 nodes takes only seconds.
-_BYTES, _SECONDS = 128 * 1024, 900.0
+# Only so many of the last seconds are judged.
+_SECONDS = 900.0
 # Up to this many nodes or ranks have a line each; if there are more, similar ones share a line.
 _MOST_LINES = 8
 
@@ -102,14 +100,13 @@ class TopReader:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._files: dict[Path, tuple[int, tuple[Sample, ...]]] = {}
+        self._samples = NewSamples(_SECONDS)
 
     def read(self, now: float) -> RunTop:
         """Return the state of the run at this time, in seconds since the epoch."""
         run, attempt = self._run, newest_attempt(self._run.folder)
         asked = asked_shape(run.manifest, read_verdict(run.folder)[0], -1 if attempt is None else attempt)
-        paths = [] if attempt is None else sorted(run.folder.samples_of(attempt, "x").parent.glob("*.jsonl"))
-        nodes = [self._node(path, attempt or 0) for path in paths]
+        nodes = [] if attempt is None else self._samples.read(run.folder, attempt)
         judgement = judge_use(nodes, asked)
         named = {node for sentence in judgement.sentences for node in sentence.nodes}
         lasts = [(node.node, node.samples[-1]) for node in nodes if node.samples]
@@ -124,32 +121,6 @@ class TopReader:
             ranks=_ranks(lasts),
             judgement=judgement,
         )
-
-    def _node(self, path: Path, attempt: int) -> NodeSamples:
-        """Return the newest samples of a node; a line without its end is read the next time."""
-        name, problem = path.name.removesuffix(".jsonl"), ""
-        position, samples = self._files.get(path, (0, ()))
-        try:
-            with path.open("rb") as file:
-                end = file.seek(0, io.SEEK_END)
-                if end < position:  # another file has its name
-                    position, samples = 0, ()
-                begin = max(position, end - _BYTES)
-                file.seek(begin)
-                data = file.read(_BYTES)
-        except OSError as error:
-            return NodeSamples(node=name, attempt=attempt, samples=samples, problem=f"{path}: {error.strerror}")
-        whole = data[: data.rfind(b"\n") + 1]
-        cut = begin > position
-        new = []
-        for line in whole.splitlines()[1 if cut else 0 :]:
-            try:
-                new.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
-            except (RecordInvalid, UnicodeDecodeError) as error:
-                problem = str(error)
-        samples = tuple(one for one in (*samples, *new) if one.at > (new or samples)[-1].at - _SECONDS)
-        self._files[path] = (begin + len(whole), samples)
-        return NodeSamples(node=name, attempt=attempt, samples=samples, problem=problem)
 
 
 def _ranks(lasts: Sequence[tuple[str, Sample]]) -> tuple[RankNow, ...]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
+from hpcenv.errors import RecordInvalid
 from hpcenv.judge.use import AskedShape, UseJudgement, in_words, judge_use
+from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.samples import read_attempt
@@ -14,9 +17,11 @@ from hpcenv.text import visible, wrap
 
 
 def report_use(run: RunFolder, manifest: Manifest) -> UseJudgement | None:
-    """Return the judgement of a run's samples; None for a run without samples."""
+    """Return the judgement of a run's samples; None for a run without samples. A bundle has the judgement only."""
     attempt = newest_attempt(run)
     if attempt is None:
+        with suppress(RecordInvalid):
+            return load_record(UseJudgement, run.use)
         return None
     return judge_use(tuple(read_attempt(run, attempt)), asked_shape(manifest, read_verdict(run)[0], attempt))
 

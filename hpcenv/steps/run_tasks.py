@@ -27,8 +27,7 @@ from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit, StopRequest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.verdict import Verdict
-from hpcenv.steps.this_step import REQUESTS, find_place, say
+from hpcenv.steps.this_step import REQUESTS, find_place, launched_nodes, say
 
 # The time for nodes that still work after another node ended well, for example to write the last checkpoint (`srun
 # --wait`); torchrun itself waits 300 s for them (torch 2.13, exit_barrier_timeout).
@@ -111,7 +110,7 @@ class SeenEnds:
         return self._in_words() if is_late else ""
 
     def _in_words(self) -> str:
-        nodes = _launched(self._run, self._place)
+        nodes = launched_nodes(self._run, self._place)
         known = {record.node for record in node_exit.read_all(self._run, self._place)}
         missing = [node for node in nodes if node not in known]
         if not missing:
@@ -119,12 +118,6 @@ class SeenEnds:
         others = "failed" if self._failed is not None else "ended"
         names = f"node {missing[0]}" if len(missing) == 1 else f"nodes {', '.join(missing)}"
         return f"{names} left no record of how the training ended, long after another node has {others}"
-
-
-def _launched(run: RunFolder, place: ThisNode) -> Sequence[str]:
-    with contextlib.suppress(HpcenvError):
-        return load_record(Verdict, run.verdict).launched or place.nodes
-    return place.nodes
 
 
 def saving_until(run: RunFolder, manifest: Manifest, place: ThisNode) -> float:

@@ -5,15 +5,16 @@ Runs on: COMPUTE NODE. Every step loads this module, and the job waits for it. S
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
 from collections.abc import Mapping
 
-from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
+from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown, UsageError
 from hpcenv.launch.previous_job import number_in_chain
 from hpcenv.machine.this_node import ThisNode, find_this_node
-from hpcenv.records.files import read_json
+from hpcenv.records.files import load_record, read_json
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
@@ -40,6 +41,13 @@ def find_place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -
 
     number = number_in_chain(run, job_id=place.job_id, restarts=place.restarts)
     return ThisNode(node=place.node, nodes=place.nodes, attempt=number, job_id=place.job_id, restarts=place.restarts)
+
+
+def launched_nodes(run: RunFolder, place: ThisNode) -> tuple[str, ...]:
+    """Return the nodes that train, which are not those that a spare node replaces; all nodes without a verdict."""
+    with contextlib.suppress(HpcenvError):
+        return load_record(Verdict, run.verdict).launched or place.nodes
+    return place.nodes
 
 
 def started_at(run: RunFolder) -> float | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hpcenv.container.manifest import open_manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.steps.this_step import find_place
+from hpcenv.steps.this_step import find_place, launched_nodes
 from hpcenv.watch.main import watch_node
 from hpcenv.watch.watched_node import WatchedNode
 
@@ -20,5 +21,7 @@ def watch(run: RunFolder, environ: Mapping[str, str]) -> int:
     manifest = open_manifest(run, environ)
     if manifest.watch is not None:
         place = find_place(run, manifest, environ)
+        # Of a spare node, and of one that it replaces, no answer and no sample will come.
+        place = replace(place, nodes=launched_nodes(run, place))
         watch_node(WatchedNode(manifest=manifest, this_node=place, launch=os.getppid(), options=manifest.watch))
     return 0

@@ -621,7 +621,9 @@ def _with_determinism(
         severities=gate_severities(locked, gpus=gpus, profile=strict.profile),
         determinism=strict,
         recording=determinism.recording_options(options, project),
-        watch=project.watch.options(("" if profile is None else profile.file.watch.prometheus) or ""),
+        watch=project.watch.options(
+            ("" if profile is None else profile.file.watch.prometheus) or "", idle_end=options.idle_end or 0
+        ),
         start_hook_sha256=start_hook_digest(),
     )
     return manifest, replaced

@@ -29,6 +29,7 @@ from hpcenv.records.hangs import (
     is_hang,
     request_path,
     requests_of,
+    why_to_end,
 )
 from hpcenv.watch import stacks
 from hpcenv.watch.pulses import RankPulse, read_pulses
@@ -58,7 +59,7 @@ class HangWatch:
 
     def __init__(self, node: WatchedNode, say: Callable[[str], None] | None = None) -> None:
         self._node = node
-        self._say = say or _say
+        self._say = say or say_in_log
         self._folder = requests_of(node.run, node.this_node.attempt)
         given = node.options.stall_after
         self._gap = min(_SECONDS_BETWEEN_LOOKS, given / 5 if given else _SECONDS_BETWEEN_LOOKS)
@@ -82,7 +83,7 @@ class HangWatch:
             for rank in read_pulses(self._node.rank_folders()):
                 self._look_at(rank, now)
             self._look_for_requests()
-            self._stop_after_hang()
+            self._stop_if_found()
 
     def finish(self, now: float) -> None:
         """Nothing is left to write."""
@@ -142,9 +143,9 @@ class HangWatch:
         request = StackRequest(id=name, asked=now, stalled=still, looks=2, gap=self._gap)
         save_record(request, request_path(self._folder, name))
 
-    def _stop_after_hang(self) -> None:
-        """Ask the launch step of this node for a stop, as Slurm's warning does, where the run wants that."""
-        if self._node.options.on_stall != "report" and not self._stopped and is_hang(self._folder):
+    def _stop_if_found(self) -> None:
+        """Ask the launch step of this node for a stop, as Slurm's warning does, where what was found asks for it."""
+        if not self._stopped and why_to_end(self._folder, self._node.options):
             self._stopped = True
             os.kill(self._node.launch, signal.SIGUSR2)
 
@@ -230,12 +231,12 @@ def read_answers(folder: Path, name: str) -> list[StackAnswer]:
 
 def in_words(found: HangFound) -> list[str]:
     """Return the lines of the job's log."""
-    word = {"hang": "the ranks hang", "working": "note", "unknown": "the ranks may hang"}[found.kind]
+    word = {"hang": "the ranks hang", "working": "note", "unknown": "the ranks may hang", "idle": "idle"}[found.kind]
     first, *more = found.lines or ("no rank answered",)
     return [f"hpcenv: {word}: {first}", *(f"hpcenv:   {line}" for line in more)]
 
 
-def _say(line: str) -> None:
+def say_in_log(line: str) -> None:
     """Write to standard error of the watching process: it is the job's log."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -11,6 +11,7 @@ import time
 from typing import Protocol
 
 from hpcenv.watch.hangs import HangWatch
+from hpcenv.watch.run_use import RunWatch
 from hpcenv.watch.sampler import Sampler
 from hpcenv.watch.watched_node import WatchedNode
 
@@ -38,5 +39,10 @@ def watch_node(node: WatchedNode) -> None:
 
 
 def _watchers(node: WatchedNode) -> list[Watcher]:
-    """Return what is watched on this node."""
-    return [HangWatch(node), *([Sampler(node, begin=time.time())] if node.options.sample else [])]
+    """Return what is watched on this node; on the first one, the whole run."""
+    watchers: list[Watcher] = [HangWatch(node)]
+    if node.options.sample:
+        watchers.append(Sampler(node, begin=time.time()))
+    if node.options.sample and node.this_node.rank == 0:
+        watchers.append(RunWatch(node, begin=time.time()))
+    return watchers

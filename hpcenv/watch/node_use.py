@@ -3,17 +3,21 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 The figures are those of the job's own cgroup: v1 or v2, with the names of Slurm 22.05 to 26.05 (machine/job_cgroup.py).
-Where Slurm made none, they are unknown: those of the whole node would be the job's and its neighbours'.
+Where Slurm made none, CPU time is that of the job's processes, and the rest is unknown: figures of the whole node would
+be the job's and its neighbours'.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcenv.incontainer import proc
 from hpcenv.machine import job_cgroup
+from hpcenv.machine.network import port_errors
+from hpcenv.machine.tree import HostTree
 from hpcenv.records.samples import NodeUse
 
 # "no limit" of memory in cgroup v1 is the largest multiple of a page (kernel documentation, cgroup-v1/memory).
@@ -34,10 +38,15 @@ class NodePlaces:
 
 
 class NodeWatch:
-    """Looks at the node again and again: shares of CPU are those since the last look."""
+    """Looks at the node again and again: shares of CPU are those since the last look.
 
-    def __init__(self, places: NodePlaces) -> None:
+    Args of the constructor:
+        processes: of the job on this node, whose CPU time counts where the job has no cgroup; None if not known.
+    """
+
+    def __init__(self, places: NodePlaces, processes: Callable[[], Iterable[int]] | None = None) -> None:
         self._places = places
+        self._processes = processes
         self._cgroup = _cgroup_of_step(places.root)
         self._before: tuple[float, float] | None = None
         self._peak: float | None = None
@@ -45,7 +54,8 @@ class NodeWatch:
     def look(self, now: float) -> NodeUse:
         """Return what the job uses; `now` in seconds of any clock."""
         values: dict[str, float | None] = {}
-        unknown = {} if self._cgroup else {"cpu, memory, pressure, read, written": "this job step has no cgroup"}
+        missing = f"{'' if self._processes else 'cpu, '}memory, pressure, read, written"
+        unknown = {} if self._cgroup else {missing: "this job step has no cgroup"}
         for name, ask in self._questions().items():
             try:
                 values[name] = ask()
@@ -67,8 +77,9 @@ class NodeWatch:
         root, tmp = self._places.root, self._places.tmp
         net = root / "proc/net/dev"
         ports = root / "sys/class/infiniband"
+        own = {} if self._processes is None else {"cpu_seconds": self._cpu_of_processes}
         return {
-            **({} if self._cgroup is None else self._cgroup.questions()),
+            **(own if self._cgroup is None else self._cgroup.questions()),
             "cpus": lambda: len(os.sched_getaffinity(0)),
             "shm": lambda: _used(root / "dev/shm")[0],
             "shm_total": lambda: _used(root / "dev/shm")[1],
@@ -78,7 +89,11 @@ class NodeWatch:
             "sent": lambda: _of_devices(net, 8),
             "rdma_received": lambda: _of_ports(ports, "port_rcv_data"),
             "rdma_sent": lambda: _of_ports(ports, "port_xmit_data"),
+            "rdma_errors": lambda: _errors(root),
         }
+
+    def _cpu_of_processes(self) -> float:
+        return sum(map(proc.cpu_seconds, () if self._processes is None else self._processes()))
 
 
 def _together(unknown: dict[str, str]) -> dict[str, str]:
@@ -220,6 +235,11 @@ def _of_ports(folder: Path, counter: str) -> float | None:
     """Return the bytes of all RDMA ports: their counters count words of four bytes (sysfs-class-infiniband)."""
     ports = list(folder.glob(f"*/ports/*/counters/{counter}"))
     return sum(_number(path) for path in ports) * 4 if ports else None
+
+
+def _errors(root: Path) -> float | None:
+    found = port_errors.read_counters(HostTree(root)).values
+    return float(sum(found.values())) if found else None
 
 
 def _text(path: Path) -> str:

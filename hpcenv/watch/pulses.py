@@ -63,7 +63,7 @@ def _read(path: Path) -> RankPulse | None:
             break
     else:
         return None
-    if proc.start_ticks(pid) != start:
+    if not proc.runs(pid, start):
         return None
     return RankPulse(
         rank=rank, pid=pid, steps=steps, last_step=last, seconds=seconds, waited=waited, saving=saves > 0,

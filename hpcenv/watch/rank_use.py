@@ -5,7 +5,6 @@ Runs on: COMPUTE NODE. Standard library only.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from hpcenv.incontainer import proc
 from hpcenv.records.samples import RankUse
 from hpcenv.watch.pulses import RankPulse
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 # As torch names the main thread of a DataLoader's process (torch 2.2 and newer).
 _WORKER = "pt_data_worker"
 
@@ -36,7 +34,7 @@ class RankLook:
         self._before = {}
         for pulse in pulses:
             own = [pid for pid, rank in processes.items() if rank == pulse.rank]
-            seconds = sum(map(_cpu_seconds, own))
+            seconds = sum(map(proc.cpu_seconds, own))
             self._before[pulse.pid] = (now, seconds, pulse)
             use = _use(pulse, before.get(pulse.pid), (now, seconds))
             found.append(replace(use, workers=sum(map(_is_worker, own)) or None))
@@ -52,7 +50,7 @@ def _use(pulse: RankPulse, before: tuple[float, float, RankPulse] | None, now: t
             step_seconds = (pulse.seconds - earlier.seconds) / steps
             wait_seconds = max(0.0, pulse.waited - earlier.waited) / steps
         if now[0] > before[0]:
-            # A child that has ended takes its seconds with it.
+            # A child that nobody waits for takes its seconds with it.
             cpu = max(0.0, now[1] - before[1]) / (now[0] - before[0])
     return RankUse(
         rank=pulse.rank, pid=pulse.pid, step=pulse.steps or None, step_seconds=step_seconds, wait_seconds=wait_seconds,
@@ -67,13 +65,3 @@ def _is_worker(pid: int) -> bool:
             return file.read().strip() == _WORKER
     except OSError:
         return False
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process: proc_pid_stat(5), fields 14 and 15; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-    except (OSError, IndexError, ValueError):
-        return 0.0

@@ -41,7 +41,7 @@ class Sampler:
         self._last = begin
         self._pulses = read_pulses(())
         self._ranks = RankLook()
-        self._host = NodeWatch(NodePlaces(tmp=Path(tempfile.gettempdir())))
+        self._host = NodeWatch(NodePlaces(tmp=Path(tempfile.gettempdir())), node.processes())
         self._gpus = GpuWatch(self._processes) if node.manifest.gpus_per_node else None
         self._minute: list[Sample] = []
         self._folder = Path(node.options.prometheus) if node.options.prometheus else None
@@ -113,7 +113,7 @@ class Sampler:
         """Append one line with one write; what cannot be written is said once, and the training goes on."""
         if self._problem:
             return
-        line = samples_line(_rounded(sample)).encode()
+        line = samples_line(sample).encode()
         try:
             if self._written + len(line) > _MOST_BYTES:
                 raise OSError(f"the file has {self._written >> 20} MiB")
@@ -133,21 +133,10 @@ class Sampler:
 # -- several samples in one ---------------------------------------------------------------
 
 # What counts up, or says in which state something is: the last value stands for all.
-_LAST = frozenset(
-    {
-        "ecc",
-        "replays",
-        "energy",
-        "read",
-        "written",
-        "received",
-        "sent",
-        "rdma_received",
-        "rdma_sent",
-        "step",
-        "last_step",
-    }
-)
+_LAST = frozenset((
+    "ecc", "replays", "energy", "read", "written", "received", "sent", "rdma_received", "rdma_sent", "step",
+    "last_step", "rdma_errors",
+))  # fmt: skip
 
 
 def together(samples: Sequence[Sample]) -> Sample:
@@ -180,17 +169,3 @@ def _combined(records: Sequence[Any], how: Callable[[Sequence[float]], float]) -
         elif name not in _LAST and known and isinstance(known[0], float):
             changes[name] = how(known)
     return replace(last, **changes)
-
-
-def _rounded(record: Any) -> Any:
-    """Return a record whose figures have four digits behind the point: a line is read by people, too."""
-    changes: dict[str, Any] = {}
-    for name in (one.name for one in fields(record)):
-        value = getattr(record, name)
-        if isinstance(value, float):
-            changes[name] = round(value, 4)
-        elif is_dataclass(value):
-            changes[name] = _rounded(value)
-        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
-            changes[name] = tuple(_rounded(item) for item in value)
-    return replace(record, **changes)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcenv import process
+from hpcenv.incontainer import proc
 from hpcenv.records.files import read_file, read_json
 from hpcenv.records.hangs import Frame, GroupState, Operation, ProcessState, RankStacks
 
@@ -49,7 +50,8 @@ def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[R
     asked = [(folder, mark, _ask(folder, mark)) for folder, mark in marks]
     until = time.monotonic() + _SECONDS_TO_ANSWER
     for folder, mark, was_asked in asked:
-        state = state_of(mark["pid"]) if _is_same(mark) else ProcessState(pid=mark["pid"], state="")
+        runs = proc.runs(mark["pid"], mark["start"])
+        state = state_of(mark["pid"]) if runs else ProcessState(pid=mark["pid"], state="")
         found = RankStacks(rank=mark["rank"], process=state, unknown=was_asked)
         yield found if was_asked else _answer(folder, mark, found, until)
 
@@ -66,7 +68,7 @@ def _marks(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _ask(folder: Path, mark: dict[str, Any]) -> str:
     """Send the signal to the thread that waits for it; return why that was not possible."""
-    if not _is_same(mark):
+    if not proc.runs(mark["pid"], mark["start"]):
         return "it has ended"
     if not _would_catch(mark):
         return "it does not take the signal"
@@ -83,12 +85,6 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
 
 def _file(folder: Path, mark: dict[str, Any], kind: str) -> Path:
     return folder / f"rank-{mark['rank']}.{kind}"
-
-
-def _is_same(mark: dict[str, Any]) -> bool:
-    """Whether the process that left this mark still runs: by its start time."""
-    fields = _read(f"/proc/{mark['pid']}/stat").rpartition(")")[2].split()
-    return len(fields) > 19 and int(fields[19]) == mark["start"] and fields[0] not in "ZX"
 
 
 def _would_catch(mark: dict[str, Any]) -> bool:
@@ -160,17 +156,17 @@ def _group(name: str, data: dict[str, Any]) -> GroupState:
 
 def state_of(pid: int) -> ProcessState:
     """Return the state of a process. What this user may not read stays empty."""
-    stat = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    if not stat:
+    state = proc.state(pid)[0]
+    if not state:
         return ProcessState(pid=pid, state="")
     counts = re.findall(r"^[rw]char: (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
     found = ProcessState(
         pid=pid,
-        state=stat[0],
+        state=state,
         wchan=_read(f"/proc/{pid}/wchan").strip("0\n"),
         written=sum(map(int, counts)) if counts else None,
-        busy=sum(_cpu(str(child)) for child in process.below(pid)),
-        cpu=_cpu(f"{pid}/task/{pid}"),
+        busy=sum(proc.cpu_seconds(child) for child in process.below(pid)),
+        cpu=proc.thread_cpu_seconds(pid, pid),
     )
     words = _read(f"/proc/{pid}/syscall").split()
     if len(words) < 2 or not words[0].isdecimal():
@@ -185,11 +181,6 @@ def state_of(pid: int) -> ProcessState:
 def workers_of(pid: int) -> tuple[ProcessState, ...]:
     """Return the processes below a rank; they get no signal."""
     return tuple(state_of(child) for child in process.below(pid)[:_MOST_WORKERS])
-
-
-def _cpu(place: str) -> float:
-    fields = _read(f"/proc/{place}/stat").rpartition(")")[2].split()
-    return sum(int(one) for one in fields[11:13]) / os.sysconf("SC_CLK_TCK") if len(fields) > 13 else 0.0
 
 
 def _place(pid: int, descriptor: int) -> tuple[str, str]:

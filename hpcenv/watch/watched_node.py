@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.container.start_gate import INSIDE
+from hpcenv.incontainer import proc
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.manifest import Bind, Manifest, WatchOptions
 from hpcenv.records.run_folder import RunFolder
@@ -42,6 +44,15 @@ class WatchedNode:
     def run(self) -> RunFolder:
         """The folder of the run."""
         return RunFolder(Path(self.manifest.run_folder))
+
+    def processes(self) -> Callable[[], list[int]] | None:
+        """Return what returns the processes of the ranks and what is around them; None if others of them are elsewhere.
+
+        With `--launcher srun` each task of the node has its own launch step.
+        """
+        if self.manifest.launch.launcher not in ("torchrun", "none"):
+            return None
+        return lambda: [self.launch, *(pid for pid, _ in proc.descendants(self.launch) if pid != os.getpid())]
 
     def rank_folders(self) -> list[Path]:
         """Return the folders in which the start hooks of this node's ranks write; only those of this user."""

@@ -128,17 +128,23 @@ _RECORDS = (2, 11)
 
 
 def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
-    """Put the record of the last operations into the run folder: torch's default is the local disk of the node."""
-    if situation.backend != "nccl" or not situation.dumps:
+    """Let torch record the last operations, and put the record of NCCL into the run folder.
+
+    torch's default for the dump is the local disk of the node. It dumps for NCCL only; hpcenv asks for the record of
+    each group where ranks hang (start_hook/stacks.py), also for that of gloo (torch 2.9 and newer).
+    """
+    if not situation.dumps:
         return
     torch = _release(situation.torch)
     name = "TORCH_FR_DUMP_TEMP_FILE" if torch >= _NEW_NAME else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
     evidence = f"torch {situation.torch or 'of an unknown version'}"
-    why = "torch writes here what each rank did last, if an operation times out; `hpcenv diagnose` reads it"
-    yield Proposal(name=name, value=situation.dumps, reason=why, evidence=evidence)
     if torch < _RECORDS:
         why = "the record of operations is off by default before torch 2.11"
         yield Proposal(name="TORCH_NCCL_TRACE_BUFFER_SIZE", value="2000", reason=why, evidence=evidence)
+    if situation.backend != "nccl":
+        return
+    why = "torch writes here what each rank did last, if an operation times out; `hpcenv diagnose` reads it"
+    yield Proposal(name=name, value=situation.dumps, reason=why, evidence=evidence)
     why = "the default differs between versions of torch"
     yield Proposal(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", reason=why, evidence=evidence)
 
@@ -390,7 +396,7 @@ RULES = (
     NetworkRule(
         id="base.flight-recorder",
         sets="TORCH_FR_DUMP_TEMP_FILE, TORCH_NCCL_DUMP_ON_TIMEOUT (with names and sizes of the torch at hand)",
-        when="NCCL, in a run",
+        when="in a run; the file and the dump for NCCL, the size (before torch 2.11) for each backend",
         why="without it the dump lies on the node's own disk and is lost with the job",
         source="torch 2.13 libtorch_cpu.so and FlightRecorder.hpp, 2026-11-23; pytorch 00f0e2f, FlightRecorder.cpp",
         propose=_flight_recorder,

@@ -3,9 +3,9 @@
 Runs on: LOGIN NODE. An unpacked bundle has the file names of a run folder, so all commands that read run folders can
 read it: `hpcenv compare`, `report`, `reproduce`.
 
-Not in a bundle: hpcenv's own code, job scripts' output (unless asked for), checkpoints, homes of the ranks, secrets.
-A file of the code is left out if git ignores it or if it looks like a credential, unless git tracks it or `--include`
-names it.
+Not in a bundle: hpcenv's own code, samples (use.json says what they show), job scripts' output (unless asked for),
+checkpoints, homes of the ranks, secrets. A file of the code is left out if git ignores it or if it looks like a
+credential, unless git tracks it or `--include` names it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from hpcenv.records.request import RequestRecord
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.variables import looks_like_credential, recorded_value
 from hpcenv.reproduction.bundle.archive import BundleMember
+from hpcenv.runs.use import report_use
 from hpcenv.submission import credentials
 
 # A shorter value may be in files by chance.
@@ -104,6 +105,10 @@ def _records(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _Lef
                 yield from _of_attempt(RunFolder(folder), f"{run.attempts.name}/{folder.name}/")
     for folder in (run.metrics, run.determinism, run.trace):
         yield from _files_below(run.path, folder)
+    if (use := report_use(run, manifest)) is not None:
+        yield _member(run.use.name, use)
+    if run.samples.is_dir():
+        yield _LeftOut(name=run.samples.name, why=f"{run.use.name} says what the samples show")
 
 
 def _of_attempt(run: RunFolder, prefix: str) -> Iterator[BundleMember | _LeftOut]:

@@ -57,6 +57,7 @@ _BY_RECORDS: dict[FailureKind, tuple[str, ...]] = {
     "no-record": ("node-no-record",),
     "no-facts": ("node-no-facts",),
     "hang": ("ranks-hang",),
+    "idle": ("run-idle",),
 }
 
 

@@ -240,6 +240,11 @@ def test_whether_a_kill_was_for_lack_of_memory_may_not_be_known():
         ("time-limit", "time-limit", "the job reached its time limit, before the training started"),
         ("preemption", "preemption", "the job was preempted, before the training started"),
         ("unknown", "asked-to-end", "the job was asked to stop, before the training started"),
+        (
+            "idle",
+            "idle",
+            "hpcenv ended the job, because no GPU and no CPU was in use (--idle-end), before the training started",
+        ),
     ],
 )
 def test_who_was_stopped_before_the_training_left_no_records_to_miss(stopped, cause, words):

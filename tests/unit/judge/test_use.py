@@ -95,6 +95,22 @@ ODD = {
         {"nodes": 2, "gpus": 1, "rank": on("n2", 1, **SLOW), "node": lambda n, *_: {"pressure_cpu": 44.0} if n == "n2" else {}},
         "rank 1 is 1.6 times slower than the median; processes of n2 wait for a CPU 44 % of the time",
     ),
+    "slow by its network": (
+        {"nodes": 4, "gpus": 1, "rank": on("n3", 2, **SLOW), "node": lambda n, at, _i: {"rdma_errors": 7 + (at if n == "n3" else 0)}},
+        "rank 2 is 1.6 times slower than the median; the RDMA ports of n3 had 3590 errors",
+    ),
+    "slow by lack of memory": (
+        {"nodes": 2, "gpus": 1, "rank": on("n2", 1, **SLOW), "node": lambda n, *_: {"pressure_memory": 9.0 if n == "n2" else 0}},
+        "rank 1 is 1.6 times slower than the median; no signal that was read explains it",
+    ),
+    "holds by data": (
+        {"rank": on("n1", 3, wait_seconds=0.2)},
+        "rank 3 holds the others back: it waits for data 40 % of each step, they 2 %",
+    ),
+    "holds because it is stopped": (
+        {"rank": lambda _n, at, r: {"state": "T" if r == 1 and at % 30 else "S"}},
+        "rank 1 holds the others back: its process is stopped 67 % of the time (state T)",
+    ),
     "throttled": ({"gpu": on("n1", 1, **HOT)}, "1 of 4 GPUs of n1 reports a hardware slowdown for heat"),
     "power brake": (
         {"gpu": lambda *_: {"slow": ("power-brake", "hw-slowdown")}},

@@ -323,7 +323,8 @@ def test_retries_are_counted_over_attempts(run):
 
 
 @pytest.mark.parametrize(
-    ("on_stall", "again", "not_again"), [("stop", False, "[watch] on-stall"), ("requeue", True, "")]
+    ("on_stall", "again", "not_again"),
+    [("stop", False, "[watch] on-stall"), ("requeue", True, "")],
 )
 def test_ranks_that_hang_cannot_save_and_are_queued_again_only_where_asked_for(
     make_manifest, on_stall, again, not_again
@@ -334,3 +335,12 @@ def test_ranks_that_hang_cannot_save_and_are_queued_again_only_where_asked_for(
     )
     assert (ending.again, ending.not_again, ending.stopped) == (again, not_again, "hang")
     assert ending.why.startswith("the ranks hang: ")
+
+
+def test_a_run_that_does_nothing_is_not_queued_again(make_manifest):
+    manifest = dataclasses.replace(make_manifest(), stop=StopOptions(requeue="always"), watch=WatchOptions(idle_end=60))
+    ending = requeue.judge(
+        *(manifest, [record(status=0, stopped="idle")], None), status=0, attempt=0, retried=0, next_link=False
+    )
+    assert (ending.again, ending.not_again, ending.status(0)) == (False, "--idle-end", 143)
+    assert ending.why == "no GPU and no CPU was in use: the job is not requeued (--idle-end)"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from hpcenv.records.files import load_record
+from hpcenv.records.manifest import StopOptions, WatchOptions
 from hpcenv.records.outcome import NodeExit
 from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.steps.local import node_names
@@ -140,4 +141,15 @@ def test_a_run_that_is_told_to_end_at_once_starts_nothing_more(local_run):
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=20) in (130, 0)  # 0: it was faster
     assert status(local_run) == child.returncode
+    assert left_behind(local_run) == []
+
+
+def test_a_run_in_which_nothing_is_in_use_ends_with_its_reason(local_run):
+    local_run.save(watch=WatchOptions(sample=1, idle_end=6), stop=StopOptions(grace=4))
+    local_run.torchrun("exec sleep 600")
+    child = start(local_run)
+    assert child.wait(timeout=240) in (137, 143)
+    said = (local_run.base / "log").read_text()
+    assert "hpcenv: idle: no GPU and no CPU was in use for " in said
+    assert {load_record(NodeExit, path).stopped for path in local_run.folder.exits.iterdir()} == {"idle"}
     assert left_behind(local_run) == []

@@ -17,6 +17,7 @@ from hpcenv.records.manifest import Setting, StopOptions
 from hpcenv.records.outcome import NodeExit, StopRequest
 from hpcenv.records.verdict import NodeSettings, Verdict
 from hpcenv.steps import run_tasks
+from hpcenv.steps.this_step import launched_nodes
 
 
 def listing(folder):
@@ -610,3 +611,12 @@ def test_a_fault_of_hpcenv_itself_does_not_look_like_one_of_the_training(run):
     assert done.returncode == 91
     assert done.stderr.startswith("error[internal]: the check step failed\nwhy: Traceback")
     assert "ZeroDivisionError" in done.stderr
+
+
+def test_what_watches_the_run_waits_for_the_nodes_that_train_and_not_for_spare_ones(run_of_two):
+    place = run_of_two.place()
+    assert launched_nodes(run_of_two.folder, place) == ("n1", "n2"), "without a verdict"
+    run_of_two.open_gate()
+    verdict = load_record(Verdict, run_of_two.folder.verdict)
+    save_record(dataclasses.replace(verdict, launched=("n2",)), run_of_two.folder.verdict)
+    assert launched_nodes(run_of_two.folder, place) == ("n2",)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,15 @@ def test_the_ports_of_rdma_adapters_count_words_of_four_bytes(tmp_path: Path) ->
     files = {f"{ports}/port_rcv_data": "250", f"{ports}/port_xmit_data": "10"}
     found = tree(tmp_path, "0::/\n", files).look(0.0)
     assert (found.rdma_received, found.rdma_sent) == (1000.0, 40.0)
+
+
+def test_without_a_cgroup_the_cpu_time_of_the_jobs_processes_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/user.slice\n")
+    watch = NodeWatch(NodePlaces(root=tmp_path, tmp=tmp_path), lambda: [os.getpid()])
+    watch.look(100.0)
+    # What a process used that has ended and was waited for counts, too.
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 1: pass"], check=True)
+    found = watch.look(110.0)
+    assert found.cpu is not None and 0.1 <= found.cpu < 1
+    assert found.unknown["memory, pressure, read, written"] == "this job step has no cgroup"

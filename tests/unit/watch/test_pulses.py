@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,17 @@ def test_a_pulse_of_a_process_that_has_ended_or_that_is_half_written_is_none(ran
     assert pulses.read_pulses([folder]) == ()
     path.write_bytes(b"short")
     assert pulses.read_pulses([folder]) == ()
+
+
+def test_a_rank_that_ended_and_is_not_waited_for_is_not_alive(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as child:
+        start = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        values = (2, 0, child.pid, start, 5, 1.0, 1.0, 0.0, 0, -1, -1, 2)
+        (tmp_path / f"pulse-0.{child.pid}").write_bytes(LAYOUT.pack(*values))
+        assert [pulse.pid for pulse in pulses.read_pulses([tmp_path])] == [child.pid]
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert pulses.read_pulses([tmp_path]) == (), "a zombie"
 
 
 def _this_process() -> tuple[int, int]:

@@ -37,6 +37,7 @@ def test_a_line_holds_what_is_known_and_reads_back() -> None:
         '{"at": 10, "gpus": [{"energy": 1000, "index": 2}], "ranks": [{"pid": 9, "rank": 3, "step": 7}], "seconds": 10}\n'
     )
     assert decode_record(Sample, line, origin="x") == sample(10, None, 7)
+    assert '"cpu": 0.3333,' in samples.samples_line(Sample(at=1.0, seconds=1.0, node=NodeUse(cpu=1 / 3, cpus=2)))
 
 
 def test_a_line_that_is_cut_is_left_out_and_a_damaged_one_is_told(tmp_path: Path) -> None:

@@ -443,7 +443,12 @@ def test_dumps_of_the_flight_recorder_lie_in_the_run_folder(recorder_of):
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
+    # gloo's operations are recorded too, where ranks hang; torch dumps no file of them.
     assert recorder_of("2.13.0", backend="gloo") == {}
+    assert recorder_of("2.9.1", backend="gloo") == {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+    assert recorder_of("2.9.1", (Setting(name="TORCH_FR_BUFFER_SIZE", value="9", origin="--env"),), backend="gloo") == {
+        "TORCH_FR_BUFFER_SIZE": "9"
+    }
 
 
 def test_a_user_who_wants_the_dumps_elsewhere_gets_them_there(recorder_of):

@@ -22,11 +22,13 @@ from hpcenv.records.code_listing import Listing, Untracked, content_of, digest_o
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import Manifest, Setting, Source
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.samples import samples_line
 from hpcenv.reproduction.bundle.archive import SUMS, Archive, BundleMember, write_archive
 from hpcenv.reproduction.bundle.bundle_check import verify_bundle
 from hpcenv.reproduction.bundle.make import make
 from hpcenv.reproduction.bundle.unpacked import unpack_once
-from tests import measured_runs
+from hpcenv.runs.use import report_use
+from tests import measured_runs, use_runs
 
 ROOT = Path(__file__).resolve().parents[4]
 TOKEN = "hf_abcdefghijk"
@@ -84,6 +86,26 @@ def test_an_unpacked_bundle_is_a_run_that_compare_reads(run: RunFolder, tmp_path
         archive.unpack(tmp_path / "out")
     done = hpcenv("compare", str(run.path), str(tmp_path / "out"), cwd=tmp_path)  # type: ignore[operator]
     assert done.status == 0, done.text
+
+
+def test_of_the_samples_a_bundle_has_what_they_say(run: RunFolder, tmp_path: Path, hpcenv: object) -> None:
+    for node in use_runs.run(nodes=2, gpus=2, minutes=30, node=lambda *_: {"memory_peak": 71 * use_runs.GB}):
+        path = run.samples_of(0, node.node)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(map(samples_line, node.samples)))
+    made = make(run.path, tmp_path / "b.hpcenv.zip")
+    verified = verify_bundle(made.path)
+    assert (verified.result, verified.left_out["samples"]) == ("match", "use.json says what the samples show")
+    with Archive(made.path) as archive:
+        assert not [name for name in archive.sums if name.startswith("samples")]
+        archive.unpack(tmp_path / "out")
+    judged = report_use(RunFolder(tmp_path / "out"), load_record(Manifest, run.manifest))
+    assert judged == report_use(run, load_record(Manifest, run.manifest))
+    assert judged is not None and [one.text for one in judged.sentences] == [
+        "peak memory 71 of 80 GB of n1", "peak memory 71 of 80 GB of n2",
+    ]  # fmt: skip
+    (tmp_path / "out" / "use.json").write_text("{")
+    assert report_use(RunFolder(tmp_path / "out"), load_record(Manifest, run.manifest)) is None
 
 
 def test_the_same_run_gives_the_same_bytes(run: RunFolder, tmp_path: Path) -> None:

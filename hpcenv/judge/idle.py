@@ -1,0 +1,28 @@
+"""Whether anything of a node is in use. Pure.
+
+Runs on: COMPUTE NODE. Standard library only.
+"""
+
+from __future__ import annotations
+
+from hpcenv.records.samples import Sample
+
+# Below this share in percent a GPU does nothing; below so many CPUs the processes of a job only wait.
+_LEAST_GPU = 1.0
+_LEAST_CPUS = 0.1
+
+
+def use_of(sample: Sample) -> str:
+    """Return what is in use on a node, in words; empty if nothing is.
+
+    What is unknown may be in use. Of the samples of a minute, the highest values count.
+    """
+    most = sample.most or sample
+    known = (
+        ("a rank saves", any(rank.saving for rank in most.ranks)),
+        ("a GPU", any((gpu.use or 0.0) >= _LEAST_GPU for gpu in most.gpus)),
+        ("the CPUs", (most.node.cpu or 0.0) >= _LEAST_CPUS),
+        ("unknown use of a GPU", any(gpu.use is None for gpu in most.gpus)),
+        ("unknown use of the CPUs", most.node.cpu is None),
+    )
+    return next((words for words, is_so in known if is_so), "")
