@@ -73,6 +73,7 @@ _HUB = "the module loads huggingface_hub, which the extra `hub` installs"
 _SUBMITIT = "the module loads submitit"
 _RANKS = "ranks load this file, and few need it"
 _HOOK = "every Python process of a rank loads this file"
+_HYDRA = "Hydra loads this file at each start of a program"
 _PUBLIC = "for type checkers: `import hpcenv` loads public names on use"
 # Imports of our own modules that do not stand at the top of a file, each with its reason. Where a module is imported in
 # a function, annotations may name it under TYPE_CHECKING.
@@ -104,6 +105,9 @@ NOT_AT_THE_TOP = {
     ("incontainer/start_hook/session.py", "steps"): _HOOK,
     ("incontainer/start_hook/session.py", "trace"): _HOOK,
     ("incontainer/start_hook/session.py", "writer"): _HOOK,
+    ("plugins/hydra_plugins/hpcenv_launcher.py", "hpcenv.api.executor"): _HYDRA,
+    ("plugins/hydra_plugins/hpcenv_launcher.py", "hpcenv.api.job"): _HYDRA,
+    ("plugins/hydra_plugins/hpcenv_launcher.py", "hpcenv.errors"): _HYDRA,
     ("steps/main.py", "hpcenv.launch"): "a step in a job is a command: it loads its own module only",
     ("submission/submit.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,
     ("submission/sweep_job.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,
