@@ -93,7 +93,15 @@ def project(host_project: Project, cluster: Cluster) -> Project:
 def sweep(project: Project, *words: str) -> tuple[str, ...]:
     python = ("env", f"PYTHONPATH={project.folder}-env-submits", "/shared/hpcenv/venv/bin/python")
     plugins = ("hydra/launcher=hpcenv", "hydra/sweeper=show", "hydra.sweep.dir=sweep")
-    return (*python, "train.py", "-m", *plugins, "hydra.launcher.timeout_min=5", *words)
+    return (
+        *python,
+        "train.py",
+        "-m",
+        *plugins,
+        "hydra.launcher.timeout_min=9",
+        "hydra.launcher.signal_delay_s=30",
+        *words,
+    )
 
 
 def test_a_trial_of_two_nodes(project: Project, cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -20,12 +21,17 @@ FILES = {text.splitlines()[0].removeprefix("# "): text for kind, text in BLOCKS 
 COMMANDS = [text for kind, text in BLOCKS if kind == "sh"]
 
 
-@pytest.fixture
-def environ(tmp_path: Path, plugin_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files in a locked project."""
-    folder = tmp_path / "project"
-    hydra_world.make_locked(folder, tmp_path / "venv", FILES, {})
-    return hydra_world.variables(folder, plugin_path)
+    folder = tmp_path_factory.mktemp("locked") / "project"
+    hydra_world.make_locked(folder, tmp_path_factory.mktemp("with-hydra") / "venv", FILES, {})
+    return folder
+
+
+@pytest.fixture
+def environ(locked: Path, tmp_path: Path, plugin_path: Path) -> dict[str, str]:
+    return hydra_world.variables(shutil.copytree(locked, tmp_path / "project"), plugin_path)
 
 
 def test_the_page_has_what_this_file_runs() -> None:

@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.basecontainer import BaseContainer
 
 if TYPE_CHECKING:
-    import hpcenv
+    from hpcenv.api.executor import AutoExecutor
+    from hpcenv.api.job import Job
 
 log = logging.getLogger(__name__)
 
@@ -106,13 +107,13 @@ class HpcenvLauncher(Launcher):
             config.hydra.job.num = number
             # A trial works in the run's own copy of the project; its outputs are where Hydra's user expects them.
             config.hydra.sweep.dir = folder
-            # The classes of their configs are of plug-ins, which the image need not have.
+            # Plug-ins bring the classes of these configs, and the image need not have the plug-ins.
             for plugin in ("launcher", "sweeper"):
                 config.hydra[plugin] = OmegaConf.to_container(config.hydra[plugin])
         log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
         return config
 
-    def _submit(self, configs: Sequence[DictConfig]) -> list["hpcenv.Job[str]"]:
+    def _submit(self, configs: Sequence[DictConfig]) -> list["Job[str]"]:
         # Hydra runs the files of plug-ins again when it looks for them: what was imported before is another class.
         from hydra_plugins.hpcenv_trial import Trial
 
@@ -131,12 +132,12 @@ class HpcenvLauncher(Launcher):
         return [jobs[place] for place in range(len(configs))]
 
 
-def _executor(asked: dict[str, Any], outputs: str) -> "hpcenv.AutoExecutor":
-    import hpcenv
+def _executor(asked: dict[str, Any], outputs: str) -> "AutoExecutor":
+    from hpcenv.api.executor import AutoExecutor
 
     given = {name: value for name, value in asked.items() if value is not None and name != "_target_"}
     own = {f"hpcenv_{name}": given.pop(name) for name in _OF_THE_EXECUTOR if name in given}
-    executor = hpcenv.AutoExecutor(given.pop("submitit_folder"), **own)
+    executor = AutoExecutor(given.pop("submitit_folder"), **own)
     given |= {"call": "rank" if given.pop("torchrun") else "task", "outputs": outputs}
     executor.update_parameters(**{name if name in _GENERIC else f"hpcenv_{name}": given[name] for name in given})
     return executor
@@ -163,7 +164,7 @@ def _findable(task: TaskFunction) -> TaskFunction:
     return found if getattr(found, "__wrapped__", None) is task else task
 
 
-def _finish(job: "hpcenv.Job[str]", config: DictConfig) -> JobReturn:
+def _finish(job: "Job[str]", config: DictConfig) -> JobReturn:
     """Wait for a trial; return what rank 0 returned, or the first failure."""
     from submitit.core.utils import UncompletedJobError
 
@@ -185,7 +186,7 @@ def _finish(job: "hpcenv.Job[str]", config: DictConfig) -> JobReturn:
     return done
 
 
-def _failure(job: "hpcenv.Job[str]", config: DictConfig, error: Exception) -> Exception:
+def _failure(job: "Job[str]", config: DictConfig, error: Exception) -> Exception:
     """Return the first failure of a trial as an error, and log it: Hydra shows only that of the first failed trial."""
     from hpcenv.errors import Command, JobFailed
 

@@ -8,8 +8,6 @@ import json
 import sys
 from typing import Any, Callable, Dict
 
-Task = Callable[[Any], Any]
-
 
 class Trial:
     """Calls the task function, in the place of which it is submitted, with its frozen config.
@@ -21,7 +19,7 @@ class Trial:
         resolvers: those that the program registered, pickled by value.
     """
 
-    def __init__(self, task: Task, config: Any, version_base: str, resolvers: bytes) -> None:
+    def __init__(self, task: Callable[[Any], Any], config: Any, version_base: str, resolvers: bytes) -> None:
         self.__wrapped__ = task
         self.config = config
         self.version_base = version_base
