@@ -24,7 +24,7 @@ _SECONDS_UNUSED = 600
 @_session.session_options
 @_accept.option
 def command(keep: bool, accept: str | None, **params: Any) -> int:
-    """Open a shell in the locked environment, in a job of its own.
+    """Open a shell in the locked environment, in a new job.
 
     The job ends when you leave the shell, or ten minutes after the connection was lost. hpcenv ends
     with the status of the shell; with 90 if the node differs from the lockfile.

@@ -365,7 +365,7 @@ def shell_argv(
     `--overlap` (Slurm 20.11 and later): the step shares the job's CPUs, memory and GPUs.
 
     Args:
-        protocol: standard input and output carry bytes that nobody may delay, change or add to.
+        protocol: standard input and output carry bytes, which must arrive at once and unchanged.
 
     Raises:
         ToolMissing: srun is missing.

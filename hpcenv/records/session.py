@@ -34,7 +34,7 @@ class SessionOptions:
         name: all runs of this name are one session, one after the other.
         folder: on the shared disk, of this user only; it outlives the run. See `SessionFolder`.
         services: programs that the first node starts.
-        allow_port: a service may listen on 127.0.0.1 of the node, where it can have no network of its own.
+        allow_port: a service may listen on 127.0.0.1 of the node, where it can have no separate network.
         ends_unused: seconds without a shell after which the session ends (`hpcenv shell`); 0 for never.
     """
 

@@ -88,11 +88,11 @@ def _serving(
 def node_folder() -> Iterator[NodeFolder]:
     """Make the folder of a session on this node, which only its user can read; remove it after the block.
 
-    Also remove what a session of this user left here whose processes were killed: nobody holds its lock.
+    Also remove what a session of this user left here whose processes were killed: its lock is free.
     """
     place = tempfile.gettempdir()
     if len(place) + len(_PREFIX) + 8 > _LONGEST_FOLDER:
-        place = "/tmp"  # noqa: S108  (the folder gets a name that nobody can guess, and mode 0700)
+        place = "/tmp"  # noqa: S108  (the folder gets a name that cannot be guessed, and mode 0700)
     for old in Path(place).glob(f"{_PREFIX}*"):
         if old.lstat().st_uid == os.getuid() and (lock := _locked(old)) is not None:
             shutil.rmtree(old, ignore_errors=True)
