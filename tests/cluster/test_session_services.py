@@ -51,6 +51,7 @@ try:
         while not (here / "done").exists():
             time.sleep(0.2)
     (here / "left").write_text(json.dumps(sorted(os.listdir(folder))))
+    folder.rmdir()
 except HpcenvError as error:
     print(f"REFUSED: {error}", flush=True)
 """
