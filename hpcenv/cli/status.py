@@ -10,6 +10,7 @@ from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.listing import table
 from hpcenv.errors import RunNotFound
+from hpcenv.hostlist import fold_hostlist
 from hpcenv.runs.entries import Run, Sweep, Unrecorded
 from hpcenv.runs.find import find_any
 from hpcenv.runs.lost import LostRun, find_lost
@@ -100,7 +101,7 @@ def show(status: RunStatus) -> None:
     """Print the state of a run, one fact per line; a failed run gets one line that points to its report."""
     show_state(status)
     if status.nodes:
-        _render.say(f"  nodes     {', '.join(escape_control(node) for node in status.nodes)}")
+        _render.say(f"  nodes     {escape_control(fold_hostlist(status.nodes))}")
     if status.elapsed:
         _render.say(f"  elapsed   {status.elapsed}")
     _render.say(f"  folder    {status.run_folder}")
