@@ -163,14 +163,15 @@ def state_of(pid: int) -> ProcessState:
     stat = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if not stat:
         return ProcessState(pid=pid, state="")
+    ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     counts = re.findall(r"^[rw]char: (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
     found = ProcessState(
         pid=pid,
         state=stat[0],
+        cpu=int(ran[0]) / 1e9 if ran else 0.0,
         wchan=_read(f"/proc/{pid}/wchan").strip("0\n"),
         written=sum(map(int, counts)) if counts else None,
-        busy=sum(_cpu(str(child)) for child in process.below(pid)),
-        cpu=_cpu(f"{pid}/task/{pid}"),
+        busy=sum(_cpu(child) for child in process.below(pid)),
     )
     words = _read(f"/proc/{pid}/syscall").split()
     if len(words) < 2 or not words[0].isdecimal():
@@ -187,8 +188,8 @@ def workers_of(pid: int) -> tuple[ProcessState, ...]:
     return tuple(state_of(child) for child in process.below(pid)[:_MOST_WORKERS])
 
 
-def _cpu(place: str) -> float:
-    fields = _read(f"/proc/{place}/stat").rpartition(")")[2].split()
+def _cpu(pid: int) -> float:
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return sum(int(one) for one in fields[11:13]) / os.sysconf("SC_CLK_TCK") if len(fields) > 13 else 0.0
 
 
