@@ -39,10 +39,10 @@ def variables(pid: int) -> Dict[bytes, bytes]:
         return {}
 
 
-def _stat(place: str) -> List[str]:
-    """Return proc_pid_stat(5) of a process `PID` or thread `PID/task/TID` from field 3 on; nothing if it is gone."""
+def _stat(pid: int) -> List[str]:
+    """Return proc_pid_stat(5) from its field 3 on; nothing if the process is gone."""
     try:
-        with open("/proc/%s/stat" % place, encoding="utf-8", errors="replace") as file:
+        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return []
@@ -50,7 +50,7 @@ def _stat(place: str) -> List[str]:
 
 def state(pid: int) -> Tuple[str, Optional[int]]:
     """Return the state of a process and its wait status: fields 3 and 52. "" if it is gone."""
-    fields = _stat(str(pid))
+    fields = _stat(pid)
     return fields[0] if fields else "", int(fields[49]) if len(fields) > 49 else None
 
 
@@ -59,7 +59,7 @@ def runs(pid: int, start: int) -> bool:
 
     A process that has ended and is not waited for (a zombie) does not run, and another one may have its number later.
     """
-    fields = _stat(str(pid))
+    fields = _stat(pid)
     return len(fields) > 19 and fields[0] not in "ZX" and int(fields[19]) == start
 
 
@@ -68,9 +68,4 @@ def cpu_seconds(pid: int) -> float:
 
     So the sum over a tree of processes has also what those used that have ended, and nothing twice.
     """
-    return sum(map(int, _stat(str(pid))[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def thread_cpu_seconds(pid: int, thread: int) -> float:
-    """Return the CPU time of one thread of a process: fields 14 and 15. 0 if it is gone."""
-    return sum(map(int, _stat("%d/task/%d" % (pid, thread))[11:13])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")

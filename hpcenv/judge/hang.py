@@ -24,7 +24,7 @@ from hpcenv.records.hangs import (
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-# A rank that reads or writes so much between two looks works, itself or by its workers: it saves or loads.
+# A rank that reads or writes so much between two looks works: it saves or loads.
 _LEAST_BYTES = 1 << 20
 # A rank whose children use this share of a CPU works: a compiler, or workers that compute. Its own main thread does
 # nothing at all where it waits, and gets little of a CPU that it shares.
@@ -88,6 +88,7 @@ def _running(look: RankStacks) -> set[int]:
 
 
 def _bytes(look: RankStacks) -> int:
+    """Return what a rank and its workers read and wrote."""
     return sum(process.written or 0 for process in (look.process, *look.workers))
 
 

@@ -100,8 +100,10 @@ class _Nvml:
         self._nvml = nvml
         self._gpus = gpus
         self._before: dict[int, Any] = {}
+        self._dcgm = False
 
     def look(self, processes: Mapping[int, int]) -> tuple[GpuUse, ...]:
+        self._dcgm = _dcgm_runs()  # it reads the names of all processes: once for all GPUs
         found = tuple(self._one(index, gpu, processes) for index, gpu in enumerate(self._gpus))
         if not processes or any(gpu.ranks for gpu in found) or not any(gpu.others for gpu in found):
             return found
@@ -137,7 +139,7 @@ class _Nvml:
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
                 return {}
-            if _dcgm_runs():
+            if self._dcgm:
                 unknown["sm"] = f"{_DCGM} reads these counters"
                 return {}
             sample = nvml.nvmlGpmSampleAlloc()

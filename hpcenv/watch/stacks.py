@@ -159,14 +159,15 @@ def state_of(pid: int) -> ProcessState:
     state = proc.state(pid)[0]
     if not state:
         return ProcessState(pid=pid, state="")
+    ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     counts = re.findall(r"^[rw]char: (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
     found = ProcessState(
         pid=pid,
         state=state,
+        cpu=int(ran[0]) / 1e9 if ran else 0.0,
         wchan=_read(f"/proc/{pid}/wchan").strip("0\n"),
         written=sum(map(int, counts)) if counts else None,
         busy=sum(proc.cpu_seconds(child) for child in process.below(pid)),
-        cpu=proc.thread_cpu_seconds(pid, pid),
     )
     words = _read(f"/proc/{pid}/syscall").split()
     if len(words) < 2 or not words[0].isdecimal():
