@@ -266,6 +266,27 @@ def test_values_of_a_profile_stand_behind_all_others(project: Path, here: dict[s
     assert {s.name: s.value for s in plan.manifest.settings} == {"A": "flag", "MANY": "x"}
 
 
+def test_a_profile_ends_runs_that_do_nothing_unless_the_project_or_the_user_wants_otherwise(
+    project: Path, here: dict[str, str], tmp_path: Path
+) -> None:
+    def idle_end(**words: Any) -> float | None:
+        watch = planned(project, here, **words).manifest.watch
+        return None if watch is None else watch.idle_end
+
+    assert idle_end() == 0
+    write(tmp_path / "machine", "jura", MATCH.format(name="jura") + '[submit]\nidle-end = "30m"\n')
+    assert idle_end() == 1800
+    assert idle_end(idle_end=0) == 0
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('idle-end = "1h"\n')
+    assert idle_end() == 3600
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write('[watch]\nsample = "off"\n')
+    assert idle_end(idle_end=0) is None
+    with pytest.raises(HpcenvError, match="--idle-end needs samples"):
+        idle_end()
+
+
 def test_the_type_of_gpus_in_both_forms(project: Path, here: dict[str, str], fake_slurm: Any) -> None:
     fake_slurm.answers("sinfo", "p*|up|infinite|1-infinite|2|idle|64|8000|gpu:h100:8|(null)|n[1-2]\n")
     assert (

@@ -111,5 +111,5 @@ def test_without_a_cgroup_the_cpu_time_of_the_jobs_processes_counts(tmp_path: Pa
     # What a process used that has ended and was waited for counts, too.
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 1: pass"], check=True)
     found = watch.look(110.0)
-    assert found.cpu is not None and 0.1 <= found.cpu < 1
+    assert found.cpu is not None and 0.08 < found.cpu < 1, "1 s of CPU in 10 s"
     assert found.unknown["memory, pressure, read, written"] == "this job step has no cgroup"
