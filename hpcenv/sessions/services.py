@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hpcenv import process
 from hpcenv.container.manifest import open_manifest
@@ -34,6 +34,7 @@ from hpcenv.launch import attach, processes
 from hpcenv.records.files import read_end
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import ServiceKind
 from hpcenv.sessions import tools
 from hpcenv.sessions.training_curves import Curves
 
@@ -49,8 +50,6 @@ _SECONDS_TO_START = 300.0
 # Between TERM, with which Jupyter ends its kernels, and KILL.
 _SECONDS_TO_END = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.1
-
-ServiceKind = Literal["jupyter", "tensorboard", "command"]
 
 
 @dataclass(frozen=True)
