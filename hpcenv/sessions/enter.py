@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shlex
+import signal
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from hpcenv import process
 from hpcenv.container.manifest import open_manifest
 from hpcenv.errors import HpcenvError, NodesUnknown, ToolMissing
 from hpcenv.launch import attach as attach_step
+from hpcenv.launch import processes
 from hpcenv.machine.this_node import LOCAL_NODE
 from hpcenv.records.files import load_record, read_json
 from hpcenv.records.manifest import Bind, Manifest
@@ -48,7 +50,8 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
         return attach_step.attach(run, environ, command, secrets=secrets)
     folder = Path(_of_node(manifest, run, environ).folder)
     terminal = {"TERM": environ["TERM"]} if "TERM" in environ else {}
-    return _inside(run, NodeFolder(folder), terminal, command, secrets=secrets)
+    with _nothing_left():
+        return _inside(run, NodeFolder(folder), terminal, command, secrets=secrets)
 
 
 def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
@@ -63,7 +66,7 @@ def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
         )
     folder = NodeFolder(Path(door.folder))
     argv = (door.sshd, "-i", "-e", "-f", str(folder.sshd_config))
-    with marked_open(folder):
+    with _nothing_left(), marked_open(folder):
         status = process.run_in_terminal(argv, env={"PATH": "/usr/bin:/bin"}, cwd=folder.path)
     return 0 if status == _CONNECTION_ENDED else status
 
@@ -123,6 +126,20 @@ def _inside(
     with marked_open(folder):
         given = {name: environ[name] for name in _OF_CONNECTION if name in environ}
         return attach_step.attach(run, _environment(folder), command, secrets=secrets, given=given, binds=binds)
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """End what was started inside the block, after it: Slurm does so at the end of a step where it has cgroups.
+
+    Elsewhere, a process whose parent has ended would outlive the job.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    processes.adopt_orphans()
+    try:
+        yield
+    finally:
+        processes.end_rest(())
 
 
 @contextmanager

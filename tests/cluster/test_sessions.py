@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 
 # It prints text, and sets what must not reach a session.
 BASHRC = "echo NOISE; export PYTHONPATH=/evil LD_PRELOAD=libm.so.6 PATH=/evil:$PATH\n"
-ON_NODE = "ls -d /tmp/hpcenv-* 2>/dev/null; ps -u alice -o args= | grep -v -e '^ps' -e grep -e 'sh -c'; true"
+ON_NODE = "ls -d /tmp/hpcenv-[!0-9]* 2>/dev/null; ps -u alice -o args= | grep -v -e '^ps' -e grep -e 'sh -c'; true"
 
 
 @pytest.fixture(scope="module")

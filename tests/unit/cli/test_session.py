@@ -113,15 +113,6 @@ def test_what_is_started_of_services(hpcenv: Any, slurm: Any, shared_project: Pa
     ]
 
 
-def test_what_the_environment_lacks_is_said_before_anything_is_queued(
-    hpcenv: Any, slurm: Any, shared_project: Path
-) -> None:
-    done = start(hpcenv, slurm, shared_project, "--jupyter")
-    assert (done.status, "the environment cannot start jupyter" in done.stderr) == (3, True), done.stderr
-    assert "python3 -m pip install jupyterlab ipykernel" in done.stderr
-    assert not (shared_project / "runs").exists()
-
-
 def _open_session(tmp_path: Path) -> Path:
     options = SessionOptions(name="lab", folder=str(tmp_path / "lab"))
     folder = folders.make_run(tmp_path / "runs", "lab-1", "7", session=options, script="")
