@@ -123,7 +123,7 @@ def render_ssh_config(start: Path, word: str, *, login: str, user: str, program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebPage:
+class ServicePage:
     """How a laptop opens a service: the line to type there, and the address in its browser."""
 
     service: str
@@ -135,7 +135,7 @@ class WebPage:
 _FIRST_PORT = 8888
 
 
-def forwards(session: SessionOptions, door: SessionNode, token: str = "") -> tuple[WebPage, ...]:
+def pages_of(session: SessionOptions, door: SessionNode, token: str = "") -> tuple[ServicePage, ...]:
     """Return how a laptop opens each service of a session.
 
     Args:
@@ -145,5 +145,5 @@ def forwards(session: SessionOptions, door: SessionNode, token: str = "") -> tup
     for port, (service, path) in enumerate(door.sockets.items(), start=_FIRST_PORT):
         query = f"/?token={token}" if service == "jupyter" and token else "/"
         line = f"ssh -N -L 127.0.0.1:{port}:{path} {session.name}"
-        found.append(WebPage(service=service, line=line, address=f"http://127.0.0.1:{port}{query}"))
+        found.append(ServicePage(service=service, line=line, address=f"http://127.0.0.1:{port}{query}"))
     return tuple(found)

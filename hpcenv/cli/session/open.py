@@ -8,7 +8,7 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.errors import RunNotRunning, UsageError
-from hpcenv.runs.session import find_session, forwards, read_door, read_token
+from hpcenv.runs.session import find_session, pages_of, read_door, read_token
 from hpcenv.runs.status import read_status
 
 
@@ -26,7 +26,7 @@ def command(name: str, runs: str | None, as_json: bool) -> None:
     door = read_door(run, status)
     if door is None:
         raise RunNotRunning(f"the session `{session.name}` is not open", hint=f"hpcenv status {session.name}")
-    found = forwards(session, door, read_token(status, door, os.environ))
+    found = pages_of(session, door, read_token(status, door, os.environ))
     if not found:
         raise UsageError(f"the session `{session.name}` has no web page", why="it was started without a service")
     if as_json:
