@@ -163,13 +163,13 @@ def state_of(pid: int) -> ProcessState:
     stat = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     if not stat:
         return ProcessState(pid=pid, state="")
-    ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     counts = re.findall(r"^[rw]char: (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
+    ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     found = ProcessState(
         pid=pid,
         state=stat[0],
-        cpu=int(ran[0]) / 1e9 if ran else 0.0,
         wchan=_read(f"/proc/{pid}/wchan").strip("0\n"),
+        cpu=int(ran[0]) / 1e9 if ran else 0.0,
         written=sum(map(int, counts)) if counts else None,
         busy=sum(_cpu(child) for child in process.below(pid)),
     )
