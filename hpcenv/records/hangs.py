@@ -66,7 +66,7 @@ class ProcessState:
         call: the system call it is in; empty if it is in none, or that may not be read.
         file, mount: of that call, and type and place of the file's mount.
         written: bytes that it read or wrote; None if unknown.
-        busy, cpu: seconds of CPU of the processes below it, and of its own main thread.
+        busy, cpu: seconds of CPU of the processes below it, and of the main thread.
     """
 
     pid: int

@@ -159,13 +159,13 @@ def state_of(pid: int) -> ProcessState:
     state = proc.state(pid)[0]
     if not state:
         return ProcessState(pid=pid, state="")
-    ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     counts = re.findall(r"^[rw]char: (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
+    ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     found = ProcessState(
         pid=pid,
         state=state,
-        cpu=int(ran[0]) / 1e9 if ran else 0.0,
         wchan=_read(f"/proc/{pid}/wchan").strip("0\n"),
+        cpu=int(ran[0]) / 1e9 if ran else 0.0,
         written=sum(map(int, counts)) if counts else None,
         busy=sum(proc.cpu_seconds(child) for child in process.below(pid)),
     )
