@@ -110,6 +110,18 @@ def test_a_file_up_and_down_is_the_same(session: Session) -> None:
 
 
 @pytest.mark.long
+def test_ssh_answers_within_three_seconds(session: Session) -> None:
+    """On a machine that has time for it: the first connection, and the fastest of three more."""
+    times = [session.seconds]
+    for _ in range(3):
+        before = time.monotonic()
+        assert session.laptop.ssh("lab", "true").status == 0
+        times.append(time.monotonic() - before)
+    print(f"ssh lab true: {', '.join(f'{one:.2f}' for one in times)} s")
+    assert min(times) < 3, times
+
+
+@pytest.mark.long
 def test_half_a_gigabyte_up_and_down(session: Session) -> None:
     _up_and_down(session, 500 << 20)
 

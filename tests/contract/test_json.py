@@ -65,6 +65,8 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "image init": (("image", "init", "--torch", "2.13.0", "--cuda", "12.8"), "spec-invalid"),
     "kernel install": (("kernel", "install"), "spec-invalid"),
     "image lint": (("image", "lint", "nosuch"), "file-unusable"),
+    "session start": (("session", "start", "x"), "spec-invalid"),
+    "session open": (("session", "open", "x"), "run-not-found"),
 }
 
 
@@ -78,7 +80,9 @@ def check(done: Any, *, command: str, ok: bool) -> dict[str, Any]:
     return envelope
 
 
-EVERY = [verb for verb in VERBS if verb not in ("bundle", "data", "image", "kernel", "net")]
+# What ssh and people read of `session connect`, `session ssh-config` and `shell` is no JSON.
+EVERY = [verb for verb in VERBS if verb not in ("bundle", "data", "image", "kernel", "net", "session", "shell")]
+EVERY += ["session start", "session open"]
 EVERY += [f"kernel {verb}" for verb in KERNEL_VERBS]
 EVERY += [f"image {verb}" for verb in IMAGE_VERBS] + [f"net {verb}" for verb in NET_VERBS]
 EVERY += [f"data {verb}" for verb in DATA_VERBS]
