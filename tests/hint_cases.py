@@ -304,6 +304,18 @@ _DISK = "it needs a full disk, so root"
 _DAMAGED_IMAGE = "it needs a damaged image; tests/unit/image and tests/cluster/test_layer_cases.py make them"
 
 NOT_FOLLOWED: dict[str, str] = {
+    "cli/image/init.py: sh *": "tests/cluster/test_session_services.py types it, with a real image",
+    "exports/training.py: hpcenv lock": "it needs the image in a registry first: tests/unit/exports/test_exports.py reads it",
+    "exports/training.py: skopeo copy * docker://HOST/NAME:TAG": "words to fill in: tests/unit/exports/test_exports.py reads it",
+    "plugins/hydra_plugins/hpcenv_launcher.py: hpcenv report *": "it is raised in a program of the user, not on a command line",
+    "sessions/tools.py: hpcenv image init --tools *": "tests/cluster/test_session_services.py types it, with a real image",
+    "sessions/tools.py: hpcenv lock": "after the packages of the line before it: tests/unit/sessions/test_tools.py reads both",
+    "sessions/tools.py: python3 -m pip install *": "it needs an index: tests/unit/sessions/test_tools.py reads it",
+    "sessions/tools.py: sh image/add-tools.sh": "tests/cluster/test_session_services.py types it, with a real image",
+    "submission/session.py: chmod 700 *": "the folder of a session must be open to others: a program of the shell, not of hpcenv",
+    "submission/session.py: hpcenv attach *": "it needs a session: tests/cluster/test_sessions.py types it",
+    "submission/session.py: hpcenv cancel *": "it needs a session: tests/cluster/test_sessions.py types it",
+    "submission/session.py: hpcenv run": "it is the command in place of a session on a machine without Slurm",
     "runs/hangs.py: hpcenv status *": "it needs a run that waits or is being checked: tests/cluster/test_hangs.py has runs",
     "cli/_other_words.py: *": "programs of others, and words to fill in: tests/unit/cli/test_other_words.py asks each command for its help",
     "cli/data/listing.py: hpcenv data fetch": "it is a note, no error; it needs a hub",
