@@ -31,7 +31,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionFolder, SessionNode
 from hpcenv.sessions import ports
 from hpcenv.sessions.notices import Notices, say
-from hpcenv.sessions.services import ServiceRequest, Services, serving
+from hpcenv.sessions.services import Services, serving
 from hpcenv.sessions.ssh import find_sshd, sshd_config
 
 _PREFIX = "hpcenv-session-"
@@ -73,7 +73,7 @@ def _serving(
     if session is None or not session.services:
         return nullcontext(Services(()))
     return serving(
-        [ServiceRequest(one.kind, one.argv, one.port) for one in session.services],
+        session.services,
         run=run,
         environ=environ,
         folder=folder.path,

@@ -34,7 +34,7 @@ from hpcenv.launch import attach, processes
 from hpcenv.records.files import read_end
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.session import ServiceKind
+from hpcenv.records.session import SessionService
 from hpcenv.sessions import tools
 from hpcenv.sessions.training_curves import Curves
 
@@ -52,21 +52,7 @@ _SECONDS_TO_END = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
-@dataclass(frozen=True)
-class ServiceRequest:
-    """A service that the user asks for.
-
-    Attributes:
-        argv: of a command; for TensorBoard the run folders that it shows.
-        port: on which the command listens; None for the others.
-    """
-
-    kind: ServiceKind
-    argv: tuple[str, ...] = ()
-    port: int | None = None
-
-
-def name_of(request: ServiceRequest) -> str:
+def name_of(request: SessionService) -> str:
     """Return the name of a service: of its socket, its log and its configuration."""
     return f"port-{request.port}" if request.kind == "command" else request.kind
 
@@ -82,7 +68,7 @@ class Service:
         binds: in a SIF, beside those of the run.
     """
 
-    request: ServiceRequest
+    request: SessionService
     config: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
@@ -100,7 +86,7 @@ class Service:
 
 
 def render(
-    request: ServiceRequest, manifest: Manifest, folder: str, *, settings: str, token: str, allow_port: bool = False
+    request: SessionService, manifest: Manifest, folder: str, *, settings: str, token: str, allow_port: bool = False
 ) -> Service:
     """Return how a service is started. Pure.
 
@@ -144,7 +130,7 @@ def render(
 
 
 def _jupyter(
-    request: ServiceRequest, manifest: Manifest, config: dict[str, Any], folder: str, *, settings: str, token: str
+    request: SessionService, manifest: Manifest, config: dict[str, Any], folder: str, *, settings: str, token: str
 ) -> Service:
     runtime, file, kernel = f"{folder}/jupyter", f"{folder}/jupyter.token", f"{folder}/kernels/python3"
     argv = [
@@ -223,7 +209,7 @@ class Services:
 
 @contextlib.contextmanager
 def serving(
-    requests: Sequence[ServiceRequest],
+    requests: Sequence[SessionService],
     *,
     run: RunFolder,
     environ: Mapping[str, str],

@@ -33,12 +33,13 @@ sys.path.insert(0, f"{run}/code/hpcenv.zip")
 from pathlib import Path
 from hpcenv.errors import HpcenvError
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.sessions.services import ServiceRequest, serving
+from hpcenv.records.session import SessionService
+from hpcenv.sessions.services import serving
 
 def listeners():
     return sorted(line.split()[3] for line in subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout.splitlines())
 
-wanted = [ServiceRequest(kind, tuple(argv), port) for kind, argv, port in json.loads(requests)]
+wanted = [SessionService(kind=kind, argv=tuple(argv), port=port) for kind, argv, port in json.loads(requests)]
 folder = Path(tempfile.mkdtemp(prefix="hs-", dir="/tmp"))
 here = Path(run).parents[1]
 before = listeners()
@@ -51,6 +52,7 @@ try:
         while not (here / "done").exists():
             time.sleep(0.2)
     (here / "left").write_text(json.dumps(sorted(os.listdir(folder))))
+    folder.rmdir()
 except HpcenvError as error:
     print(f"REFUSED: {error}", flush=True)
 """

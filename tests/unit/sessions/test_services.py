@@ -26,8 +26,9 @@ from hpcenv.errors import FileUnusable, ToolFailed, ToolMissing, UsageError
 from hpcenv.incontainer import service as inside
 from hpcenv.machine.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import SessionService
 from hpcenv.sessions import services
-from hpcenv.sessions.services import ServiceRequest, Services, render, require_private, serving
+from hpcenv.sessions.services import Services, render, require_private, serving
 
 PYTHON = os.environ.get("HPCENV_TEST_SESSIONS_PYTHON") or sys.executable
 NOBODY = 65534
@@ -44,6 +45,10 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
 CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
 
 
+def wanted(kind: Any, argv: tuple[str, ...] = (), port: int | None = None) -> SessionService:
+    return SessionService(kind=kind, argv=argv, port=port)
+
+
 # -- what would be started ----------------------------------------------------------------
 
 
@@ -51,7 +56,7 @@ CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1]
 def rendered(make_manifest: Any) -> Any:
     """How a service is started in a SIF, or on the host."""
 
-    def call(request: ServiceRequest, *, in_image: bool = True, **more: Any) -> services.Service:
+    def call(request: SessionService, *, in_image: bool = True, **more: Any) -> services.Service:
         manifest = make_manifest()
         kind = "sif" if in_image else "host"
         manifest = replace(manifest, environment=replace(manifest.environment, kind=kind))
@@ -61,7 +66,7 @@ def rendered(make_manifest: Any) -> Any:
 
 
 def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only(rendered: Any) -> None:
-    found = rendered(ServiceRequest("jupyter"))
+    found = rendered(wanted("jupyter"))
     assert found.socket == "/tmp/s/jupyter.sock"
     assert found.files["/tmp/s/jupyter.token"] == "t0ken"
     assert "t0ken" not in found.files["/tmp/s/kernels/python3/kernel.json"]
@@ -70,7 +75,7 @@ def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only(rendered: A
     assert {"--ServerApp.sock_mode=0600", "--KernelManager.transport=ipc"} <= set(found.config["argv"])
     assert not re.search("ip=|0\\.0\\.0\\.0|--port", " ".join(found.config["argv"]))
     with pytest.raises(UsageError, match="without a token"):
-        rendered(ServiceRequest("jupyter"), token="")
+        rendered(wanted("jupyter"), token="")
 
 
 @pytest.mark.parametrize(
@@ -80,21 +85,21 @@ def test_who_makes_the_network_namespace(
     rendered: Any, in_image: bool, allow_port: bool, private: bool, own: bool
 ) -> None:
     """The container runtime in an image, incontainer/service.py on the host, nobody with --allow-port."""
-    for request in (ServiceRequest("command", ("streamlit", "run"), 8501), ServiceRequest("tensorboard", ("/runs/a",))):
+    for request in (wanted("command", ("streamlit", "run"), 8501), wanted("tensorboard", ("/runs/a",))):
         found = rendered(request, in_image=in_image, allow_port=allow_port)
         assert (found.config["private"], found.config["own_network"]) == (private, own)
 
 
 def test_tensorboard_sees_the_runs_that_it_shows_and_cannot_change_them(rendered: Any) -> None:
-    found = rendered(ServiceRequest("tensorboard", ("/runs/a", "/other/b")))
+    found = rendered(wanted("tensorboard", ("/runs/a", "/other/b")))
     assert [(bind.source, bind.read_only) for bind in found.binds] == [
         ("/tmp/s", False), ("/runs/a", True), ("/other/b", True)
     ]  # fmt: skip
     assert found.config["argv"][:2] == ["--logdir", "/tmp/s/curves"]
 
 
-@pytest.mark.parametrize("request_", [ServiceRequest("command", ("x",)), ServiceRequest("command", (), 80)])
-def test_a_command_needs_a_port(rendered: Any, request_: ServiceRequest) -> None:
+@pytest.mark.parametrize("request_", [wanted("command", ("x",)), wanted("command", (), 80)])
+def test_a_command_needs_a_port(rendered: Any, request_: SessionService) -> None:
     with pytest.raises(UsageError, match="needs a port and a command"):
         rendered(request_)
 
@@ -138,7 +143,7 @@ def check(hpcenv: Any, project: Path) -> tuple[RunFolder, dict[str, str]]:
 
 
 def serve(
-    checked: tuple[RunFolder, dict[str, str]], folder: Path, *requests: ServiceRequest, said: list[str] | None = None, **more: Any
+    checked: tuple[RunFolder, dict[str, str]], folder: Path, *requests: SessionService, said: list[str] | None = None, **more: Any
 ) -> AbstractContextManager[Services]:  # fmt: skip
     run, environ = checked
     places = {"folder": folder, "settings": run.path / "lab", "logs": run.path / "services"}
@@ -167,7 +172,7 @@ def free_port() -> int:
 
 def test_a_command_is_reached_through_its_socket_only(checked: Any, folder: Path) -> None:
     port, before = free_port(), set(process.below(os.getpid()))
-    request = ServiceRequest("command", ("python", "-c", WEB % ("127.0.0.1", port)), port)
+    request = wanted("command", ("python", "-c", WEB % ("127.0.0.1", port)), port)
     with serve(checked, folder, request) as running:
         path = running.sockets[f"port-{port}"]
         assert get(path)[0] == 200
@@ -192,14 +197,14 @@ def test_the_user_of_a_service_is_the_user(checked: Any, folder: Path) -> None:
     """Not root, whom some programs refuse: in the network namespace of the host it keeps its user id."""
     port = free_port()
     code = f"import os; print('I am', os.getuid(), flush=True); {WEB % ('127.0.0.1', port)}"
-    with serve(checked, folder, ServiceRequest("command", ("python", "-c", code), port)):
+    with serve(checked, folder, wanted("command", ("python", "-c", code), port)):
         log = checked[0].path / "services" / f"port-{port}.log"
         assert f"I am {os.getuid()}" in log.read_text()
 
 
 def test_a_service_that_ends_is_named_once(checked: Any, folder: Path) -> None:
     port = free_port()
-    with serve(checked, folder, ServiceRequest("command", ("python", "-c", GIVES_UP, str(port)), port)) as running:
+    with serve(checked, folder, wanted("command", ("python", "-c", GIVES_UP, str(port)), port)) as running:
         with contextlib.suppress(OSError):
             get(running.sockets[f"port-{port}"])
         for _ in range(100):
@@ -216,7 +221,7 @@ def test_a_port_of_the_node_is_opened_only_if_the_user_allows_it_and_says_what_i
     checked: Any, folder: Path
 ) -> None:
     port, said = free_port(), []
-    request = ServiceRequest("command", ("python", "-c", WEB % ("127.0.0.1", port)), port)
+    request = wanted("command", ("python", "-c", WEB % ("127.0.0.1", port)), port)
     with serve(checked, folder, request, said=said, allow_port=True) as running:
         socket.create_connection(("127.0.0.1", port)).close()
         assert get(running.sockets[f"port-{port}"])[0] == 200
@@ -227,7 +232,7 @@ def test_a_port_of_the_node_is_opened_only_if_the_user_allows_it_and_says_what_i
 
 def test_a_port_that_other_machines_reach_is_refused(checked: Any, folder: Path) -> None:
     port = free_port()
-    request = ServiceRequest("command", ("python", "-c", WEB % ("0.0.0.0", port)), port)
+    request = wanted("command", ("python", "-c", WEB % ("0.0.0.0", port)), port)
     with pytest.raises(ToolFailed, match="was ended") as caught, serve(checked, folder, request, allow_port=True):
         pass
     assert f"port {port} listens on other addresses than 127.0.0.1" in str(caught.value)
@@ -237,7 +242,7 @@ def test_a_port_that_other_machines_reach_is_refused(checked: Any, folder: Path)
 def test_a_program_of_somebody_else_on_the_port_is_not_taken_for_the_service(checked: Any, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        request = ServiceRequest("command", ("python", "-c", WEB % ("127.0.0.1", port)), port)
+        request = wanted("command", ("python", "-c", WEB % ("127.0.0.1", port)), port)
         with pytest.raises(ToolFailed, match="another program listens on port") as caught:
             with serve(checked, folder, request, allow_port=True):
                 pass
@@ -245,13 +250,13 @@ def test_a_program_of_somebody_else_on_the_port_is_not_taken_for_the_service(che
 
 
 def test_an_environment_without_the_program_says_what_to_type(checked: Any, folder: Path) -> None:
-    with pytest.raises(ToolMissing) as caught, serve(checked, folder, ServiceRequest("jupyter")):
+    with pytest.raises(ToolMissing) as caught, serve(checked, folder, wanted("jupyter")):
         pass
     assert "the environment has no jupyterlab" in str(caught.value)
     assert "python3 -m pip install jupyterlab ipykernel" in str(caught.value)
     with (
         pytest.raises(ToolMissing, match="has no nosuch"),
-        serve(checked, folder, ServiceRequest("command", ("nosuch",), 9)),
+        serve(checked, folder, wanted("command", ("nosuch",), 9)),
     ):
         pass
     assert list(folder.iterdir()) == []
@@ -312,7 +317,7 @@ client.execute_interactive(forked, timeout=60)
 def test_jupyter_with_a_kernel_and_tensorboard_open_no_port_and_show_no_token(with_tools: Any, folder: Path) -> None:
     run, _ = with_tools
     before = set(process.below(os.getpid()))
-    requests = (ServiceRequest("jupyter"), ServiceRequest("tensorboard", (str(run.path),)))
+    requests = (wanted("jupyter"), wanted("tensorboard", (str(run.path),)))
     with serve(with_tools, folder, *requests) as running:
         assert running.token_file is not None
         token, path = running.token_file.read_text(), running.sockets["jupyter"]
