@@ -26,7 +26,7 @@ TASKS = {
     "Act on runs": {
         "run": "Run any command in the locked environment, after the check.",
         "shell": "Open a shell in the locked environment, in a new job.",
-        "session": "Work in a job: a shell, ssh, editors and web pages.",
+        "session": "Work in a job: ssh, editors, web pages in the locked environment.",
         "attach": "Open a shell in a running run, on one of its nodes.",
         "wait": "Wait for runs and end with their exit status.",
         "cancel": "End runs.",

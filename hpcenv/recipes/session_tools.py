@@ -5,6 +5,7 @@ Runs on: LOGIN NODE. It reads the lockfile and the overlay, and asks no server: 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 from collections.abc import Sequence
@@ -75,8 +76,6 @@ def render(
         folder: of the script.
         root: of the project.
     """
-    import pip
-
     of_venv = under is not None and under.use == "venv"
     target = under.target if under is not None and of_venv else _TARGET
     packed = folder / f"{ENVIRONMENT}.sqsh"
@@ -88,10 +87,16 @@ def render(
         "packed": shlex.quote(str(packed)),
         "site": shlex.quote(str(folder / "site")),
         "runtime": shlex.quote(runtime),
-        "pip": shlex.quote(os.path.dirname(pip.__file__)),
+        "pip": shlex.quote(_folder_of_pip()),
         "root": shlex.quote(str(root)),
         "overlay": shlex.quote(f"{os.path.relpath(packed, root)}:{target}"),
     }
     parts = ("venv",) if of_venv else ("new", *(("packages",) if under is not None else ()))
     text = (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
     return fill(text, {**values, "environment": ENVIRONMENT, "first_line": FIRST_LINE}, parts=parts)
+
+
+def _folder_of_pip() -> str:
+    """Return the package pip of this Python; empty if it has none, as in an environment of uv."""
+    spec = importlib.util.find_spec("pip")
+    return "" if spec is None or spec.origin is None else os.path.dirname(spec.origin)

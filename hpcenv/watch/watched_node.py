@@ -4,7 +4,7 @@ Runs on: COMPUTE NODE. Standard library only.
 
 The ranks and this process meet in a folder of the node (TMPDIR), not on the shared file system: a rank writes after
 each step. It is below the folder of the start gate, which is in every container (container/start_gate.py), but
-read-only there: this folder has a bind of its own. With `--launcher srun` each task has its own container, and so its
+read-only there: this folder has its own bind. With `--launcher srun` each task has its own container, and so its
 own folder.
 """
 

@@ -144,7 +144,7 @@ def _own_imports_below(path: Path) -> set[str]:
 
 # Not imported by name: pip by a string (locking/wheels/pip_session.py), torch by the probe and the node, where it is.
 UNSEEN = {"pip"}
-ON_NODES = {"torch", "numpy"}
+ON_NODES = {"torch", "numpy", "ipykernel", "zmq"}
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:

@@ -25,7 +25,12 @@ from hpcenv.cli.data import VERBS as DATA_VERBS
 from hpcenv.cli.image import VERBS as IMAGE_VERBS
 from hpcenv.cli.kernel import VERBS as KERNEL_VERBS
 from hpcenv.cli.net import VERBS as NET_VERBS
+from hpcenv.cli.session import VERBS as SESSION_VERBS
 from hpcenv.project.options import in_place
+
+GROUPS = ("bundle", "data", "image", "kernel", "net", "session")
+# What they print is read by ssh.
+FOR_SSH = ("connect", "ssh-config")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +70,7 @@ def test_every_image_command_is_a_file_in_cli(verb: str) -> None:
         (group, verb)
         for group, verbs in (
             ("kernel", KERNEL_VERBS),
+            ("session", SESSION_VERBS),
             ("net", NET_VERBS),
             ("bundle", BUNDLE_VERBS),
             ("data", DATA_VERBS),
@@ -74,10 +80,11 @@ def test_every_image_command_is_a_file_in_cli(verb: str) -> None:
 )
 def test_every_command_of_a_group_is_a_file_in_cli(group: str, verb: str) -> None:
     # `list` is a built-in of Python.
-    command = importlib.import_module(f"hpcenv.cli.{group}.{'listing' if verb == 'list' else verb}").command
+    module = "listing" if verb == "list" else verb.replace("-", "_")
+    command = importlib.import_module(f"hpcenv.cli.{group}.{module}").command
     assert command.name == verb
     assert command.help
-    assert "--json" in [word for option in command.params for word in option.opts]
+    assert verb in FOR_SSH or "--json" in [word for option in command.params for word in option.opts]
 
 
 def command_of(verb: str) -> click.Command:
@@ -86,12 +93,13 @@ def command_of(verb: str) -> click.Command:
     return found
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("bundle", "data", "image", "kernel", "net")])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in GROUPS])
 def test_every_command_is_a_file_in_cli(verb: str) -> None:
     command = command_of(verb)
     assert command.name == verb
     assert command.help
-    assert "--json" in [word for option in command.params for word in option.opts]
+    # A shell is for people only: `hpcenv session start --json` starts the same job.
+    assert verb == "shell" or "--json" in [word for option in command.params for word in option.opts]
 
 
 def test_every_option_has_a_help() -> None:

@@ -16,7 +16,8 @@ export PYTHONNOUSERSITE=1
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/hpcenv-tools.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/over" "$work/pip" "$work/none"
-cp -R @{pip} "$work/pip/pip" # for images without pip
+pip=@{pip} # for images without pip; nothing if hpcenv's own Python has none
+[ -z "$pip" ] || cp -R "$pip" "$work/pip/pip"
 [ -d "$site" ] || site=$work/none
 inside() {
   @{runtime} -q exec --bind "$work" --bind "$work/over:$target" --bind "$site:/mnt" "$image" "$@"
