@@ -197,6 +197,7 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "image init": (("image", "init", "--base", "localhost:1/a:1"),),
     "image inspect": (("image", "inspect"), ("image", "inspect", "a.sif")),
     "image lint": (("image", "lint", "."), ("image", "lint", "a.sif")),
+    "kernel install": (("kernel", "install"),),
     "image list": (("image", "list"),),
     "image prune": (("image", "prune"), ("image", "prune", "--yes")),
     "image pull": (("image", "pull", "docker://localhost:1/a:1"),),
