@@ -192,4 +192,5 @@ def _volume(data: str) -> str:
 
 def _literal(text: str) -> str:
     """Return text in which Kubernetes replaces no `$(VARIABLE)`."""
-    return text.replace("$", "$$")
+    # A lone `$` stays: podman keeps `$$` in a variable's value.
+    return re.sub(r"\$(?=[$(])", "$$", text)

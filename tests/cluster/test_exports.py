@@ -158,10 +158,11 @@ def test_the_pod_of_the_job_runs(podman: Podman, sif_project: Project, place: Pa
     }
     if image:
         pod["spec"]["containers"][0]["image"] = image
-    (folder / "pod.yaml").write_text(f"{(folder / 'configmaps.yaml').read_text()}---\n{yaml.safe_dump(pod)}")
+    (folder / "pod.yaml").write_text(f"{(folder / 'configmaps.yaml').read_text()}---\n{json.dumps(pod)}")
     podman.run("kube", "play", str(folder / "pod.yaml"))
-    assert podman.run("wait", "trial-training").split()[-1] == str(status)
+    ended = podman.run("wait", "trial-training").split()[-1]
     said = podman.run("logs", "trial-training")
+    assert ended == str(status), said
     assert ("TRAINS 1 5$x ['--lr', '3e-4', 'a $(b)']" in said) == (status == 0), said
     assert ("MISMATCH" in said) == (status == 90)
     podman.run("kube", "down", str(folder / "pod.yaml"), status=None)
