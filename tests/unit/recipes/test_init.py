@@ -206,6 +206,7 @@ def test_the_command_shows_its_options_and_no_former_ones():
     shown = CliRunner().invoke(cli, ["image", "init", "--help"]).output
     options = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, re.M))
     assert options == {
+        "--tools",
         "--torch",
         "--cuda",
         "--python",
