@@ -203,7 +203,6 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "image pull": (("image", "pull", "docker://localhost:1/a:1"),),
     "image verify": (("image", "verify", "a.sif"),),
     "init": (("init",),),
-    "kernel install": (("kernel", "install"),),
     "list": (("list",), ("list", "--all")),
     "lock": (("lock",), ("lock", "--check"), ("lock", "--deep")),
     "logs": (("logs", "{run}"),),
