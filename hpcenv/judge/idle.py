@@ -20,6 +20,7 @@ def use_of(sample: Sample) -> str:
     most = sample.most or sample
     known = (
         ("a rank saves", any(rank.saving for rank in most.ranks)),
+        ("an open connection", bool(most.node.connections)),
         ("a GPU", any((gpu.use or 0.0) >= _LEAST_GPU for gpu in most.gpus)),
         ("the CPUs", (most.node.cpu or 0.0) >= _LEAST_CPUS),
         ("unknown use of a GPU", any(gpu.use is None for gpu in most.gpus)),

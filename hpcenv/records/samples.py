@@ -75,6 +75,7 @@ class NodeUse:
         received, sent: bytes of the node's network devices, without loopback, since the node was started.
         rdma_received, rdma_sent: bytes of the node's RDMA ports since the node was started.
         rdma_errors: errors that these ports counted (machine/network/port_errors.py); None without ports.
+        connections: open shells and connections of a session; None for a run that is no session.
         unknown: what could not be read, and why.
     """
 
@@ -97,6 +98,7 @@ class NodeUse:
     rdma_received: float | None = None
     rdma_sent: float | None = None
     rdma_errors: float | None = None
+    connections: float | None = None
     unknown: dict[str, str] = field(default_factory=dict)
 
 

@@ -137,9 +137,9 @@ def _not_started(state: RunState, verdict: Verdict | None) -> str:
 
 def _alone(run: Submitted, exits: Sequence[NodeExit]) -> str:
     """Return a note if no rank joined a process group: then all ranks did the same work, each one alone."""
-    if not any(record.alone for record in exits):
+    if not any(record.alone for record in exits) or not isinstance(run, Run) or run.manifest.session is not None:
         return ""
-    ranks = len(exits) * run.manifest.nproc_per_node if isinstance(run, Run) else 0
+    ranks = len(exits) * run.manifest.nproc_per_node
     return f"{ranks} ranks, 0 joined a process group" if ranks > 1 else ""
 
 

@@ -80,7 +80,9 @@ class HangWatch:
             return
         self._listed = now
         with suppress(OSError, HpcenvError):
-            for rank in read_pulses(self._node.rank_folders()):
+            # What holds a session makes no steps.
+            ranks = read_pulses(self._node.rank_folders()) if self._node.manifest.session is None else ()
+            for rank in ranks:
                 self._look_at(rank, now)
             self._look_for_requests()
             self._stop_if_found()

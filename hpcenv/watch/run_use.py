@@ -95,7 +95,8 @@ class RunWatch:
         idle = now - max(self._used.values())
         if idle >= limit:
             self._ended = True
-            text = f"no GPU and no CPU was in use for {duration(idle)} (--idle-end): the run is ended"
+            what = "no GPU and no CPU" if self._node.manifest.session is None else "no GPU, no CPU and no connection"
+            text = f"{what} was in use for {duration(idle)} (--idle-end): the run is ended"
             found = HangFound(id=f"idle-{now:.0f}", kind="idle", at=now, lines=(text,))
             folder = requests_of(self._node.run, self._node.this_node.attempt)
             folder.mkdir(parents=True, exist_ok=True)

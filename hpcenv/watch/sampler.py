@@ -16,8 +16,11 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcenv.errors import HpcenvError
 from hpcenv.machine.gpu_use import GpuWatch
+from hpcenv.records.files import load_record
 from hpcenv.records.samples import GpuUse, Sample, samples_line
+from hpcenv.records.session import NodeFolder, SessionNode
 from hpcenv.watch import prometheus
 from hpcenv.watch.node_use import NodePlaces, NodeWatch
 from hpcenv.watch.pulses import processes, read_pulses
@@ -72,7 +75,7 @@ class Sampler:
             at=round(now, 3),
             seconds=round(now - self._last, 3),
             gpus=self._look_at_gpus(),
-            node=self._host.look(now),
+            node=replace(self._host.look(now), connections=self._connections()),
             ranks=self._ranks.look(self._pulses, self._processes(), now),
         )
         self._last = now
@@ -84,6 +87,16 @@ class Sampler:
         if sum(one.seconds for one in self._minute) >= _SECONDS_OF_A_RECORD:
             self._write(together(self._minute))
             self._minute = []
+
+    def _connections(self) -> float | None:
+        """Return how many shells and connections of a session are open here; None for a run that is no session."""
+        if self._node.manifest.session is None:
+            return None
+        try:
+            door = load_record(SessionNode, self._node.run.session_of(self._node.this_node.node))
+            return float(len(os.listdir(NodeFolder(Path(door.folder)).open)))
+        except (OSError, HpcenvError):
+            return 0.0  # the session is not open here yet, or not any more
 
     def _publish(self, sample: Sample) -> None:
         """Write the newest sample where the site's Prometheus finds it; the first problem is said, and ends it."""

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from hpcenv.records.hangs import (
 )
 from hpcenv.records.manifest import WatchOptions
 from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import SessionOptions
 from hpcenv.submission import node_code
-from hpcenv.watch import stacks
+from hpcenv.watch import hangs, stacks
 from hpcenv.watch.hangs import HangWatch
 from hpcenv.watch.pulses import read_pulses
 from hpcenv.watch.watched_node import FOLDER, WatchedNode, folders_prefix
@@ -347,3 +349,25 @@ def test_a_process_that_would_not_catch_the_signal_lives(tmp_path: Path) -> None
         time.sleep(0.2)
         assert child.poll() is None
         child.kill()
+
+
+@pytest.mark.parametrize("is_session", [False, True])
+def test_what_holds_a_session_makes_no_steps_and_is_not_asked(
+    tmp_path: Path, make_manifest: Any, monkeypatch: pytest.MonkeyPatch, is_session: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(hangs, "_BEFORE_FIRST_STEP", 2.0)
+    session = SessionOptions(name="lab", folder=str(tmp_path / "lab")) if is_session else None
+    made = Job(tmp_path, partial(make_manifest, session=session))
+    made.start("time.sleep(300)", steps=0)
+    try:
+        asked = requests_of(made.run, 0)
+        until = time.monotonic() + (12 if is_session else 60)
+        while time.monotonic() < until and not list(asked.glob("stall-*")):
+            made.watches[0].attend(time.time())
+            time.sleep(0.2)
+        assert bool(list(asked.glob("stall-*"))) is not is_session
+    finally:
+        for rank in made.ranks:
+            os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()

@@ -113,6 +113,7 @@ IN_USE = {
     "one GPU": {**IDLE, "gpu": lambda n, _at, i: {"use": 5.0 if (n, i) == ("n2", 1) else 0.0}},
     "CPUs of one node": {**IDLE, "node": lambda n, *_: {"cpu": 0.4 if n == "n1" else 0.0}},
     "once in ten minutes": {**IDLE, "gpu": lambda _n, at, _i: {"use": 50.0 if at % 600 == 0 else 0.0}},
+    "an open connection": {**IDLE, "node": lambda *_: {"cpu": 0.0, "connections": 1.0}},
     "a save": {**IDLE, "rank": lambda _n, _at, r: {"saving": r == 0}},
 }
 

@@ -10,9 +10,11 @@ import pytest
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records import samples
 from hpcenv.records.codec import decode_record
+from hpcenv.records.files import save_record
 from hpcenv.records.manifest import Manifest, WatchOptions
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.samples import GpuUse, NodeUse, RankUse, Sample
+from hpcenv.records.session import NodeFolder, SessionNode, SessionOptions
 from hpcenv.watch.sampler import Sampler, together
 from hpcenv.watch.watched_node import WatchedNode
 
@@ -82,6 +84,25 @@ def test_a_sample_is_taken_when_it_is_time_and_after_hours_a_minute_is_one_recor
     found = samples.read_samples(path, node="n1", attempt=2).samples[3:]
     assert [one.seconds for one in found[1:]] == [60, 60]
     assert all(one.least and one.most for one in found[1:])
+
+
+def test_a_sample_of_a_session_has_its_open_connections(make_manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+    session = SessionOptions(name="lab", folder=str(tmp_path / "lab"))
+    for manifest, found in ((make_manifest(run_folder=str(tmp_path), session=session), 0.0), (make_manifest(), None)):
+        this_node = ThisNode(node="n1", nodes=("n1",), attempt=0, job_id="77")
+        node = WatchedNode(manifest=manifest, this_node=this_node, launch=1, options=WatchOptions(sample=10))
+        assert Sampler(node, begin=0.0)._connections() == found  # noqa: SLF001
+    folder = NodeFolder(tmp_path / "node")
+    folder.open.mkdir(parents=True)
+    for name in "ab":
+        (folder.open / name).touch()
+    run = RunFolder(tmp_path)
+    save_record(SessionNode(schema=1, run="x", node="n1", attempt=0, folder=str(folder.path)), run.session_of("n1"))
+    manifest = make_manifest(run_folder=str(tmp_path), session=session)
+    node = WatchedNode(manifest=manifest, this_node=this_node, launch=1, options=WatchOptions(sample=10))
+    Sampler(node, begin=0.0).attend(10.0)
+    (taken,) = samples.read_samples(run.samples_of(0, "n1"), node="n1", attempt=0).samples
+    assert taken.node.connections == 2.0
 
 
 def test_what_cannot_be_written_is_said_once_and_the_rest_goes_on(
