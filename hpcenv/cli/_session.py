@@ -34,6 +34,7 @@ _OPTIONS = frozenset((
     "nodes", "gpus", "allow_cpu_torch", "gpu_type", "cpus", "mem", "time", "partition", "account", "qos", "constraint",
     "reservation", "exclude", "nodelist", "dependency", "comment", "sbatch", "site", "lock", "frozen", "runtime",
     "bind", "env", "pass_env", "secret", "preflight", "skip_check", "stage", "stage_data", "stage_dir", "runs_dir",
+    "idle_end",
 ))  # fmt: skip
 
 

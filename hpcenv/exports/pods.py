@@ -174,12 +174,13 @@ def _needs(training: Training, claim: Claim | None) -> Iterator[str]:
         yield f"the claim {_volume(one.name)} with the data {one.path}"
     if training.secrets:
         words = " ".join(_from(one.name, one.source) for one in training.secrets)
-        yield f"kubectl create secret generic {_secrets(training)} {words}"
+        yield f"in bash: kubectl create secret generic {_secrets(training)} {words}"
 
 
 def _from(name: str, source: str) -> str:
+    """Return a word for kubectl that has no value of a secret: every user of the machine could read it there."""
     kind, _, place = source.partition(":")
-    return f'--from-literal={name}="${place}"' if kind == "env" else f"--from-file={name}={place}"
+    return f"--from-file={name}=" + (f'<(printf %s "${place}")' if kind == "env" else place)
 
 
 def _secrets(training: Training) -> str:

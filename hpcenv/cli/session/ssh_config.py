@@ -25,7 +25,7 @@ def command(name: str, login: str | None, runs: str | None) -> None:
     Add it to ~/.ssh/config there, once for a name: it holds for all later sessions of this name.
 
     \b
-        ssh LOGIN hpcenv session ssh-config lab --login LOGIN >> ~/.ssh/config
+        ssh LOGIN 'cd PROJECT && hpcenv session ssh-config lab' >> ~/.ssh/config
         ssh lab
     """  # noqa: D301  (click's mark for "do not wrap")
     program = os.path.abspath(sys.argv[0])

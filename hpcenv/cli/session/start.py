@@ -57,8 +57,12 @@ def command(
     \b
         hpcenv session start lab --gpus 1 --time 4:00:00
         hpcenv attach lab
-        hpcenv session ssh-config lab >> ~/.ssh/config
         hpcenv cancel lab
+
+    On your laptop, once:
+
+    \b
+        ssh LOGIN 'cd PROJECT && hpcenv session ssh-config lab' >> ~/.ssh/config
     """  # noqa: D301  (click's mark for "do not wrap")
     result = _session.begin(
         name,
@@ -80,9 +84,11 @@ def command(
     if door is not None:
         _render.say(f"session {name} is open on {door.node}: its environment is the locked one")
         if not door.sshd:
-            _render.tell(f"note: node {door.node} has no sshd: hpcenv attach works, ssh and editors do not")
+            lost = "ssh, editors and web pages on your laptop do not"
+            _render.tell(f"note: node {door.node} has no sshd: hpcenv attach works; {lost}")
         pages = (("session", "open", name),) if door.sockets else ()
-        words = (("attach", name), *pages, ("session", "ssh-config", name), ("cancel", name))
+        from_laptop = (*pages, ("session", "ssh-config", name)) if door.sshd else ()
+        words = (("attach", name), *from_laptop, ("cancel", name))
         _render.tell("\nnext: " + "    ".join(_render.quoted(("hpcenv", *one)) for one in words))
     return status
 

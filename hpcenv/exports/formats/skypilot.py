@@ -8,6 +8,7 @@ from typing import Any
 from hpcenv.errors import UsageError
 from hpcenv.exports.engine import Claim, EngineFiles, Files, from_shell, variable_of, with_header, yaml_text
 from hpcenv.exports.training import CHECK, LOCK, PORT, Training
+from hpcenv.records.manifest import Secret
 
 _LOST = ("shared memory and ulimits: those of SkyPilot's container", "a failed run is not started again")
 
@@ -28,17 +29,23 @@ def render(training: Training, _files: Files, _claim: Claim | None) -> EngineFil
         **({"secrets": {one.name: None for one in training.secrets}} if training.secrets else {}),
         "run": _run(training),
     }
-    given = "".join(f' --secret {one.name}="${variable_of(one)}"' for one in training.secrets)
+    # Without a value, which every user of the machine could read in the list of processes: SkyPilot reads the variable.
+    given = "".join(f" --secret {one.name}" for one in training.secrets)
     start = f"sky launch{given} task.yaml"
     return EngineFiles(
         files={"task.yaml": with_header(training, _LOST, start, yaml_text(task))},
         lost=_LOST,
         needs=(
             *(f"the data in {one.path} on each node (file_mounts or volumes in task.yaml)" for one in training.data),
-            *(from_shell(secret) for secret in training.secrets),
+            *(_from_shell(secret) for secret in training.secrets),
         ),
         start=start,
     )
+
+
+def _from_shell(secret: Secret) -> str:
+    variable, text = variable_of(secret), from_shell(secret)
+    return text if variable == secret.name else f'{text}: export {secret.name}="${variable}"'
 
 
 def _resources(training: Training) -> dict[str, Any]:

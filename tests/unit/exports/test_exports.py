@@ -384,6 +384,20 @@ def accepts(*argv: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("kubernetes", """--from-file=T=<(printf %s "$MINE")"""),
+        ("skypilot", "sky launch --secret T task.yaml"),
+        ("skypilot", 'the secret MINE in the environment: export T="$MINE"'),
+    ],
+)
+def test_a_command_to_type_has_no_value_of_a_secret(project: Path, hpcenv: Any, engine: str, said: str) -> None:
+    """The shell would expand it into the list of processes."""
+    _, done = export(hpcenv, project, engine, "--secret", "T=env:MINE")
+    assert said in " ".join((done.stdout + done.stderr).split())
+
+
 @pytest.mark.parametrize("words", [(), ("--gpus", "2", "--allow-cpu-torch", "--secret", "T=env:T")])
 def test_compose_is_by_its_specification(project: Path, hpcenv: Any, words: tuple[str, ...]) -> None:
     folder, _ = export(hpcenv, project, "compose", *words)
