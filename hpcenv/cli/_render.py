@@ -257,6 +257,12 @@ def quoted(words: tuple[str, ...]) -> str:
     return shlex.join(words)
 
 
+def own_program() -> str:
+    """Return the absolute path of the program `hpcenv`, also where it was started as `python3 -m hpcenv`."""
+    started = Path(os.path.abspath(sys.argv[0]))
+    return str(started if started.name == "hpcenv" else Path(sys.executable).with_name("hpcenv"))
+
+
 def token() -> str:
     """Return eight hex digits: they distinguish runs that are submitted in the same second, even fifty of them."""
     # The same as secrets.token_hex, without its import of random and hmac.

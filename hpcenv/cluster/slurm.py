@@ -374,8 +374,8 @@ def shell_argv(
     if not _JOB_ID.fullmatch(job_id):
         raise ToolFailed(f"`{job_id}` is not a job id")
     srun = _find("srun", "run a command inside a job", environ)
-    where = (f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
-    how = ("--quiet", "--unbuffered", "--cpu-bind=none") if protocol else ("--pty",) if tty else ()
+    where = (f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--cpu-bind=none")
+    how = ("--quiet", "--unbuffered") if protocol else ("--pty",) if tty else ()
     return [srun, *where, *how, *command]
 
 

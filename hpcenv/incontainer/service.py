@@ -42,7 +42,6 @@ def main(path: str) -> int:
     """Start what the configuration says; return its exit status."""
     with open(path, encoding="utf-8") as file:
         config = json.load(file)
-    os.umask(0o077)
     os.environ.update(config["variables"])
     if config["python_path"]:
         os.environ["PYTHONPATH"] = ":".join(filter(None, [os.environ.get("PYTHONPATH"), config["python_path"]]))

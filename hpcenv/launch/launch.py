@@ -284,6 +284,11 @@ class _AtGate:
         is_first = self.settings is not None and self.settings.node_rank == 0 and not self._node.local_rank
         if is_first and not self.blocking:
             self.blocking = _changed_code(self._node)
+        if manifest.session is not None and not self.blocking:
+            # The session opens now, and not before (sessions/door.py).
+            start = RunFolder(Path(manifest.run_folder)).session_start_of(self._node.this_node.node)
+            start.parent.mkdir(exist_ok=True)
+            start.touch()
         return not self.blocking
 
     def error(self) -> NodeRejected | NodesUnknown:

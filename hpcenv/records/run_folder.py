@@ -276,6 +276,10 @@ class RunFolder:
         """Made when a session must end: then what holds its job ends."""
         return self.session / "end"
 
+    def session_start_of(self, node: str) -> Path:
+        """Made by the launch step when the start gate has passed the node."""
+        return self.session / f"{node}.start"
+
     def session_of(self, node: str) -> Path:
         return self.session / f"{node}.json"
 

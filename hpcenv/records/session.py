@@ -102,6 +102,11 @@ class NodeFolder:
         return self.path / "empty"
 
     @property
+    def sockets(self) -> Path:
+        """What is TMPDIR for ssh in a container: sshd, outside of it, opens the sockets that programs make there."""
+        return self.path / "run"
+
+    @property
     def open(self) -> Path:
         """One locked file for each open shell or connection."""
         return self.path / "open"

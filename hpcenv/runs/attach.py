@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -60,9 +61,14 @@ def plan_attach(
 
     Raises:
         RunNotRunning: the run waits, is being checked, or has ended.
-        UsageError: the node does not train in this run, or a shell is requested without a terminal.
+        UsageError: it is the run of another user, the node does not train in it, or a shell is requested without a
+            terminal.
     """
     run = find_run(start, word, runs=runs)
+    owner = os.stat(run.folder.path).st_uid
+    if os.geteuid() not in (owner, 0):
+        why = f"its run folder belongs to user {owner}, whose files would run in your job"
+        raise UsageError(f"`{run.submission.run}` is the run of another user", why=why)
     status = read_status(run, environ)
     nodes = nodes_of(status)
     if node is not None and node not in nodes:

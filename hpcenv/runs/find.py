@@ -254,7 +254,9 @@ def _find_job(folder: Path, word: str) -> Submitted | Sweep | None:
                 return _try_open(element.folder.path)
         array_ids = {job_id.partition("_")[0] for element in entry.elements for job_id in element.job_ids}
         return entry if word in array_ids else None
-    return _try_open(folder) if word in (*entry.job_ids, entry.submission.run, entry.submission.session) else None
+    # Where several users keep their runs in one folder, the name of a session is one's own.
+    own = entry.submission.session if os.stat(folder).st_uid == os.geteuid() else None
+    return _try_open(folder) if word in (*entry.job_ids, entry.submission.run, own) else None
 
 
 def _may_be_meant(folder: Path) -> bool:

@@ -36,6 +36,7 @@ from hpcenv.sessions.ssh import find_sshd, sshd_config
 
 _PREFIX = "hpcenv-session-"
 _SECONDS_BETWEEN_LOOKS = 5.0
+_SECONDS_BETWEEN_STARTS = 0.2
 # Paths of Unix sockets are at most 107 bytes long; those of Jupyter's kernels need 58 of them.
 _LONGEST_FOLDER = 48
 
@@ -49,21 +50,42 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
         # It ends after what holds the job. Not ignored: a service would inherit that.
         signal.signal(number, lambda _number, _frame: None)
     with ExitStack() as stack:
-        folder = stack.enter_context(node_folder())
-        door = _prepare(run, manifest, this_node, folder, environ)
-        save_record(door, run.session_of(this_node.node))  # ssh works now; services may need a minute
-        services = Services(())
         try:
+            if not _wait_for_start(run.session_start_of(this_node.node)):
+                return 0
+            folder = stack.enter_context(node_folder())
+            door = _prepare(run, manifest, this_node, folder, environ)
+            save_record(door, run.session_of(this_node.node))  # ssh works now; services may need a minute
+            services = Services(())
             if this_node.rank == 0:
                 services = stack.enter_context(_serving(run, manifest, folder, environ))
             door = replace(door, ready=True, sockets=services.sockets, token_file=str(services.token_file or ""))
-        except HpcenvError as error:
-            say(f"error[{error.code}]: {error}")
-            door = replace(door, problem=str(error))
-            run.session_end.touch()
-        save_record(door, run.session_of(this_node.node))
-        _watch(run, manifest, door, services, environ)
+            save_record(door, run.session_of(this_node.node))
+        except (HpcenvError, OSError) as error:
+            _end_with(error, run, manifest, this_node)
+            return 1
+        _watch(run, manifest, door, services, environ, is_first=this_node.rank == 0)
     return 0
+
+
+def _wait_for_start(path: Path) -> bool:
+    """Wait until the start gate has passed this node; return whether the session did not end before."""
+    while not path.exists():
+        if select.select([sys.stdin], [], [], _SECONDS_BETWEEN_STARTS)[0]:
+            return False
+    return True
+
+
+def _end_with(error: HpcenvError | OSError, run: RunFolder, manifest: Manifest, this_node: ThisNode) -> None:
+    """Say why the session cannot be kept open on this node, to the log and to who waits for it, and end it."""
+    said = f"error[{error.code}]: {error}" if isinstance(error, HpcenvError) else f"the session ends: {error}"
+    say(said)
+    known = {"schema": SCHEMA, "run": manifest.run, "node": this_node.node, "attempt": this_node.attempt}
+    with contextlib.suppress(HpcenvError, OSError):
+        save_record(SessionNode(**known, folder="", problem=str(error)), run.session_of(this_node.node))  # type: ignore[arg-type]
+    with contextlib.suppress(OSError):
+        run.session.mkdir(exist_ok=True)
+        run.session_end.touch()
 
 
 def _serving(
@@ -94,14 +116,17 @@ def node_folder() -> Iterator[NodeFolder]:
     if len(place) + len(_PREFIX) + 8 > _LONGEST_FOLDER:
         place = "/tmp"  # noqa: S108  (the folder gets a name that cannot be guessed, and mode 0700)
     for old in Path(place).glob(f"{_PREFIX}*"):
-        if old.lstat().st_uid == os.getuid() and (lock := _locked(old)) is not None:
-            shutil.rmtree(old, ignore_errors=True)
-            os.close(lock)
+        with contextlib.suppress(OSError):  # another session of this user may just end
+            if old.lstat().st_uid == os.getuid() and (lock := _locked(old)) is not None:
+                shutil.rmtree(old, ignore_errors=True)
+                os.close(lock)
     try:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        # Locked before it has its name: without a lock it would be what a dead session left.
+        made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
+        lock = _locked(made)
+        path = made.rename(made.with_name(made.name[1:]))
     except OSError as error:
         raise FileUnusable("this node cannot make a folder for the session", why=str(error)) from error
-    lock = _locked(path)
     try:
         yield NodeFolder(path)
     finally:
@@ -132,6 +157,7 @@ def _prepare(
     session = SessionFolder(Path(manifest.session.folder))
     folder.open.mkdir(mode=0o700)
     folder.empty_home.mkdir(mode=0o700)
+    folder.sockets.mkdir(mode=0o700)
     command = [sys.executable, "-I", str(run.step), "ssh-command", str(run.path), str(folder.path)]
     user = pwd.getpwuid(os.getuid()).pw_name
     for path, text in (
@@ -151,9 +177,18 @@ def _prepare(
 
 
 def _watch(
-    run: RunFolder, manifest: Manifest, door: SessionNode, services: Services, environ: Mapping[str, str]
+    run: RunFolder,
+    manifest: Manifest,
+    door: SessionNode,
+    services: Services,
+    environ: Mapping[str, str],
+    *,
+    is_first: bool,
 ) -> None:
-    """Look at the session from time to time, until standard input is closed."""
+    """Look at the session from time to time, until standard input is closed.
+
+    Shells are on the first node, so only this one knows that the session is not used.
+    """
     assert manifest.session is not None
     folder, unused = NodeFolder(Path(door.folder)), manifest.session.ends_unused
     notices, last_used = Notices(environ), time.monotonic()
@@ -162,20 +197,22 @@ def _watch(
         notices.give(time.time(), [path for path in terminals if path])
         if terminals:
             last_used = time.monotonic()
-        elif unused and time.monotonic() - last_used > unused:
+        elif is_first and unused and time.monotonic() - last_used > unused:
             say(f"hpcenv: the session ends: no shell for {unused} s")
             run.session_end.touch()
         for line in services.ended():
             say(f"hpcenv: {line}")
-        if (found := ports.listening(environ)) != door.ports:
-            door = replace(door, ports=found)
-            save_record(door, run.session_of(door.node))
+        now = replace(door, ports=ports.listening(environ), sockets=services.sockets)
+        if now != door:
+            with contextlib.suppress(OSError):  # a disk that is full for a while: at the next look
+                save_record(now, run.session_of(door.node))
+                door = now
 
 
 def open_terminals(folder: NodeFolder) -> list[str]:
     """Return the terminal of each open shell or connection, empty where it has none; forget those that have ended."""
     found = []
-    for path in folder.open.iterdir():
+    for path in folder.open.glob("[!.]*"):
         lock = _locked(path)
         if lock is None:
             with contextlib.suppress(OSError):

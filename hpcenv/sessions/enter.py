@@ -33,6 +33,7 @@ _COMMAND = ("/bin/sh", "-c", 'command -v bash >/dev/null && exec bash -c "$1"; e
 
 # What a program in the session knows of the connection. Not SSH_CLIENT, with which bash reads .bashrc for a command.
 _OF_CONNECTION = ("TERM", "SSH_CONNECTION", "SSH_TTY")
+_OF_SOCKETS = ("TMPDIR", "XDG_RUNTIME_DIR")
 
 # sshd's status after each connection, however it ends: of it srun would write a line.
 _CONNECTION_ENDED = 255
@@ -78,9 +79,14 @@ def run_ssh_command(run: RunFolder, environ: Mapping[str, str], folder: str) -> 
     manifest = open_manifest(run, kept)
     asked = environ.get("SSH_ORIGINAL_COMMAND", "")
     binds: tuple[Bind, ...] = ()
+    if manifest.environment.kind == "sif":
+        # An editor listens on a socket in TMPDIR, and asks sshd, which is outside of the container, to open it.
+        binds = (Bind(source=str(node.sockets), target=str(node.sockets)),)
+        environ = {**environ, **dict.fromkeys(_OF_SOCKETS, str(node.sockets))}
     command: tuple[str, ...] = (*_COMMAND, asked) if asked else ()
     if asked == SFTP:
-        command, binds = _sftp_server(in_container=manifest.environment.kind == "sif")
+        command, more = _sftp_server(in_container=manifest.environment.kind == "sif")
+        binds += more
     return _inside(run, node, environ, command, binds=binds, secrets=False)
 
 
@@ -146,12 +152,15 @@ def _nothing_left() -> Iterator[None]:
 def marked_open(folder: NodeFolder) -> Iterator[None]:
     """Keep a locked file inside the block: the session does not end as unused. It has the path of the terminal."""
     try:
-        path = folder.open / uuid.uuid4().hex
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        name = uuid.uuid4().hex
+        path = folder.open / name
+        # Locked before it has its name: without a lock it would be the mark of a shell that has ended.
+        descriptor = os.open(folder.open / f".{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        (folder.open / f".{name}").rename(path)
     except OSError as error:
         raise NodesUnknown("the session has ended on this node", why=str(error)) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, (os.ttyname(0) if sys.stdin.isatty() else "").encode())
         yield
     finally:

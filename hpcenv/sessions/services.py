@@ -149,6 +149,7 @@ def _jupyter(
     # jpserver-PID-open.html in the runtime folder has the token, and mode 0644 (jupyter_server 2.21).
     variables = {
         "JUPYTER_TOKEN_FILE": file,
+        "JUPYTER_TOKEN": "",  # of an image or a project: it would come first
         "JUPYTER_RUNTIME_DIR": runtime,
         "JUPYTER_CONFIG_DIR": settings,
         # `kernels/NAME/kernel.json` below it comes before every kernel of the environment.
@@ -187,15 +188,18 @@ class Services:
     """The running services of a session.
 
     Attributes:
-        sockets: name -> path.
         token_file: of Jupyter; None without it.
     """
 
     def __init__(self, running: Sequence[Running]) -> None:
         self._running = list(running)
-        self.sockets = {one.service.name: one.service.socket for one in running}
         files = [name for one in running for name in one.service.files]
         self.token_file = Path(files[0]) if files else None
+
+    @property
+    def sockets(self) -> dict[str, str]:
+        """Name -> path, of the services that have not ended."""
+        return {one.service.name: one.service.socket for one in self._running}
 
     def ended(self) -> list[str]:
         """Return a line for each service that has ended since the last call."""

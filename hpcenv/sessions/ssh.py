@@ -48,7 +48,8 @@ def sshd_config(session: SessionFolder, node: NodeFolder, *, user: str, command:
             f"AuthorizedKeysFile {_quoted(session.authorized_keys)}",
             # hpcenv checks the folder itself; sshd would also ask for the modes of all folders above it.
             "StrictModes no",
-            f"AllowUsers {user}",
+            # In a pattern, what stands after `@` is the host from which the user comes.
+            f"AllowUsers {user.replace('@', '?')}",
             "AuthenticationMethods publickey",
             "PubkeyAuthentication yes",
             "PasswordAuthentication no",
@@ -83,7 +84,7 @@ def sshd_config(session: SessionFolder, node: NodeFolder, *, user: str, command:
 def _quoted(path: object) -> str:
     """Return a path as one word of sshd's or ssh's configuration, in which `%` begins a token."""
     text = str(path)
-    if not text.isprintable() or '"' in text or "\\" in text or "%" in text:
+    if not text.isprintable() or '"' in text or any(one in text for one in "\\%#"):
         raise UsageError(f"{text!r} cannot be a path of a session", why="ssh would misread it")
     return f'"{text}"'
 
@@ -113,12 +114,15 @@ def ssh_config(host: SshHost) -> str:
     alias = f"hpcenv-{host.name}"
     shared = "-o ControlMaster=auto -o ControlPath=~/.ssh/hpcenv-%%C -o ControlPersist=10m"
     connect = shlex.join(host.connect).replace("%", "%%")
+    # An empty line first: the file before it may end without a line end.
     return f"""\
+
 # hpcenv session {host.name}. VS Code: "remote.SSH.remoteServerListenOnSocket": true, so that its server opens no port.
 Host {host.name}
     User {host.user}
     HostName {alias}
     HostKeyAlias {alias}
+    IgnoreUnknown KnownHostsCommand
     KnownHostsCommand /bin/echo {alias} {" ".join(host.host_key.split()[:2])}
     UserKnownHostsFile ~/.ssh/known_hosts.{alias}
     GlobalKnownHostsFile none

@@ -22,6 +22,8 @@ from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 
 _SECONDS_BETWEEN_LOOKS = 10.0
+# A shared disk may answer late; the end of a session does not wait for it.
+_SECONDS_TO_END = 2.0
 _MOST_ENTRIES = 20_000
 _EVENTS = re.compile(r"events\.out\.tfevents\.", re.DOTALL)
 _OWN = "hpcenv"
@@ -50,7 +52,7 @@ class Curves:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(_SECONDS_TO_END)
 
     def _keep(self) -> None:
         while True:

@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-# The words after it: project, Python of hpcenv, lockfile, Python of the environment, and the connection file, whose
+# The words after it: project, hpcenv, lockfile, Python of the environment, and the connection file, whose
 # folder also has the kernel's sockets (transport `ipc`). A container sees that folder only if it is bound.
-_START = 'cd "$1" && exec "$2" -m hpcenv run --nodes 1 --lock "$3"{bind} -- "$4" -m ipykernel_launcher -f "$5"'
+_START = 'cd "$1" && exec "$2" run --nodes 1 --lock "$3"{bind} -- "$4" -m ipykernel_launcher -f "$5"'
 _BIND = ' --bind "${5%/*}"'
 
 
@@ -22,16 +22,16 @@ def folder_name(project: str, lock: str) -> str:
     return re.sub(r"[^a-z0-9._]+", "-", f"hpcenv-{project}-{lock}".lower())
 
 
-def kernel_json(*, project: Path, lock: str, own_python: str, python: str, on_host: bool) -> str:
+def kernel_json(*, project: Path, lock: str, program: str, python: str, on_host: bool) -> str:
     """Return the text of kernel.json.
 
     Args:
-        own_python: the interpreter that has hpcenv.
+        program: path of hpcenv.
         python: the interpreter of the environment.
         on_host: whether it is a host environment.
     """
     start = _START.format(bind="" if on_host else _BIND)
-    words = (str(project), own_python, lock, python, "{connection_file}")
+    words = (str(project), program, lock, python, "{connection_file}")
     spec: dict[str, Any] = {
         "argv": ["/bin/sh", "-c", start, "sh", *words],
         "display_name": f"{project.name} ({lock}, locked)",

@@ -56,7 +56,8 @@ def with_session(
         raise UsageError("a session needs Slurm", why=why, hint=Command("hpcenv", "run"))
     runs = workspace.runs if options.runs_dir is None else Path(options.runs_dir)
     runs = Path(os.path.abspath(runs))
-    earlier = [run for run in list_runs(runs) if isinstance(run, Submitted) and run.submission.session == name]
+    known = [run for run in list_runs(runs) if isinstance(run, Submitted) and run.submission.session == name]
+    earlier = [run for run in known if run.folder.path.stat().st_uid == os.getuid()]
     for run, state in zip(earlier, read_states(earlier, environ), strict=True):
         if not state.quiet:
             raise WouldOverwrite(

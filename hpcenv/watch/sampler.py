@@ -94,7 +94,7 @@ class Sampler:
             return None
         try:
             door = load_record(SessionNode, self._node.run.session_of(self._node.this_node.node))
-            return float(len(os.listdir(NodeFolder(Path(door.folder)).open)))
+            return float(sum(not name.startswith(".") for name in os.listdir(NodeFolder(Path(door.folder)).open)))
         except (OSError, HpcenvError):
             return 0.0  # the session is not open here yet, or not any more
 

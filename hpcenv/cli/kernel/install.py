@@ -6,7 +6,6 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
@@ -43,7 +42,7 @@ def command(lock: str | None, prefix: str | None, accept: str | None, as_json: b
         raise SpecError(f"lockfiles/{name}.lock.toml has no ipykernel", why="the kernel is started with it", hint=hint)
     python = host_environment(workspace, os.environ).python if on_host else workspace.project.python or "python3"
     text = kernel_json(
-        project=workspace.root, lock=name, own_python=sys.executable, python=python, on_host=on_host
+        project=workspace.root, lock=name, program=_render.own_program(), python=python, on_host=on_host
     )  # fmt: skip
     folder = _kernels(prefix) / folder_name(workspace.root.name, name)
     folder.mkdir(parents=True, exist_ok=True)

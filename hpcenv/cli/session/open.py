@@ -26,6 +26,9 @@ def command(name: str, runs: str | None, as_json: bool) -> None:
     door = read_door(run, status)
     if door is None:
         raise RunNotRunning(f"the session `{session.name}` is not open", hint=f"hpcenv status {session.name}")
+    if not door.sshd:
+        why = "a web page comes through ssh, and openssh-server is not installed there"
+        raise UsageError(f"node {door.node} of the session `{session.name}` has no sshd", why=why)
     found = pages_of(session, door, read_token(status, door, os.environ))
     if not found:
         raise UsageError(f"the session `{session.name}` has no web page", why="it was started without a service")

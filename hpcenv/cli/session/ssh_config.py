@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-import sys
 
 import click
 
@@ -28,7 +27,7 @@ def command(name: str, login: str | None, runs: str | None) -> None:
         ssh LOGIN 'cd PROJECT && hpcenv session ssh-config lab' >> ~/.ssh/config
         ssh lab
     """  # noqa: D301  (click's mark for "do not wrap")
-    program = os.path.abspath(sys.argv[0])
+    program = _render.own_program()
     user = pwd.getpwuid(os.getuid()).pw_name
     host = login or socket.getfqdn()
     _render.put(render_ssh_config(_render.cwd(), name, login=host, user=user, program=program, runs=runs))

@@ -30,18 +30,18 @@ def test_the_name_of_a_kernel_is_one_that_jupyter_takes() -> None:
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_the_kernel_is_hpcenv_run(on_host: bool, tmp_path: Path) -> None:
-    """Here a shell script takes the place of the Python that has hpcenv, and says what it was given."""
+    """Here a shell script takes the place of hpcenv, and says what it was given."""
     project, says = tmp_path / "it's mine", tmp_path / "says"
     project.mkdir()
     says.write_text('#!/bin/sh\npwd; for word in "$@"; do echo "<$word>"; done\n')
     says.chmod(0o755)
-    text = kernel_json(project=project, lock="tools", own_python=str(says), python="python3", on_host=on_host)
+    text = kernel_json(project=project, lock="tools", program=str(says), python="python3", on_host=on_host)
     spec = json.loads(text)
     argv = [word.replace("{connection_file}", "/run/me/kernel 1.json") for word in spec["argv"]]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     bind = [] if on_host else ["<--bind>", "</run/me>"]
     assert done.stdout.splitlines() == [
-        str(project), "<-m>", "<hpcenv>", "<run>", "<--nodes>", "<1>", "<--lock>", "<tools>", *bind, "<-->",
+        str(project), "<run>", "<--nodes>", "<1>", "<--lock>", "<tools>", *bind, "<-->",
         "<python3>", "<-m>", "<ipykernel_launcher>", "<-f>", "</run/me/kernel 1.json>",
     ]  # fmt: skip
     assert spec["interrupt_mode"] == "message"

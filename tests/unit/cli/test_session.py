@@ -65,7 +65,7 @@ def test_a_session_is_a_run_with_a_lasting_private_folder(hpcenv: Any, slurm: An
     again = start(hpcenv, slurm, shared_project)
     assert (again.status, "the session `lab` has not ended" in again.stderr) == (17, True), again.stderr
     block = hpcenv("session", "ssh-config", "lab", "--login", "hpc", cwd=shared_project, environ=slurm.environ).stdout
-    assert block.splitlines()[1] == "Host lab"
+    assert block.splitlines()[2] == "Host lab"
     assert (folder / "host_key.pub").read_text().split()[1] in block
     listed = hpcenv("list", "--json", cwd=shared_project, environ=slurm.environ).envelope["data"]["runs"]
     assert [line["kind"] for line in listed if line["run"].startswith("lab-")] == ["session"]
@@ -145,7 +145,10 @@ def test_the_session_of_another_user_is_refused(hpcenv: Any, fake_slurm: Any, tm
     folder = _open_session(tmp_path)
     if os.getuid() == 0:
         os.chown(folder, 1, 1)
-        done = hpcenv("session", "connect", "lab", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ)
+        where = {"cwd": tmp_path, "environ": fake_slurm.environ}
+        # Where several users have their runs in one folder, a name means one's own session.
+        assert "no run `lab`" in hpcenv("session", "connect", "lab", "--runs-dir", "runs", **where).stderr
+        done = hpcenv("session", "connect", str(folder), **where)
         assert (done.status, "is the session of another user" in done.stderr) == (2, True), done.stderr
         assert fake_slurm.calls("srun") == []
 

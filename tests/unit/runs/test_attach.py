@@ -24,7 +24,7 @@ def test_a_shell_is_a_step_beside_the_training(tmp_path: Path, fake_slurm: Any) 
     where = {"environ": fake_slurm.environ | {"SLURM_JOB_ID": "1"}, "runs": "runs"}
     planned = plan_attach(tmp_path, "a", node="n2", command=("echo", "$(id)"), **where)
     assert shlex.join(planned.argv).endswith(
-        f"srun --jobid=7 --overlap --nodelist=n2 --nodes=1 --ntasks=1 '/a b/python' -I {folder.step} "
+        f"srun --jobid=7 --overlap --nodelist=n2 --nodes=1 --ntasks=1 --cpu-bind=none '/a b/python' -I {folder.step} "
         f"attach {folder.path} without-secrets echo '$(id)'"
     )
     assert "SLURM_JOB_ID" not in planned.env

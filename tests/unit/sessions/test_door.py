@@ -16,6 +16,7 @@ import pytest
 import run_folders as folders
 
 from hpcenv.records.files import load_record
+from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionNode, SessionOptions
 from hpcenv.sessions import door
 from hpcenv.sessions.enter import marked_open
@@ -102,6 +103,8 @@ def test_a_session_that_nobody_uses_ends_and_its_folder_goes(tmp_path: Path) -> 
     """The process beside the launch step, as a node starts it."""
     options = SessionOptions(name="a", folder=str(tmp_path / "lasting"), ends_unused=1)
     run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.session.mkdir()
+    run.session_start_of("l0").touch()
     code = "import sys; from hpcenv.steps.main import main; sys.exit(main(sys.argv[1:]))"
     environ = {**os.environ, "HPCENV_LOCAL_NODE": "l0", "HPCENV_LOCAL_NODES": "l0", "HPCENV_LOCAL_JOB": "local-7"}
     argv = [sys.executable, "-c", code, "session", str(run.path)]
@@ -123,3 +126,61 @@ def test_a_session_that_nobody_uses_ends_and_its_folder_goes(tmp_path: Path) -> 
         child.stdin.close()
         assert child.wait(30) == 0
     assert not folder.exists()
+
+
+def door_of(run: RunFolder, node: str, nodes: str = "l0,l1") -> subprocess.Popen[bytes]:
+    """The process beside the launch step of a node."""
+    code = "import sys; from hpcenv.steps.main import main; sys.exit(main(sys.argv[1:]))"
+    environ = {**os.environ, "HPCENV_LOCAL_NODE": node, "HPCENV_LOCAL_NODES": nodes, "HPCENV_LOCAL_JOB": "local-7"}
+    return subprocess.Popen([sys.executable, "-c", code, "session", str(run.path)], env=environ, stdin=subprocess.PIPE)
+
+
+def wait_for(path: Path, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    return path.exists()
+
+
+def test_a_session_opens_when_the_start_gate_has_passed_its_node(tmp_path: Path) -> None:
+    options = SessionOptions(name="a", folder=str(tmp_path / "lasting"))
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.session.mkdir()
+    with door_of(run, "l0", "l0") as child:
+        assert not wait_for(run.session_of("l0"), 3), "no shell before the last check"
+        run.session_start_of("l0").touch()
+        assert wait_for(run.session_of("l0"), 60)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(30) == 0
+    with door_of(run, "l1", "l1") as child:
+        assert child.stdin is not None
+        child.stdin.close()  # the gate refused the node
+        assert child.wait(60) == 0
+    assert not run.session_of("l1").exists()
+
+
+def test_a_node_without_shells_does_not_end_the_session_of_another(tmp_path: Path) -> None:
+    options = SessionOptions(name="a", folder=str(tmp_path / "lasting"), ends_unused=1)
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.session.mkdir()
+    run.session_start_of("l1").touch()
+    with door_of(run, "l1") as child:
+        assert wait_for(run.session_of("l1"), 60)
+        assert not wait_for(run.session_end, 8)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(30) == 0
+
+
+def test_a_node_that_cannot_make_the_folder_says_so_and_ends_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = SessionOptions(name="a", folder='relative"quoted')
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.session.mkdir()
+    run.session_start_of("l0").touch()
+    with door_of(run, "l0", "l0") as child:
+        assert child.wait(60) == 1
+    assert run.session_end.exists()
+    assert "ssh would misread it" in load_record(SessionNode, run.session_of("l0")).problem
