@@ -23,7 +23,6 @@ _COMMANDS = {
     "hpcenv ps": "hpcenv list",
     "hpcenv restart": "hpcenv rerun RUN",
     "hpcenv resume": "hpcenv submit SCRIPT --resume-from RUN",
-    "hpcenv shell": "hpcenv run --pty",
     "hpcenv sign": "ssh-keygen -Y sign -f KEY -n file FILE",
     "hpcenv stop": "hpcenv cancel RUN",
     "hpcenv tail": "hpcenv logs -f RUN",

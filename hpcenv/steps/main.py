@@ -28,14 +28,14 @@ class Step:
     Attributes:
         module: its module. Every step is a separate process, and the job waits for it: only this module is loaded.
         function: takes the run folder, the environment and perhaps a status; returns the exit status.
-        takes: its further arguments: none, an exit status, or a command to start.
+        takes: its further arguments: none, an exit status, a folder, or a command to start.
         lasting: the step records how a job ended, so it must survive TERM: Slurm sends TERM to every process of the
             batch script, and KILL only seconds later (KillWait).
     """
 
     module: str
     function: str
-    takes: Literal["nothing", "status", "command"] = "nothing"
+    takes: Literal["nothing", "status", "folder", "command"] = "nothing"
     lasting: bool = False
 
     def load(self) -> Callable[..., int]:
@@ -45,7 +45,7 @@ class Step:
 
     def fits(self, further: int) -> bool:
         """Return whether the step takes this number of further arguments."""
-        return {"nothing": further == 0, "status": further == 1, "command": further > 0}[self.takes]
+        return {"nothing": further == 0, "command": further > 0}.get(self.takes, further == 1)
 
 
 _STEPS = "hpcenv.steps"
@@ -70,7 +70,7 @@ STEPS = {
     "watch": Step(f"{_STEPS}.watch", "watch", lasting=True),
     "session": Step("hpcenv.sessions.door", "keep_open"),
     "ssh-server": Step("hpcenv.sessions.enter", "serve_ssh"),
-    "ssh-command": Step("hpcenv.sessions.enter", "run_ssh_command", takes="command"),
+    "ssh-command": Step("hpcenv.sessions.enter", "run_ssh_command", takes="folder"),
     "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes="command", lasting=True),
     "finish": Step(f"{_STEPS}.finish", "finish", takes="status", lasting=True),
     "local": Step("hpcenv.steps.local", "run_here"),
@@ -117,7 +117,7 @@ def _run_step(arguments: list[str]) -> int:
         words = ", ".join(STEPS)
         raise UsageError(
             f"step.py takes one of {words} and a run folder; "
-            "`stopped` and `finish` also take a status, and `run-tasks` a command"
+            "`stopped` and `finish` also take a status, `ssh-command` a folder, and `run-tasks` a command"
         )
     if step.lasting:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

@@ -35,4 +35,4 @@ def test_no_option_of_the_table_counts_seconds_without_a_word() -> None:
     rows = {row.name for row in OPTIONS if row.kind == "seconds" and "command" in row.places}
     command = cli.get_command(None, "submit")  # type: ignore[arg-type]
     told = {one.name for one in command.params if getattr(one.callback, "__name__", "") == tell_unit.__name__}
-    assert rows == told == {"grace"}
+    assert rows == told == {"grace", "idle_end"}

@@ -35,6 +35,14 @@ def _wait_for(pid: int, catches: bool) -> None:
         time.sleep(0.001)
 
 
+def _seconds(words: tuple[str, ...], *, cwd: Path, environ: dict[str, str]) -> float:
+    """Return how long a command takes on this machine."""
+    began = time.monotonic()
+    argv = [sys.executable, "-m", "hpcenv", *words]
+    subprocess.run(argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+    return time.monotonic() - began
+
+
 def _interrupted(words: tuple[str, ...], seconds: float, *, cwd: Path, environ: dict[str, str]) -> tuple[int, str]:
     """Return status and standard error of a command that gets ^C so long after __main__.py has begun."""
     argv = [sys.executable, "-m", "hpcenv", *words]
@@ -59,9 +67,10 @@ def test_an_interrupt_at_a_random_moment_gives_no_traceback(count: int, project:
     seed = time.time_ns()
     moments, answered = random.Random(seed), 0
     fake_slurm.answers("sacct", "")
+    lasts = {words: _seconds(words, cwd=project, environ=fake_slurm.environ) for words in COMMANDS}
     for number in range(count):
         words = COMMANDS[number % len(COMMANDS)]
-        seconds = moments.uniform(0.0, 0.1 if words == ("--help",) else 1.5)
+        seconds = moments.uniform(0.0, lasts[words])
         status, stderr = _interrupted(words, seconds, cwd=project, environ=fake_slurm.environ)
         where = f"seed {seed}, number {number}: {words} after {seconds:.4f} s"
         assert "Traceback" not in stderr, f"{where}\n{stderr}"

@@ -187,6 +187,7 @@ def test_few_variables_are_set_and_each_has_a_reason(make_manifest, make_facts):
         "OMP_NUM_THREADS",
         "PYTHONUNBUFFERED",
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE",
     ]
     assert all(s.reason and s.origin == "detected" for s in choice.settings["n1"])
 
