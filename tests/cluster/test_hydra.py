@@ -6,12 +6,13 @@ import base64
 import io
 import json
 import tarfile
+import uuid
 
 import pytest
 
 from tests import hydra_world
 
-from .conftest import HOST_PYTHON, Cluster, Project
+from .conftest import HOST_PYTHON, Cluster, Project, _project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -73,21 +74,22 @@ def packed() -> str:
 
 
 @pytest.fixture
-def project(host_project: Project, cluster: Cluster) -> Project:
+def project(cluster: Cluster) -> Project:
     """A locked project, whose environment is hostenv's torch with Hydra."""
-    folder = host_project.folder
-    venv = f"{folder}-env"
+    name = f"hydra-{uuid.uuid4().hex[:6]}"
+    venv = f"/home/alice/hpcenv-tests/{name}-env"
+    made = _project(cluster, name, f'image = "host"\npython = "{venv}/bin/python"\n')
+    folder = made.folder
     cluster.must(HOST_PYTHON, "-m", "venv", "--without-pip", venv)
     cluster.must("sh", "-c", f"base64 -d | tar xz -C {venv}/{SITE}", stdin=packed())
     cluster.write(f"{venv}/{SITE}/hostenv.pth", f"/shared/hostenv/{SITE}\n")
     # On PYTHONPATH of the Python that submits: Hydra, and nothing of the environment of the jobs.
     cluster.must("sh", "-c", f"mkdir {venv}-submits; cd {venv}/{SITE}; cp -r hydra* omegaconf* antlr4* {venv}-submits")
-    cluster.write(f"{folder}/hpcenv.toml", f'image = "host"\npython = "{venv}/bin/python"\n')
     files = {"train.py": PROGRAM, "conf/config.yaml": CONFIG, "hydra_plugins/show_sweeper.py": SHOW}
     for name, text in files.items():
         cluster.write(f"{folder}/{name}", text)
-    host_project.must("lock", timeout=600)
-    return host_project
+    made.must("lock", timeout=600)
+    return made
 
 
 def sweep(project: Project, *words: str) -> tuple[str, ...]:

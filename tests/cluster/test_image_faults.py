@@ -220,7 +220,8 @@ def test_a_limit_on_the_size_of_files(faults: Faults) -> None:
 
 
 def test_killed_at_random_moments(faults: Faults, begin: Begin) -> None:
-    seconds = faults.image["seconds"]
+    # Of the time that a pull took when the machine was perhaps busier: most kills must come before the end.
+    seconds = faults.image["seconds"] * 0.6
     half = [
         begin(node, *faults.argv("broken_by", seed, str(KILLS), "KILL", str(seconds), store=f"{faults.store}-{node}"))
         for node, seed in (("n1", "1"), ("n2", "2"))
