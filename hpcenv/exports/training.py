@@ -14,16 +14,15 @@ from pathlib import Path
 from hpcenv.errors import Command, Hint, UsageError
 from hpcenv.exports import lock_of
 from hpcenv.image.reference import LocalImage, Reference, parse_source
-from hpcenv.project import stale
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.options import OPTIONS
 from hpcenv.project.site_profile import Profile
-from hpcenv.project.workspace import Workspace, lockfile_bytes, parse_lockfile
+from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Manifest, RecordedData, Secret, Setting
 from hpcenv.records.variables import looks_like_credential
 from hpcenv.submission import choose_site, determinism, kept_secrets, run_data
-from hpcenv.submission.locked import add_own, backend_of, refuse_gpus_for_cpu_torch, refuse_stale, settings
+from hpcenv.submission.locked import add_own, backend_of, read_fresh, refuse_gpus_for_cpu_torch, settings
 from hpcenv.submission.plan import Request
 from hpcenv.submission.plan_job import plan_code
 from hpcenv.submission.request import MergedOptions, SubmitOptions, detect_cluster, launch_options, make_request, merge
@@ -119,12 +118,8 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
     request, launch = make_request(merged.options), launch_options(merged.options)
     if launch.launcher != "torchrun":
         raise UsageError(f"`--launcher {launch.launcher}` cannot be exported", why="torchrun starts the ranks there")
-    path = options.lockfile or workspace.lockfile_path(options.lock)
-    content = lockfile_bytes(path)
-    locked = parse_lockfile(content, path)
-    reasons = stale.compare_spec(workspace.project, locked)
-    if not options.frozen:
-        refuse_stale(workspace, options.lock, reasons)
+    read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
+    path, locked = read.path, read.lockfile
     image, platform = _image(locked)
     gpus = request.gpus_per_node
     if not merged.options.allow_cpu_torch:
@@ -134,7 +129,7 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
     profile, _ = choose_site.choose(workspace, options, context, detect_cluster(context.environ))
     variables, secrets = _variables(workspace, merged.options, locked, request, context)
     data = _data(workspace, locked)
-    request = replace(request, fingerprint=next((r.found for r in reasons if r.name == "edited"), locked.fingerprint))
+    request = replace(request, fingerprint=read.edited or locked.fingerprint)
     lock = lock_of.container_lock(workspace, merged.options, locked, path, request, variables, data)
     assert code.source is not None
     training = Training(
@@ -142,7 +137,7 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
         image=image,
         platform=platform,
         lock=lock,
-        lockfile=content.decode(),
+        lockfile=read.content.decode(),
         request=request,
         memory=_mebibytes(request.mem),
         torchrun_args=launch.torchrun_args,

@@ -9,7 +9,8 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from hpcenv.errors import LockfileStale, SpecError, SubmitRejected, UsageError
@@ -22,7 +23,7 @@ from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
 from hpcenv.project.stale import StaleReason
-from hpcenv.project.workspace import Workspace
+from hpcenv.project.workspace import Workspace, lockfile_bytes, parse_lockfile
 from hpcenv.records.manifest import (
     Bind,
     DeterminismProfile,
@@ -36,6 +37,46 @@ from hpcenv.records.manifest import (
 from hpcenv.submission.locked_container import LockedSif, find_sif, program_of, with_locked_overlay, with_wrapper
 from hpcenv.submission.plan import Request
 from hpcenv.text import plural
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshLockfile:
+    """A lockfile that was read for a run.
+
+    Attributes:
+        reasons: why it is stale; only with `--frozen` there may be any.
+    """
+
+    path: Path
+    content: bytes
+    lockfile: Lockfile
+    reasons: tuple[StaleReason, ...]
+
+    @property
+    def edited(self) -> str:
+        """The fingerprint of its content, if it is not the one that it names; else empty."""
+        return next((one.found for one in self.reasons if one.name == "edited"), "")
+
+
+def read_fresh(workspace: Workspace, lock: str, path: Path | None, *, frozen: bool) -> FreshLockfile:
+    """Read the lockfile of a run; refuse a stale one.
+
+    Args:
+        lock: its name.
+        path: of the file; None for that of the name.
+        frozen: take a stale one.
+
+    Raises:
+        LockfileStale: it is stale.
+        HpcenvError: it cannot be read.
+    """
+    path = path or workspace.lockfile_path(lock)
+    content = lockfile_bytes(path)
+    lockfile = parse_lockfile(content, path)
+    reasons = stale.compare_spec(workspace.project, lockfile)
+    if not frozen:
+        refuse_stale(workspace, lock, reasons)
+    return FreshLockfile(path=path, content=content, lockfile=lockfile, reasons=reasons)
 
 
 def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ...]) -> None:

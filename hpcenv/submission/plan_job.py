@@ -18,12 +18,11 @@ from hpcenv.cluster.node_types import Offer
 from hpcenv.errors import UsageError
 from hpcenv.locking.formats.requirements import requirements_text
 from hpcenv.project import lockfile as lock_model
-from hpcenv.project import stale
 from hpcenv.project.context import Context
 from hpcenv.project.fields import FieldLevel
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.site_profile import Profile
-from hpcenv.project.workspace import Workspace, lockfile_bytes, notes_on, parse_lockfile
+from hpcenv.project.workspace import Workspace, notes_on
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.manifest import Bind, Environment, Manifest, RecordedData, Setting, StageRequest
 from hpcenv.records.variables import recorded_command
@@ -58,8 +57,8 @@ from hpcenv.submission.locked import (
     expectations,
     gate_severities,
     gpu_needs,
+    read_fresh,
     refuse_gpus_for_cpu_torch,
-    refuse_stale,
     settings,
     unlocked_binds,
 )
@@ -294,17 +293,12 @@ def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...
 def _shape(wanted: _Wanted) -> _Shape:
     """Read the lockfile and return the request for this run; refuse one that the locked environment cannot fulfil."""
     workspace, options = wanted.workspace, wanted.options
-    path = options.lockfile or workspace.lockfile_path(options.lock)
-    content = lockfile_bytes(path)
-    lockfile = parse_lockfile(content, path)
-    reasons = stale.compare_spec(workspace.project, lockfile)
-    if not options.frozen:
-        refuse_stale(workspace, options.lock, reasons)
-    edited = next((one.found for one in reasons if one.name == "edited"), "")
+    read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
+    path, content, lockfile, edited = read.path, read.content, read.lockfile, read.edited
     why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
     notes = [f"`{workspace.shown(path)}` was edited: {why}"] if edited else []
     # The lockfile decides. The command does not show an overlay that is not mounted, or is mounted elsewhere.
-    notes += [f"{one}: the lockfile counts (--frozen)" for one in reasons if one.name == "overlay-changed"]
+    notes += [f"{one}: the lockfile counts (--frozen)" for one in read.reasons if one.name == "overlay-changed"]
     profile = _for_this_run(wanted, lockfile)
     notes += [] if profile is None else [*profile.notes, *profile.left_out]
     notes += notes_on(lockfile, path, data=bool(workspace.project.data))
