@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.kernel_client import CONNECTED
+
 from .conftest import ROOT, TESTBED, Cluster, Project
 
 pytestmark = pytest.mark.cluster
@@ -125,7 +127,7 @@ def opened(
 def test_a_program_that_knows_tcp_only_is_reached_by_its_user_only(
     cluster: Cluster, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """In a network namespace of its own: of Apptainer in a SIF, of hpcenv on the host."""
+    """In a separate network namespace: of Apptainer in a SIF, of hpcenv on the host."""
     project: Project = request.getfixturevalue(f"{kind}_project")
     with opened(project, ("command", ("python3", "-c", WEB), 8501)) as session:
         assert session.ask("port-8501").startswith("200 ")
@@ -139,22 +141,14 @@ def test_a_program_that_knows_tcp_only_is_reached_by_its_user_only(
 # -- Jupyter and TensorBoard over an image ------------------------------------------------
 
 WHEELS = ("-r", str(ROOT / "tests/packages/sessions.txt"), "--require-hashes", "--no-deps", "--only-binary", ":all:")
-IN_KERNEL = """\
-import sys, time
-from jupyter_client.blocking import BlockingKernelClient
-client = BlockingKernelClient(connection_file=sys.argv[1])
-client.load_connection_file()
-client.start_channels()
-for _ in range(60):
-    try:
-        client.wait_for_ready(timeout=60)
-        break
-    except RuntimeError:  # no heartbeat yet: on a slow machine the kernel is still starting
-        time.sleep(1)
+IN_KERNEL = (
+    CONNECTED
+    + """\
 code = "import sys, os, torch; print('SAID', sys.prefix, os.environ['HPCENV_RUN'], torch.ones(2).sum().item())"
 client.execute_interactive(code, timeout=120)
 client.execute_interactive("import hpcenv; hpcenv.submit('train.py')", timeout=60)
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def test_an_open_shell_is_seen_until_it_ends_also_by_a_kill(tmp_path: Path) -> N
     assert list(folder.open.iterdir()) == []
 
 
-def test_a_session_that_nobody_uses_ends_and_its_folder_goes(tmp_path: Path) -> None:
+def test_a_session_without_use_ends_and_its_folder_goes(tmp_path: Path) -> None:
     """The process beside the launch step, as a node starts it."""
     options = SessionOptions(name="a", folder=str(tmp_path / "lasting"), ends_unused=1)
     run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)

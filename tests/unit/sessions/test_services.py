@@ -29,9 +29,10 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import SessionService
 from hpcenv.sessions import services
 from hpcenv.sessions.services import Services, render, require_private, serving
+from tests.kernel_client import CONNECTED
 
 PYTHON = os.environ.get("HPCENV_TEST_SESSIONS_PYTHON") or sys.executable
-NOBODY = 65534
+OTHER_USER = 65534
 WEB = "import http.server as h; h.ThreadingHTTPServer(('%s', %d), h.SimpleHTTPRequestHandler).serve_forever()"
 GIVES_UP = """\
 import os, socket, sys
@@ -84,7 +85,7 @@ def test_jupyter_listens_on_a_socket_and_its_token_is_in_a_file_only(rendered: A
 def test_who_makes_the_network_namespace(
     rendered: Any, in_image: bool, allow_port: bool, private: bool, own: bool
 ) -> None:
-    """The container runtime in an image, incontainer/service.py on the host, nobody with --allow-port."""
+    """The container runtime in an image, incontainer/service.py on the host, neither with --allow-port."""
     for request in (wanted("command", ("streamlit", "run"), 8501), wanted("tensorboard", ("/runs/a",))):
         found = rendered(request, in_image=in_image, allow_port=allow_port)
         assert (found.config["private"], found.config["own_network"]) == (private, own)
@@ -182,10 +183,12 @@ def test_a_command_is_reached_through_its_socket_only(checked: Any, folder: Path
         assert listeners(set(process.below(os.getpid()))) == []
         if os.getuid() == 0:
             words = ["/usr/bin/python3", "-c", CONNECT, path]
-            other = subprocess.run(words, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True)
+            other = subprocess.run(
+                words, user=OTHER_USER, group=OTHER_USER, extra_groups=[], capture_output=True, text=True
+            )
             assert "PermissionError" in other.stderr
             assert "Permission denied" in subprocess.run(
-                ["ls", str(folder)], user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True
+                ["ls", str(folder)], user=OTHER_USER, group=OTHER_USER, extra_groups=[], capture_output=True, text=True
             ).stderr  # fmt: skip
         assert set(process.below(os.getpid())) - before
         assert running.ended() == []
@@ -296,22 +299,14 @@ def with_tools(hpcenv: Any, tmp_path: Path) -> tuple[RunFolder, dict[str, str]]:
     return check(hpcenv, tmp_path)
 
 
-KERNEL = """\
-import sys, time
-from jupyter_client.blocking import BlockingKernelClient
-client = BlockingKernelClient(connection_file=sys.argv[1])
-client.load_connection_file()
-client.start_channels()
-for _ in range(60):
-    try:
-        client.wait_for_ready(timeout=60)
-        break
-    except RuntimeError:  # no heartbeat yet: on a slow machine the kernel is still starting
-        time.sleep(1)
+KERNEL = (
+    CONNECTED
+    + """\
 client.execute_interactive("import sys, os; print('SAID', sys.prefix, os.environ['HPCENV_RUN'])", timeout=60)
 forked = "import os, time; os.fork() or (print('FORKED', flush=True), os._exit(0)); os.wait(); time.sleep(1)"
 client.execute_interactive(forked, timeout=60)
 """
+)
 
 
 def test_jupyter_with_a_kernel_and_tensorboard_open_no_port_and_show_no_token(with_tools: Any, folder: Path) -> None:
