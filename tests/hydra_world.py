@@ -1,6 +1,6 @@
 """Hydra from the index, for the tests of `hydra/launcher=hpcenv`: the Python that submits, and environments of jobs.
 
-Hydra brings a plug-in for pytest, so it is in an environment of its own.
+Hydra brings a plug-in for pytest, so it is in a separate environment.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 
 @dataclass(frozen=True)
 class Podman:
-    """podman with storage of its own, and the image of the testbed in it."""
+    """podman with its own storage, and the image of the testbed in it."""
 
     program: Path
     environ: dict[str, str]
@@ -143,7 +143,7 @@ def test_with_one_package_changed_no_container_trains(podman: Podman, sif_projec
 @pytest.mark.parametrize(("image", "status"), [("", 0), ("localhost/changed", 90)])
 def test_the_pod_of_the_job_runs(podman: Podman, sif_project: Project, place: Path, image: str, status: int) -> None:
     """podman 4.3 makes no folders in a ConfigMap, so a claim has the code."""
-    folder = export(sif_project, place, "--format", "kubernetes", "--volume", "team:/work")
+    folder = export(sif_project, place, "--format", "kubernetes", "--volume", "team:/team")
     podman.run("volume", "create", "team")
     shutil.copytree(
         folder / "code", podman.run("volume", "inspect", "-f", "{{.Mountpoint}}", "team").strip(), dirs_exist_ok=True

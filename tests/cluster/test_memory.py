@@ -1,6 +1,6 @@
 """A rank that takes more memory than its job has: the real kernel ends it, under the real Slurm, and the report says so.
 
-Also what the report says of memory near the limit, and of memory that grows. A site of its own, whose jobs are held to
+Also what the report says of memory near the limit, and of memory that grows. A separate site, whose jobs are held to
 their memory by control groups.
 """
 

@@ -1,6 +1,6 @@
 """Runs on GPUs of the stand-in for NVML with given curves: what is odd has its sentence in the report, and healthy runs have none.
 
-Each run has a file of its own for the stand-in: its GPUs are as the script's curve says, and their processes are its ranks.
+Each run has its own file for the stand-in: its GPUs are as the script's curve says, and their processes are its ranks.
 """
 
 from __future__ import annotations

@@ -225,16 +225,16 @@ def test_code_above_a_mebibyte_needs_a_claim(project: Path, hpcenv: Any, engine:
     assert "1 MiB in a ConfigMap" in done.stderr
     assert "--volume CLAIM:/path" in done.stderr
     assert not folder.exists()
-    folder, done = export(hpcenv, project, engine, "--volume", "team:/work")
-    assert "kubectl cp code/. POD:/work" in done.stderr
+    folder, done = export(hpcenv, project, engine, "--volume", "team:/team")
+    assert "kubectl cp code/. POD:/team" in done.stderr
     text = (folder / f"{engine}.yaml").read_text()
     assert "claimName: team" in text
-    assert "workingDir: /work/source" in text
+    assert "workingDir: /team/source" in text
     assert len(documents(folder / "configmaps.yaml")) == 2
 
 
 def test_a_claim_is_for_kubernetes(project: Path, hpcenv: Any) -> None:
-    for engine, volume in (("compose", "team:/work"), ("kubernetes", "team"), ("slurm", "team:/work")):
+    for engine, volume in (("compose", "team:/team"), ("kubernetes", "team"), ("slurm", "team:/team")):
         export(hpcenv, project, engine, "--volume", volume, status=2)
     assert hpcenv("submit", "train.py", "--nproc", "1", "--format", "compose", cwd=project).status == 2
 
