@@ -76,7 +76,8 @@ def command(
 _FRONT = ("JOB", "STATE", "NODES", "ATTEMPT", "ELAPSED")
 _OF_A_SWEEP = ("STATE", "EXIT", "ELAPSED")
 _TO_THE_RIGHT = ("NODES", "ATTEMPT", "ELAPSED", "EXIT")
-# Width of the column of names. A longer name is not cut, so that it can be copied.
+# The column of names has at most this width. A longer name is not cut, so that it can be copied:
+# it stands on a line of its own.
 _NAME_WIDTH = 34
 # Longer values are cut. `--json` has the full value.
 _VALUE_WIDTH = 20
@@ -106,9 +107,10 @@ def table(
     header = ("RUN", *map(escape_control, names), *columns, "REASON" if failures is None else "FIRST FAILURE")
     rows = [header, *(_cells(line, names, columns, failures or {}) for line in lines)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(header) - 1)]
-    widths[0] = min(widths[0], _NAME_WIDTH)
     right = [name in _TO_THE_RIGHT and n > len(names) for n, name in enumerate(header[:-1])]
     total = shutil.get_terminal_size((80, 24)).columns - margin
+    room = total - sum(width + len(_GAP) for width in (*widths[1:], len(header[-1])))
+    widths[0] = max(min(widths[0], _NAME_WIDTH, room), len(header[0]))
     single = [True, *(line.run in (failures or {}) for line in lines)]
     return [text for row, one in zip(rows, single, strict=True) for text in _row(row, widths, right, total, single=one)]
 
@@ -132,15 +134,17 @@ def _cells(
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], total: int, *, single: bool) -> list[str]:
-    front = "  ".join(
+    if len(cells[0]) > widths[0]:
+        return [cells[0], *_row(("", *cells[1:]), widths, right, total, single=single)]
+    front = _GAP.join(
         cell.rjust(width) if to_the_right else cell.ljust(width)
         for cell, width, to_the_right in zip(cells[:-1], widths, right, strict=True)
     )
-    room, reason = max(total - len(front) - 2, 8), cells[-1]
+    room, reason = max(total - len(front) - len(_GAP), 8), cells[-1]
     if len(reason) <= room:
-        return [f"{front}  {reason}".rstrip()]
+        return [f"{front}{_GAP}{reason}".rstrip()]
     if single:
-        return [f"{front}  {cut(reason, room)}"]
+        return [f"{front}{_GAP}{cut(reason, room)}"]
     # Do not break at a dash, so that paths can be copied.
     below = textwrap.wrap(
         reason, max(total, 20), initial_indent=_BELOW, subsequent_indent=_BELOW, break_on_hyphens=False
@@ -148,4 +152,4 @@ def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], tot
     return [front.rstrip(), *below]
 
 
-_BELOW = "      "
+_GAP, _BELOW = "  ", "      "

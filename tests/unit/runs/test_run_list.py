@@ -87,6 +87,18 @@ def test_a_reason_that_does_not_fit_follows_whole(tmp_path: Path, fake_slurm: An
     assert next(line for line in lines if line.startswith("runs-on")).split()[1] == "123456"
 
 
+def test_a_long_name_stands_on_a_line_of_its_own(tmp_path: Path, fake_slurm: Any, hpcenv: Any) -> None:
+    """On the testbed, rows had 82 columns after sessions that were started without a name."""
+    long = "session-2026-11-28-125206-a1b2c3d4e5f6"
+    for name, job_id in (("watched", "38"), (long, "1234567")):
+        folders.make_run(tmp_path / "runs", name, job_id)
+    fake_slurm.answers("squeue", "38|RUNNING|None|n1|0:07\n1234567|CONFIGURING|None|n1|10-00:00:00\n")
+    lines = hpcenv("list", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ).stdout.splitlines()
+    assert max(map(len, lines)) <= 80, lines
+    assert next(line for line in lines if line.startswith("watched")).split()[:3] == ["watched", "38", "running"]
+    assert lines[lines.index(long) + 1].split()[0] == "1234567"
+
+
 def test_a_sweep_is_one_line_and_its_runs_are_found(tmp_path: Path, fake_slurm: Any) -> None:
     folders.make_sweep(tmp_path / "runs", "sw", ["9_0", "9_1", "9_2"], submitted=5.0)
     folders.make_run(tmp_path / "runs", "a", "7")
