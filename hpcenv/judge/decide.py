@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from hpcenv.errors import NodeRejected
 from hpcenv.judge import gpu_start
-from hpcenv.judge.checks import judge as preflight
+from hpcenv.judge.checks import check_results
 from hpcenv.judge.compare import compare, show, why_unknown
 from hpcenv.judge.compat import gpu_rules, library_rules
 from hpcenv.judge.job_variables import changes_results
@@ -105,7 +105,7 @@ def judge(
         RecordInvalid: the manifest does not give the severity of a field.
     """
     start = _of_this_attempt(manifest, nodes, facts, problems, attempt=attempt, job_id=job_id)
-    clocks = preflight.compare_clocks(manifest, start.reported, window)
+    clocks = check_results.compare_clocks(manifest, start.reported, window)
     findings = _findings(start, clocks)
     chosen = _choose(start, findings)
     return _verdict(start, clocks, findings, chosen), chosen.choice
@@ -150,7 +150,7 @@ def _findings(start: _Start, clocks: Mapping[str, CheckOutcome]) -> tuple[Findin
         *_judge_silent(start.silent, severities),
         *(row for facts in start.reported.values() for row in _judge_node(manifest, facts, severities)),
         *_compare_nodes(manifest, start.reported, severities),
-        *(row for node, clock in clocks.items() for row in preflight.findings(node, [clock], severities)),
+        *(row for node, clock in clocks.items() for row in check_results.findings(node, [clock], severities)),
     )
 
 
@@ -174,7 +174,7 @@ def _verdict(
         schema=SCHEMA,
         run=manifest.run,
         attempt=start.attempt,
-        result=preflight.worst(f for f in findings if f.node in launched or not launched),
+        result=check_results.worst(f for f in findings if f.node in launched or not launched),
         nodes=_node_verdicts(manifest, start.nodes, reported, findings, start.severities),
         findings=tuple(sorted(findings, key=_by_weight)),
         rendezvous=choice.rendezvous,
@@ -183,9 +183,9 @@ def _verdict(
         launched=launched,
         notes=(*_notes(manifest), *binding_in_words({node: one.rank_cpus for node, one in reported.items()})),
         network=choice.network,
-        preflight=preflight.summary(manifest, preflight.with_outcomes(reported, clocks)),
+        preflight=check_results.summary(manifest, check_results.with_outcomes(reported, clocks)),
     )
-    return verdict if verdict.result == "match" else preflight.without_start(verdict)
+    return verdict if verdict.result == "match" else check_results.without_start(verdict)
 
 
 def _without_credentials(choice: rendezvous.Choice) -> dict[str, tuple[Setting, ...]]:
@@ -221,14 +221,14 @@ def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Seve
     """
     rows = [row for record in refused for row in _refusal(record, severities)]
     findings = (*rows, *verdict.findings)
-    own = {record.node: preflight.worst(row for row in rows if row.node == record.node) for record in refused}
+    own = {record.node: check_results.worst(row for row in rows if row.node == record.node) for record in refused}
     changed = replace(
         verdict,
-        result=preflight.worst(rows),
+        result=check_results.worst(rows),
         nodes=tuple(replace(node, result=own.get(node.node, node.result)) for node in verdict.nodes),
         findings=tuple(sorted(findings, key=_by_weight)),
     )
-    return preflight.without_start(changed)
+    return check_results.without_start(changed)
 
 
 def _refusal(record: NodeExit, severities: Severities) -> list[Finding]:
@@ -257,7 +257,7 @@ def _node_verdicts(
     return tuple(
         NodeVerdict(
             node=node,
-            result=preflight.worst(of_node[node]),
+            result=check_results.worst(of_node[node]),
             compared=sum(facts[node].has(field) for field in fields) if node in facts else 0,
             sif=_sif_in_words(facts.get(node)),
         )
@@ -360,7 +360,7 @@ def _judge_changed_code(_: Manifest, facts: Facts, severities: Severities) -> li
 
 def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
     """Report the preflight checks that failed or are unknown."""
-    return [] if facts.checks is None else preflight.findings(facts.node, facts.checks.others, severities)
+    return [] if facts.checks is None else check_results.findings(facts.node, facts.checks.others, severities)
 
 
 # The rules that judge a single node, in addition to the comparison with the lockfile. A new rule is a function here.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcenv.errors import RecordInvalid
-from hpcenv.judge.checks.judge import add_reports
+from hpcenv.judge.checks.check_results import add_reports
 from hpcenv.judge.smoke import smoke_text
 from hpcenv.judge.smoke.judge import judge, needs_pairs
 from hpcenv.judge.smoke.plan import make_plan

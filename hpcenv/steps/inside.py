@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from hpcenv.container.manifest import open_manifest
 from hpcenv.judge import verdict_table
-from hpcenv.judge.checks import judge as preflight
+from hpcenv.judge.checks import check_results
 from hpcenv.launch import launch
 from hpcenv.records.checks import CheckReport, NodeChecks
 from hpcenv.records.codec import SCHEMA
@@ -69,7 +69,7 @@ def _judge(run: RunFolder, environ: Mapping[str, str], family: str) -> int:
     before = load_record(Verdict, run.verdict)
     nodes = before.launched or place.nodes
     found = inside.reports(manifest, nodes, family, wait=SECONDS_FOR_FILES)
-    verdict = preflight.add_reports(before, manifest, nodes, {family: found})
+    verdict = check_results.add_reports(before, manifest, nodes, {family: found})
     save_record(verdict, run.verdict)
     print(verdict_table.render(verdict, lockfile=manifest.lockfile, settings=False), flush=True)
     return exit_status(verdict)

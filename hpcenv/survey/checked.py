@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown
 from hpcenv.hostlist import fold_hostlist
-from hpcenv.judge.checks import judge
+from hpcenv.judge.checks import check_results
 from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.records.checks import CheckOutcome, CheckReport, CheckState
 from hpcenv.records.facts import Facts
@@ -82,7 +82,7 @@ def rows_of(node: str, outcomes: Iterable[CheckOutcome], severities: Severities)
     rows = []
     for one in outcomes:
         check = BY_ID[one.id]
-        bad = {finding.field: finding for finding in judge.findings(node, [one], severities)}.get(one.id)
+        bad = {finding.field: finding for finding in check_results.findings(node, [one], severities)}.get(one.id)
         rows.append(
             CheckRow(
                 node=node,

@@ -21,7 +21,7 @@ import pytest
 
 from hpcenv.facts import fabric_checks, gpu_checks, net_checks, pci_checks, places
 from hpcenv.incontainer.cores import count_cores
-from hpcenv.judge.checks import judge
+from hpcenv.judge.checks import check_results
 from hpcenv.judge.checks.check_table import BY_ID, CHECKS
 from hpcenv.machine import gpus, host_glibc, job_cgroup, limits
 from hpcenv.machine.network import port_errors
@@ -46,7 +46,7 @@ SECOND = ThisNode(node="n2", nodes=("n1", "n2"), attempt=0, job_id="7")
 def assert_failed(outcome, word, *, state="failed"):
     """The outcome is a failure that names what was found, and its finding has what the table says."""
     assert outcome.state == state and word in f"{outcome.found} {outcome.note}", outcome
-    (finding,) = judge.findings("n1", [outcome], severities({}))
+    (finding,) = check_results.findings("n1", [outcome], severities({}))
     check = BY_ID[outcome.id]
     assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.hint)
     assert check.hint and check.source
@@ -55,7 +55,7 @@ def assert_failed(outcome, word, *, state="failed"):
 def assert_unknown_for_information(outcome, word):
     """The outcome is unknown, and that stops no job and is no warning."""
     assert outcome.state == "unknown" and word in outcome.found, outcome
-    (finding,) = judge.findings("n1", [outcome], severities({}))
+    (finding,) = check_results.findings("n1", [outcome], severities({}))
     assert (finding.severity, finding.result) == ("info", "unknown")
 
 
@@ -416,7 +416,7 @@ def test_states_that_only_root_may_read_are_unknown_and_stop_no_job(on_system):
     files = {"sys/fs/lustre/health_check": "healthy\n", "sys/fs/lustre/osc/scratch-OST0000-osc-ff11/active": "1\n"}
     one = of(on_system("lustre", files), "fs.lustre.servers")
     assert (one.state, one.found) == ("unknown", "only root may read the states")
-    (finding,) = judge.findings("n1", [one], severities({}))
+    (finding,) = check_results.findings("n1", [one], severities({}))
     assert finding.severity == "info"
 
 
@@ -486,10 +486,14 @@ def test_clocks_of_nodes_that_differ(make_manifest, make_facts):
         return make_facts(node, checks=NodeChecks(clock=clock), written=written)
 
     manifest = make_manifest(preflight=QUICK)
-    by_files = judge.compare_clocks(manifest, {"n1": facts("n1", 0.0), "n2": facts("n2", 3600.0)}, (99.0, 101.0))
+    by_files = check_results.compare_clocks(
+        manifest, {"n1": facts("n1", 0.0), "n2": facts("n2", 3600.0)}, (99.0, 101.0)
+    )
     assert by_files["n1"].state == "fine"
     assert_failed(of([by_files["n2"]], "time.nodes"), "3600")
-    by_batch = judge.compare_clocks(manifest, {"n1": facts("n1", 0.0), "n2": facts("n2", 0.0, 9000.0)}, (99.0, 101.0))
+    by_batch = check_results.compare_clocks(
+        manifest, {"n1": facts("n1", 0.0), "n2": facts("n2", 0.0, 9000.0)}, (99.0, 101.0)
+    )
     assert_failed(by_batch["n2"], "8899")
 
 
@@ -518,7 +522,7 @@ def test_the_node_whose_clock_is_wrong_is_named_and_no_other(make_manifest, make
         own = NodeChecks(clock=0.0 if server is None else seconds - server)
         facts[f"n{number}"] = make_facts(f"n{number}", checks=own, written=1000.0 + seconds)
     window = (1000.0 + ahead[0], 1000.0 + ahead[0])
-    found = judge.compare_clocks(make_manifest(preflight=QUICK), facts, window)
+    found = check_results.compare_clocks(make_manifest(preflight=QUICK), facts, window)
     failed = {node: one for node, one in found.items() if one.state == "failed"}
     assert {node: one.found for node, one in failed.items()} == {node: f"3600.0 s {way}" for node, way in named.items()}
     assert all(("cannot be told" in one.note) is not certain for one in failed.values())

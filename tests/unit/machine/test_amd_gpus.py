@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from hpcenv.facts import gpu_checks
-from hpcenv.judge.checks import judge
+from hpcenv.judge.checks import check_results
 from hpcenv.judge.checks.check_table import BY_ID
 from hpcenv.machine import gpus
 from hpcenv.project.severities import severities
@@ -176,7 +176,7 @@ def test_a_sick_gpu_is_named(node, name, file, text, word):
     assert (outcomes[name].state, word in outcomes[name].found) == ("failed", True), outcomes[name]
     assert "GPU 1 (0000:c6:00.0" in outcomes[name].note and "GPU 0" not in outcomes[name].note
     assert [one.id for one in outcomes.values() if one.state == "failed"] == [name]
-    (finding,) = judge.findings("n1", [outcomes[name]], severities({}))
+    (finding,) = check_results.findings("n1", [outcomes[name]], severities({}))
     check = BY_ID[name]
     assert (finding.severity, finding.owner, finding.remedy) == (check.severity, check.owner, check.hint)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcenv.judge import decide, verdict_table
-from hpcenv.judge.checks import judge
+from hpcenv.judge.checks import check_results
 from hpcenv.judge.checks.check_table import BY_ID, CHECKS, active
 from hpcenv.project.severities import resolve
 from hpcenv.records.checks import CheckOutcome, CheckReport, NodeChecks
@@ -42,7 +42,7 @@ def judged(make_manifest, make_facts):
 
 
 def test_checks_that_may_be_unknown_are_checks():
-    assert set(BY_ID) >= judge.INFO_IF_UNKNOWN
+    assert set(BY_ID) >= check_results.INFO_IF_UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def after(make_manifest, make_facts):
         manifest = make_manifest(preflight=QUICK, severities=resolve(policy or {}, gpus=False))
         verdict = verdict_of(manifest, {node: make_facts(node, checks=checks()) for node in BOTH})
         assert verdict.result == "match"
-        return judge.add_reports(verdict, manifest, BOTH, {"container": reports})
+        return check_results.add_reports(verdict, manifest, BOTH, {"container": reports})
 
     return _after
 
