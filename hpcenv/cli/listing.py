@@ -77,7 +77,7 @@ _FRONT = ("JOB", "STATE", "NODES", "ATTEMPT", "ELAPSED")
 _OF_A_SWEEP = ("STATE", "EXIT", "ELAPSED")
 _TO_THE_RIGHT = ("NODES", "ATTEMPT", "ELAPSED", "EXIT")
 # The column of names has at most this width. A longer name is not cut, so that it can be copied:
-# it stands on a line of its own.
+# it has a separate line.
 _NAME_WIDTH = 34
 # Longer values are cut. `--json` has the full value.
 _VALUE_WIDTH = 20
