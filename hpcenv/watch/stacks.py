@@ -23,6 +23,9 @@ from hpcenv.records.hangs import Frame, GroupState, Operation, ProcessState, Ran
 _SECONDS_TO_ANSWER = 5.0
 # After the stacks: torch's record needs Python's lock.
 _SECONDS_FOR_OPERATIONS = 1.0
+# A thread that wants Python's lock asks for it every 5 ms (sys.getswitchinterval), and sleeps in between. Python code
+# gives the lock away when it is asked. After so many times in vain, a C call holds it.
+_ASKED_IN_VAIN = 200
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MOST_BYTES = 1 << 20
 _MOST_WORKERS = 16
@@ -36,6 +39,7 @@ _CALLS: dict[str, dict[int, str]] = {
 }  # fmt: skip
 _TGKILL = {"x86_64": 234, "aarch64": 131}
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
+_NUMBERS = ("pid", "tid", "start", "signal", "signal-without-lock", "rank")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
 
 
@@ -46,7 +50,12 @@ def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[R
         folders: in which the ranks of this node have their marks.
         only: processes of ranks; None for all.
     """
-    marks = [(folder, mark) for folder in folders for mark in _marks(folder) if only is None or mark["pid"] in only]
+    marks = [
+        (folder, {**mark, "slept": _sleeps(mark)})
+        for folder in folders
+        for mark in _marks(folder)
+        if only is None or mark["pid"] in only
+    ]
     asked = [(folder, mark, _ask(folder, mark)) for folder, mark in marks]
     until = time.monotonic() + _SECONDS_TO_ANSWER
     for folder, mark, was_asked in asked:
@@ -60,7 +69,7 @@ def _marks(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("rank-*.mark")):
         try:
             mark = read_json(path)
-            numbers = {name: int(mark[name]) for name in ("pid", "tid", "start", "signal", "rank")}
+            numbers = {name: int(mark[name]) for name in _NUMBERS}
         except (OSError, ValueError, KeyError, TypeError):
             continue
         yield {**numbers, "main": str(mark.get("main"))}
@@ -70,16 +79,20 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
     """Send the signal to the thread that waits for it; return why that was not possible."""
     if not proc.runs(mark["pid"], mark["start"]):
         return "it has ended"
-    if not _would_catch(mark):
+    _file(folder, mark, "operations").unlink(missing_ok=True)
+    os.truncate(_file(folder, mark, "stacks"), 0)
+    return _signal(mark, "signal")
+
+
+def _signal(mark: dict[str, Any], which: str) -> str:
+    if not _would_catch(mark, mark[which]):
         return "it does not take the signal"
     number = _TGKILL.get(platform.machine())
     if number is None:
         return f"the number of tgkill is not known on {platform.machine()}"
-    _file(folder, mark, "operations").unlink(missing_ok=True)
-    os.truncate(_file(folder, mark, "stacks"), 0)
     import ctypes  # slow to load, and most runs never hang
 
-    failed = ctypes.CDLL(None, use_errno=True).syscall(number, mark["pid"], mark["tid"], mark["signal"])
+    failed = ctypes.CDLL(None, use_errno=True).syscall(number, mark["pid"], mark["tid"], mark[which])
     return os.strerror(ctypes.get_errno()) if failed else ""
 
 
@@ -87,21 +100,38 @@ def _file(folder: Path, mark: dict[str, Any], kind: str) -> Path:
     return folder / f"rank-{mark['rank']}.{kind}"
 
 
-def _would_catch(mark: dict[str, Any]) -> bool:
-    status = _read(f"/proc/{mark['pid']}/task/{mark['tid']}/status")
-    masks = dict(re.findall(r"^Sig(Cgt|Blk):\s*([0-9a-f]+)$", status, re.MULTILINE))
-    bit = 1 << (mark["signal"] - 1)
+def _would_catch(mark: dict[str, Any], number: int) -> bool:
+    masks = dict(re.findall(r"^Sig(Cgt|Blk):\s*([0-9a-f]+)$", _status(mark), re.MULTILINE))
+    bit = 1 << (number - 1)
     return bool(int(masks.get("Cgt", "0"), 16) & bit) and not int(masks.get("Blk", "0"), 16) & bit
 
 
-def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float) -> RankStacks:
-    """Wait for the stacks, then shortly for torch's record."""
-    text, size = "", -1
+def _sleeps(mark: dict[str, Any]) -> int:
+    """Return how often the thread that answers has gone to sleep since it began."""
+    found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)$", _status(mark), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _status(mark: dict[str, Any]) -> str:
+    return _read(f"/proc/{mark['pid']}/task/{mark['tid']}/status")
+
+
+def _stacks(folder: Path, mark: dict[str, Any], until: float) -> str:
+    """Wait for the stacks; where a C call holds Python's lock, have them written without the lock."""
+    text, size, wanted = "", -1, True
     while time.monotonic() < until and (size < 1 or len(text) != size):
         # Complete when it no longer grows: it is written within milliseconds.
         size = len(text)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         text = _read(str(_file(folder, mark, "stacks")))
+        if wanted and not text and _sleeps(mark) - mark["slept"] > _ASKED_IN_VAIN:
+            wanted = bool(_signal(mark, "signal-without-lock"))
+    return text
+
+
+def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float) -> RankStacks:
+    """Wait for the stacks, then shortly for torch's record."""
+    text = _stacks(folder, mark, until)
     if not text:
         return replace(found, unknown=f"no answer in {_SECONDS_TO_ANSWER:.0f} s")
     stacks = parse_stacks(text)

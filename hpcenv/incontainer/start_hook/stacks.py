@@ -1,9 +1,13 @@
 """Write the Python stacks of this rank, and torch's record of its collective operations, when the node's watcher asks.
 
-A thread sleeps until it gets a real-time signal that only this thread gets (tgkill). Two parts answer. First,
-faulthandler's handler, which is C code, writes the stacks of all threads, even while a C call holds Python's lock. Then
-the thread wakes, which needs that lock, and writes the record of operations. No other thread is disturbed: a signal to
-the whole process would interrupt a read that hangs on a network file system, and its place would be lost.
+A thread sleeps until it gets a real-time signal that only this thread gets (tgkill). It takes Python's lock, and writes
+the stacks of all threads and the record of operations. No other thread is disturbed: a signal to the whole process
+would interrupt a read that hangs on a network file system, and its place would be lost.
+
+A C call that holds the lock keeps the thread waiting. Then, and only then, the watcher sends a second signal, whose
+handler is C code of faulthandler and writes the stacks without the lock. While Python code runs, that handler reads
+frames that change, and can end the process with SIGSEGV (github.com/python/cpython issue 116008; about one signal in
+1000 with three busy threads, measured with Python 3.11). In a C call that holds the lock, no frame changes.
 """
 
 import faulthandler
@@ -26,34 +30,40 @@ _MOST_ENTRIES = 512
 
 def begin_stacks(folder: str, rank: int) -> None:
     """Start the thread; the files of this rank are in `folder`. If that fails, the training continues without it."""
-    number = signal.SIGRTMIN + _OFFSET
+    number, without_lock = signal.SIGRTMIN + _OFFSET, signal.SIGRTMIN + _OFFSET + 1
     path = os.path.join(folder, "rank-%d.stacks" % rank)
     try:
-        if signal.getsignal(number) != signal.SIG_DFL:
-            raise OSError("signal %d is in use" % number)
+        for one in (number, without_lock):
+            if signal.getsignal(one) != signal.SIG_DFL:
+                raise OSError("signal %d is in use" % one)
         # The file is opened to append: the watcher empties it before it asks.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
-        words = (folder, rank, number)
+        # The first signal only wakes the thread: its handler writes the stack of this sleeping thread to nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        faulthandler.register(number, file=nowhere, all_threads=False, chain=False)
+        faulthandler.register(without_lock, file=descriptor, all_threads=True, chain=False)
+        words = (folder, rank, number, without_lock, descriptor)
         threading.Thread(target=_answer, args=words, name="hpcenv-stacks", daemon=True).start()
     except (OSError, RuntimeError, AttributeError) as error:
         sys.stderr.write("hpcenv: rank %d: its stacks cannot be read: %s\n" % (rank, error))
 
 
-def _answer(folder: str, rank: int, number: int) -> None:
+def _answer(folder: str, rank: int, number: int, without_lock: int, descriptor: int) -> None:
     """Mark this process, and answer until it ends."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {number, *_OF_THREAD})
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {number, without_lock, *_OF_THREAD})
     mark = {
         "pid": os.getpid(),
         "tid": threading.get_native_id(),
         "main": "0x%016x" % (threading.main_thread().ident or 0),
         "start": start_ticks(),
         "signal": number,
+        "signal-without-lock": without_lock,
         "rank": rank,
     }
     replace_file(os.path.join(folder, "rank-%d.mark" % rank), mark)
     while True:
         signal.pause()
+        faulthandler.dump_traceback(file=descriptor, all_threads=True)
         replace_file(os.path.join(folder, "rank-%d.operations" % rank), operations(sys.modules.get("torch")))
 
 
