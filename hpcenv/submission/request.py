@@ -307,9 +307,10 @@ def make_request(options: SubmitOptions) -> Request:
     if options.session is not None:
         nproc = 1
     if nproc == 0:
+        missing = "neither --gpus nor" if options.gpus is None else "there is a rank for each GPU, --gpus is 0, and no"
         raise UsageError(
             "the number of ranks per node is not known",
-            why="neither --gpus nor --nproc is given, here or in [submit] of hpcenv.toml",
+            why=f"{missing} --nproc is given, here or in [submit] of hpcenv.toml",
             hint="--nodes N --gpus G, or --gpus 0 --nproc R for CPU ranks",
         )
     written: dict[str, Any] = {option.name: getattr(options, option.name) for option in WRITTEN}

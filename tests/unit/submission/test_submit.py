@@ -119,6 +119,11 @@ def test_how_many_ranks_must_be_said(plan: Make) -> None:
     error = refused(lambda: plan(nproc=None), "usage")
     assert error.what == "the number of ranks per node is not known"
     assert "--gpus" in str(error.hint)
+    assert error.why == "neither --gpus nor --nproc is given, here or in [submit] of hpcenv.toml"
+    without_gpus = refused(lambda: plan(nproc=None, gpus=0), "usage").why
+    assert without_gpus == (
+        "there is a rank for each GPU, --gpus is 0, and no --nproc is given, here or in [submit] of hpcenv.toml"
+    )
 
 
 @pytest.mark.parametrize(
