@@ -143,9 +143,10 @@ def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: b
 
 
 def submission_of(locked: lock_model.Lockfile) -> str:
-    """Return what to type to submit: a torch without GPUs is refused with `--gpus`."""
+    """Return what to type to submit: a torch without CUDA is refused with `--gpus`, torchrun without torch."""
     shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
-    return f"hpcenv submit SCRIPT --nodes N {shape}"
+    launcher = " --launcher none" if locked.facts.get("torch.version") == "absent" else ""
+    return f"hpcenv submit SCRIPT --nodes N {shape}{launcher}"
 
 
 def _show_check(workspace: Workspace, result: CheckResult, as_json: bool) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcenv.errors import Command, Hint, UsageError
+from hpcenv.errors import Command, Hint, SubmitRejected, UsageError
 from hpcenv.judge.checks.check_table import BY_ID as CHECKS_BY_ID
 from hpcenv.judge.checks.check_table import at_level
 from hpcenv.project import option_values
@@ -378,6 +378,7 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
 
     Raises:
         UsageError: they contradict each other, or would break the launch.
+        SubmitRejected: torchrun would start the ranks, and the locked environment has no torch.
     """
     if options.session is not None:
         return LaunchOptions(launcher="none")
@@ -386,8 +387,14 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
     if options.expand:
         launch_rules.check_expand(options.args)
+    launcher = launcher if options.call is None else options.call.launcher
+    if launcher == "torchrun" and torch == "absent" and options.trains:
+        raise SubmitRejected(
+            "the locked environment has no torch, and torchrun is a program of torch",
+            hint="--launcher none starts your program once on each node, --launcher srun once for each rank",
+        )
     return LaunchOptions(
-        launcher=launcher if options.call is None else options.call.launcher,
+        launcher=launcher,
         torchrun_args=options.torchrun_args,
         # With spare nodes, only the check decides which nodes train.
         expand=options.expand,

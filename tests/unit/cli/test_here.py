@@ -55,13 +55,17 @@ def test_a_locked_project_and_a_stale_one(hpcenv: Any, project: Path) -> None:
     assert shown["next"] == "hpcenv lock"
 
 
-def test_where_torch_can_use_gpus_they_are_requested(hpcenv: Any, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "shape"),
+    [("cuda", "12.8", "--gpus G"), ("version", "absent", "--gpus 0 --nproc R --launcher none")],
+)
+def test_what_to_type_is_what_submit_accepts(key: str, value: str, shape: str, hpcenv: Any, project: Path) -> None:
     path = project / "lockfiles" / "default.lock.toml"
     data = tomlkit.parse(path.read_text()).unwrap()
-    data["torch"]["cuda"] = "12.8"
+    data["torch"][key] = value
     data["fingerprint"] = lock_model.fingerprint(data)
     path.write_text(tomlkit.dumps(data))
-    assert _lines(hpcenv(cwd=project))["next"] == "hpcenv submit SCRIPT --nodes N --gpus G"
+    assert _lines(hpcenv(cwd=project))["next"] == f"hpcenv submit SCRIPT --nodes N {shape}"
 
 
 @pytest.mark.parametrize(
