@@ -28,6 +28,7 @@ include_patterns = ["README.md", "README.zh-CN.md", "CONTRIBUTING.md", "SECURITY
 html_theme = "furo"  # it has the dark mode and the search
 html_title = f"hpcenv {VERSION}"
 html_copy_source = False
+html_static_path = html_css_files = ["site.css"]
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 

@@ -6,10 +6,13 @@ import os
 
 from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
+from hpcenv.cli.lock import submission_of
 from hpcenv.cli.submit import context_of
 from hpcenv.cluster.queue import in_words
 from hpcenv.errors import HpcenvError
 from hpcenv.locking.lock import LockOptions, check_locks, problem_of
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import read_lockfile
 from hpcenv.runs.run_list import RunLine, list_lines
 from hpcenv.text import cut
 
@@ -53,5 +56,5 @@ def _next(problem: HpcenvError | None, run: RunLine | None) -> str:
     if problem is not None:
         return problem.hint or "edit hpcenv.toml"
     if run is None or run.state == "completed":
-        return "hpcenv submit SCRIPT --nodes N --gpus G"
+        return submission_of(read_lockfile(_render.open_project().lockfile_path(DEFAULT_LOCK)))
     return f"hpcenv clean {run.run}" if run.state == "not-queued" else f"hpcenv report {run.run}"

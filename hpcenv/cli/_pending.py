@@ -72,7 +72,8 @@ class PendingLine:
             self._waiting[name] = with_queue(self._waiting[name], self._environ)
         text = self._text(name, now)
         if sys.stderr.isatty():
-            text = cut(text, max(20, shutil.get_terminal_size().columns - 1))
+            width = max(20, shutil.get_terminal_size().columns - 1)
+            text = cut(text if len(text) <= width else self._text(name, now, short=True), width)
             if text != self._shown:
                 print(f"\r\x1b[K{text}", end="", file=_streams.unchanged(sys.stderr), flush=True)
                 self._shown = text
@@ -86,13 +87,13 @@ class PendingLine:
             print("\r\x1b[K", end="", file=_streams.unchanged(sys.stderr), flush=True)
             self._shown = ""
 
-    def _text(self, name: str, now: float) -> str:
+    def _text(self, name: str, now: float, *, short: bool = False) -> str:
         status = self._waiting[name]
         more = f"; {len(self._waiting) - 1} more wait" if len(self._waiting) > 1 else ""
-        reason = f" ({in_words(status.detail)})" if status.detail else ""
+        reason = f" ({status.detail if short else in_words(status.detail)})" if status.detail else ""
         queue, waited = "", ""
         if status.queue is not None:
-            queue = f"; {status.queue}"
+            queue = f"; {status.queue.short if short else status.queue}"
             if status.queue.waited is not None:
                 waited = f" for {duration.clock(status.queue.waited + int(now - self._asked))}"
         return escape_control(f"{status.run}: {status.state}{waited}{reason}{queue}{more}")

@@ -137,10 +137,16 @@ def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: b
         _render.say(f"packages of conda: {len(by_conda)}, of which {pinned} are pinned by a file of --from")
     verb = "wrote" if result.changed else "unchanged:"
     _render.say(f"{verb} {workspace.shown(result.path)} ({locked.fingerprint})")
-    shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
     which = "" if name == DEFAULT_LOCK else f" --lock {name}"
-    _render.tell(f"\nnext: hpcenv submit SCRIPT --nodes N {shape}{which}")
+    _render.tell(f"\nnext: {submission_of(locked)}{which}")
     return 0
+
+
+def submission_of(locked: lock_model.Lockfile) -> str:
+    """Return what to type to submit: a torch without CUDA is refused with `--gpus`, torchrun without torch."""
+    shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
+    launcher = " --launcher none" if locked.facts.get("torch.version") == "absent" else ""
+    return f"hpcenv submit SCRIPT --nodes N {shape}{launcher}"
 
 
 def _show_check(workspace: Workspace, result: CheckResult, as_json: bool) -> int:

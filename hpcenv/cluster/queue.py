@@ -67,6 +67,13 @@ class QueuePlace:
         start = f"Slurm expects to start it at {self.start.replace('T', ' ')}" if self.start else ""
         return f"{place}; {start or 'Slurm does not expect a start yet'}"
 
+    @property
+    def short(self) -> str:
+        """The same for a narrow terminal."""
+        before = "place unknown" if self.before is None else f"{self.before} before it"
+        start = f"start {self.start.replace('T', ' ')[:16]}" if self.start else "no start expected yet"
+        return f"{before}; {start}"
+
 
 def in_words(reason: str) -> str:
     """Return why a job waits; if the meaning of Slurm's word (the last reason) is known, add it."""

@@ -40,6 +40,7 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; 
 th, .wide td { overflow-wrap: break-word; } .wide td.long { overflow-wrap: anywhere; } figure { margin: 0; }
 code, pre { font: .85rem/1.45 ui-monospace, monospace; }
 pre { background: var(--panel); padding: .7rem; white-space: pre-wrap; }
+pre span { display: inline-block; max-width: 100%; }
 svg { width: 100%; height: auto; font: 13px system-ui, sans-serif; } svg text { fill: var(--fg); stroke: var(--bg);
   stroke-width: 4px; paint-order: stroke; }
 svg .grid { stroke: var(--line); } svg .axis { stroke: var(--soft); }
@@ -50,8 +51,8 @@ svg .mark { stroke: var(--mark); stroke-width: 1.5; stroke-dasharray: 2 3; } svg
 svg .span { fill: var(--a); } footer { color: var(--soft); margin-top: 2rem; font-size: .85rem; }
 @media (max-width: 32rem) { svg { font-size: 22px; } table { font-size: .75rem; } td, th { padding-right: .4rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 11pt; } summary { display: none; }
-  details::details-content { content-visibility: visible; block-size: auto; } figure, .wide, tr { break-inside: avoid; }
-  h2 { break-after: avoid; } }
+  details::details-content { content-visibility: visible; block-size: auto; }
+  figure, .wide, tr, pre { break-inside: avoid; } h2 { break-after: avoid; } }
 """
 
 
@@ -90,7 +91,7 @@ def _body(page: RunPage) -> Iterator[str]:
     yield "<h2>Timeline</h2>"
     yield plot.timeline(page.spans, key="times")
     yield "<h2>Run it again</h2>"
-    yield f"<pre>{_text_lines(page.again)}</pre>"
+    yield f"<pre>{_command_lines(page.again)}</pre>"
     yield "<h2>Checklist for a paper</h2>"
     yield _pairs("", [(question, answer or "not recorded") for question, answer in page.checklist])
     if page.notes:
@@ -171,3 +172,8 @@ def _text(text: str) -> str:
 
 def _text_lines(lines: Sequence[str]) -> str:
     return "\n".join(_text(line) for line in lines)
+
+
+def _command_lines(lines: Sequence[str]) -> str:
+    """Return lines that wrap between words only: `--` at the end of a line on paper would be read as a word."""
+    return "\n".join(" ".join(f"<span>{_text(word)}</span>" for word in line.split(" ")) for line in lines)

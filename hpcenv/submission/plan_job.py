@@ -344,7 +344,8 @@ def _idle_gpus(options: SubmitOptions, request: Request, origins: Mapping[str, s
     """Refuse GPUs that the locked torch cannot use; with --allow-cpu-torch return a note."""
     gpus = request.gpus_per_node
     if not options.allow_cpu_torch:
-        without = "--gpus 0 --nproc R" if options.trains else "leave out --gpus (in an allocation with GPUs: --gpus 0)"
+        ranks = options.trains and options.session is None
+        without = "--gpus 0 --nproc R" if ranks else "leave out --gpus (in an allocation with GPUs: --gpus 0)"
         hint = f"{without}, or lock a torch built for CUDA or ROCm; if something else uses them: --allow-cpu-torch"
         refuse_gpus_for_cpu_torch(locked, gpus=gpus, origin=origins.get("gpus", "--gpus"), hint=hint)
     elif gpus and not lock_model.compares_gpus(locked, gpus):

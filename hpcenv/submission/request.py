@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcenv.errors import Command, Hint, UsageError
+from hpcenv.errors import Command, Hint, SubmitRejected, UsageError
 from hpcenv.judge.checks.check_table import BY_ID as CHECKS_BY_ID
 from hpcenv.judge.checks.check_table import at_level
 from hpcenv.project import option_values
@@ -307,9 +307,10 @@ def make_request(options: SubmitOptions) -> Request:
     if options.session is not None:
         nproc = 1
     if nproc == 0:
+        missing = "neither --gpus nor" if options.gpus is None else "there is a rank for each GPU, --gpus is 0, and no"
         raise UsageError(
             "the number of ranks per node is not known",
-            why="neither --gpus nor --nproc is given, here or in [submit] of hpcenv.toml",
+            why=f"{missing} --nproc is given, here or in [submit] of hpcenv.toml",
             hint="--nodes N --gpus G, or --gpus 0 --nproc R for CPU ranks",
         )
     written: dict[str, Any] = {option.name: getattr(options, option.name) for option in WRITTEN}
@@ -377,6 +378,7 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
 
     Raises:
         UsageError: they contradict each other, or would break the launch.
+        SubmitRejected: torchrun would start the ranks, and the locked environment has no torch.
     """
     if options.session is not None:
         return LaunchOptions(launcher="none")
@@ -385,8 +387,14 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
     if options.expand:
         launch_rules.check_expand(options.args)
+    launcher = launcher if options.call is None else options.call.launcher
+    if launcher == "torchrun" and torch == "absent" and options.trains:
+        raise SubmitRejected(
+            "the locked environment has no torch, and torchrun is a program of torch",
+            hint="--launcher none starts your program once on each node, --launcher srun once for each rank",
+        )
     return LaunchOptions(
-        launcher=launcher if options.call is None else options.call.launcher,
+        launcher=launcher,
         torchrun_args=options.torchrun_args,
         # With spare nodes, only the check decides which nodes train.
         expand=options.expand,

@@ -97,9 +97,8 @@ _LAUNCHERS = re.compile(r"torch\.distributed\.(?:run|launch)\Z|accelerate\.comma
 
 def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Yield each Python script or module that a shell script starts, with its arguments that need no shell."""
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.lstrip().startswith("#"):
-            continue
+    code = re.sub(r"(?m)^[ \t]*#.*", "", f"{text}\n")  # first: a comment does not go on after a backslash
+    for line in re.sub(r"\\\r?\n", " ", code).splitlines():
         try:
             words = shlex.split(line, comments=True)
         except ValueError:

@@ -182,4 +182,4 @@ def test_another_package_is_rejected_by_the_gate_and_named_if_the_reader_locks_i
     assert "packages: packages.typing-extensions: 4.90.0 -> 4.91.0" in " ".join(page["expected"]["reasons"])
     causes = {one["group"]: one["changes"] for one in page["comparison"]["causes"]}
     assert ["packages.typing-extensions", "4.90.0", "4.91.0"] in causes["packages"]
-    assert any("not that of the run" in note for note in page["notes"])
+    assert any("not in the run's lockfile" in note for note in page["notes"])

@@ -44,6 +44,9 @@ def test_no_link_of_a_page_leads_nowhere(site: Path) -> None:
 def test_what_is_typed_stays_as_it_is_and_python_has_its_docstrings(site: Path) -> None:
     options = (site / "docs/reference/options.html").read_text()
     assert "--nproc says how many ranks" in options
+    assert "_static/site.css" in options  # an option is not broken after its hyphens
+    assert "code span.pre { display: inline-block" in (site / "_static/site.css").read_text()
+    assert '<span class="pre">--nproc</span>' in (site / "docs/how-to/submit.html").read_text()
     api = (site / "docs/reference/api.html").read_text()
     assert 'id="hpcenv.submit"' in api
     assert 'id="hpcenv.verify"' in api

@@ -63,6 +63,7 @@ class WheelLists:
         self._linked: list[ListedWheel] | None = None
         self._linked_trouble: list[str] = []
         self._failures: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
 
     def of(self, package: tuple[str, str]) -> tuple[list[ListedWheel], list[str]]:
         """Return the wheels of a name and version in order of preference, and what went wrong."""
@@ -80,12 +81,12 @@ class WheelLists:
     def _page(self, label: str, url: str, package: tuple[str, str]) -> list[ListedWheel]:
         failures = self._failures.get(label, 0)
         if failures >= 3:  # three packages in a row without any answer
-            raise Unreachable("index not reachable")
+            raise Unreachable(self._reasons[label])  # the same words, so that the packages are counted together
         try:
             links = _read_list(self.pip, label, url, package, self.endings)
-        except Unreachable:
+        except Unreachable as error:
             if failures >= 0:
-                self._failures[label] = failures + 1
+                self._reasons[label], self._failures[label] = str(error), failures + 1
             raise
         self._failures[label] = -1
         return links

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import run_folders as folders
+import tomlkit
 
-SUBMIT = "hpcenv submit SCRIPT --nodes N --gpus G"
+from hpcenv.project import lockfile as lock_model
+
+SUBMIT = "hpcenv submit SCRIPT --nodes N --gpus 0 --nproc R"  # the torch of these tests has no CUDA
 
 
 def _lines(done: Any) -> dict[str, str]:
@@ -50,6 +53,19 @@ def test_a_locked_project_and_a_stale_one(hpcenv: Any, project: Path) -> None:
     shown = _lines(hpcenv(cwd=project))
     assert shown["lockfile"] == "`lockfiles/default.lock.toml` is stale: env-changed: locked no A, now A = 1"
     assert shown["next"] == "hpcenv lock"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shape"),
+    [("cuda", "12.8", "--gpus G"), ("version", "absent", "--gpus 0 --nproc R --launcher none")],
+)
+def test_what_to_type_is_what_submit_accepts(key: str, value: str, shape: str, hpcenv: Any, project: Path) -> None:
+    path = project / "lockfiles" / "default.lock.toml"
+    data = tomlkit.parse(path.read_text()).unwrap()
+    data["torch"][key] = value
+    data["fingerprint"] = lock_model.fingerprint(data)
+    path.write_text(tomlkit.dumps(data))
+    assert _lines(hpcenv(cwd=project))["next"] == f"hpcenv submit SCRIPT --nodes N {shape}"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +102,21 @@ def test_on_a_terminal_the_line_is_renewed_and_gone_when_the_run_starts(project:
     assert b"\r\x1b[Kwaiting: running\r\n" in said
     process.wait(timeout=60)
     os.close(own)
+
+
+def test_on_80_columns_the_expected_start_is_not_cut_off(project: Path, fake_slurm: Any) -> None:
+    own, terminal = pty.openpty()
+    environ = {**fake_slurm.environ, "COLUMNS": "80"}
+    argv = [sys.executable, "-m", "hpcenv", "wait", "waiting", "--timeout", "12s"]
+    process = subprocess.Popen(argv, cwd=project, env=environ, stderr=terminal, stdout=subprocess.DEVNULL)
+    os.close(terminal)
+    deadline, said = time.monotonic() + 60, b""
+    while b"04:17" not in said and time.monotonic() < deadline:
+        said += os.read(own, 4096)
+    process.kill()
+    process.wait(timeout=60)
+    os.close(own)
+    assert re.search(rb"waiting: pending for 00:0\d:\d\d \(Priority\); 1 before it; start 2026-11-27 04:17", said)
 
 
 def test_the_line_is_repeated_every_ten_minutes_and_slurm_asked_every_minute(

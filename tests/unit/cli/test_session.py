@@ -168,3 +168,12 @@ def test_a_shell_needs_a_terminal(hpcenv: Any, slurm: Any, project: Path) -> Non
     done = hpcenv("shell", cwd=project, environ=slurm.environ)
     assert (done.status, "a shell needs a terminal" in done.stderr) == (2, True)
     assert slurm.calls("sbatch") == []
+
+
+def test_gpus_that_torch_cannot_use_are_refused_with_words_that_a_session_has(
+    hpcenv: Any, slurm: Any, shared_project: Path
+) -> None:
+    done = start(hpcenv, slurm, shared_project, "--gpus", "1")
+    assert "cannot use GPUs" in done.stderr
+    assert "hint: leave out --gpus" in done.stderr
+    assert "--nproc" not in done.stderr

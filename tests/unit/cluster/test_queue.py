@@ -45,6 +45,7 @@ def test_where_slurm_hides_other_users_jobs_it_says_so(private: str, before: int
     assert place is not None
     assert (place.before, place.hidden) == (before, before is None)
     assert str(place).endswith("; Slurm does not expect a start yet")
+    assert place.short == ("place unknown" if before is None else f"{before} before it") + "; no start expected yet"
     assert ("hides other users' jobs (PrivateData)" in str(place)) == (before is None)
 
 

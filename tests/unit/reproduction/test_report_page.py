@@ -67,7 +67,10 @@ def test_the_page_says_the_verdict_first_and_marks_the_first_difference():
     body = text[text.index("<main>") :]
     assert body.index("differs: loss is beyond") < body.index("Summary") < body.index("<svg") < body.index("Checklist")
     assert "first difference: step 2" in body and "run.arguments" in body and "--lr, 0.021" in body
-    assert "hpcenv reproduce table-1-rung-3 --rung 3" in body
+    assert (
+        "<span>hpcenv</span> <span>reproduce</span> <span>table-1-rung-3</span> <span>--rung</span> <span>3</span>"
+        in body
+    )
 
 
 def test_the_page_loads_nothing():
@@ -152,6 +155,12 @@ def test_text_that_is_copied_wraps_and_nothing_stays_folded_in_print():
     style = text[text.index("<style>") : text.index("</style>")]
     assert re.search(r"pre \{[^}]*white-space: pre-wrap", style)
     assert "details::details-content { content-visibility: visible" in style.partition("@media print")[2]
+    # A browser breaks a line after a hyphen. A word of a command that is a box keeps `--nodes` in one piece.
+    assert re.search(r"pre span \{ display: inline-block", style)
+    assert (
+        "<pre><span>hpcenv</span> <span>submit</span> <span>train.py</span> <span>--nodes</span> <span>2</span>" in text
+    )
+    assert re.search(r"[ ,]pre \{ break-inside: avoid", style.partition("@media print")[2])
     digest = "ab" * 32
     assert f"<td class=long>{digest}</td><td>differs</td>" in report_html._table("x", [("a",), (digest, "differs")])
 

@@ -68,6 +68,21 @@ def test_a_module_that_it_starts_is_a_module_in_the_hint(line: str, command: str
 
 
 @pytest.mark.parametrize(
+    "lines",
+    [
+        "# python3 old.py \\\nsrun python3 src/train.py \\\n    --multirun \\\n    seed=0 \\\n",
+        "srun python3 src/train.py --multirun seed=0 \\",
+        "srun python3 src/train.py \\\r\n    --multirun seed=0\r\n",
+        "srun python3 src/train.py --multirun seed=0 \\\n# --lr 1 \\\n",
+    ],
+)
+def test_backslashes_at_ends_of_lines_are_read_as_bash_reads_them(lines: str) -> None:
+    assert "hpcenv submit src/train.py --nodes N --gpus G -- --multirun seed=0`" in answer(
+        "job.sh", f"#!/bin/bash\n{lines}"
+    )
+
+
+@pytest.mark.parametrize(
     ("typed", "hint"),
     [
         ("torchrun t.py --gpus 0 --nproc 2", "hpcenv submit t.py --gpus 0 --nproc 2"),

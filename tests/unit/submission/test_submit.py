@@ -112,6 +112,15 @@ def test_a_warning_of_the_compiler_is_no_refusal(plan: Make, project: Path) -> N
     assert not [note for note in plan("escape.py").notes if "escape.py" in note]
 
 
+def test_torchrun_without_torch_is_refused_before_the_queue(plan: Make, project: Path) -> None:
+    edit_lockfile(project, "torch", "version", "absent")
+    error = refused(plan, "submit-rejected")
+    assert error.what == "the locked environment has no torch, and torchrun is a program of torch"
+    assert "--launcher none" in str(error.hint)
+    for launcher in ("none", "srun"):
+        assert plan(launcher=launcher).manifest.launch.launcher == launcher
+
+
 # -- refusals: words ----------------------------------------------------------------------
 
 
@@ -119,6 +128,11 @@ def test_how_many_ranks_must_be_said(plan: Make) -> None:
     error = refused(lambda: plan(nproc=None), "usage")
     assert error.what == "the number of ranks per node is not known"
     assert "--gpus" in str(error.hint)
+    assert error.why == "neither --gpus nor --nproc is given, here or in [submit] of hpcenv.toml"
+    without_gpus = refused(lambda: plan(nproc=None, gpus=0), "usage").why
+    assert without_gpus == (
+        "there is a rank for each GPU, --gpus is 0, and no --nproc is given, here or in [submit] of hpcenv.toml"
+    )
 
 
 @pytest.mark.parametrize(
