@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hpcenv.hostlist import fold_hostlist
 from hpcenv.records.hangs import (
     Frame,
     GroupState,
@@ -254,11 +255,5 @@ def _of_worker(worker: ProcessState) -> str:
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """Return `rank 3`, or `ranks 0-6, 9`."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+    folded = fold_hostlist(map(str, ranks)).strip("[]").replace(",", ", ")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {folded}"
