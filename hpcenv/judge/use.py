@@ -379,8 +379,8 @@ def _gpu_memory(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 def _leak(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
-        steps = [(s, max((rank.step for rank in s.ranks if rank.step), default=0)) for s in node.samples]
-        yield from _growth(seen, [(s.at, step, s.node.memory) for s, step in steps], limit, "memory", node.node)
+        points = [(s.at, max((rank.step or 0 for rank in s.ranks), default=0), s.node.memory) for s in node.samples]
+        yield from _growth(seen, points, limit, "memory", node.node)
     for number, looks in seen.ranks.items():
         points = [(s.at, rank.step or 0, rank.torch_memory) for _, s, rank in looks]
         yield from _growth(seen, points, limit, f"memory of torch in rank {number}", looks[-1][0], rank=number)
