@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hpcenv.hostlist import fold_hostlist
 from hpcenv.records.hangs import (
     Frame,
     GroupState,
@@ -204,9 +205,11 @@ def _place(look: RankStacks) -> str:
     held = ", which holds Python's lock" if look.unknown == "a C call holds Python's lock" else ""
     function, line = _own_line(look.stack)
     where = f"in {function}" + (f" ({line})" if line else "") + held if function else ""
-    state = _STATES.get(process.state, "")
-    reads = _call(process)
-    return ", ".join(filter(None, (where, state, reads))) or f"silent: {look.unknown or 'no stack'}"
+    return ", ".join(filter(None, (where, _state_and_call(process)))) or f"silent: {look.unknown or 'no stack'}"
+
+
+def _state_and_call(process: ProcessState) -> str:
+    return ", ".join(filter(None, (_STATES.get(process.state, ""), _call(process))))
 
 
 def _call(process: ProcessState) -> str:
@@ -237,28 +240,17 @@ def stack_lines(looks: Iterable[RankStacks]) -> list[str]:
     looks = sorted(looks, key=lambda one: one.rank)
     lines = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in _ranks_by(_stack_line, looks).items()]
     for look in looks:
-        stuck = [(worker, words) for worker in look.workers if (words := _of_worker(worker))]
+        stuck = [(worker, words) for worker in look.workers if (words := _state_and_call(worker))]
         lines += [f"rank {look.rank}, its process {worker.pid}: {words}" for worker, words in stuck[:4]]
     return lines
 
 
 def _stack_line(look: RankStacks) -> str:
     frames = " < ".join(f"{_short(frame)} in {frame.function}" for frame in look.stack[:_MOST_FRAMES])
-    state, call = _STATES.get(look.process.state, ""), _call(look.process)
-    return "; ".join(filter(None, (frames or "no stack", look.unknown, state, call)))
-
-
-def _of_worker(worker: ProcessState) -> str:
-    return ", ".join(filter(None, (_STATES.get(worker.state, ""), _call(worker))))
+    return "; ".join(filter(None, (frames or "no stack", look.unknown, _state_and_call(look.process))))
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """Return `rank 3`, or `ranks 0-6, 9`."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+    folded = fold_hostlist(map(str, ranks)).strip("[]").replace(",", ", ")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {folded}"

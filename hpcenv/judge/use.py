@@ -16,6 +16,7 @@ from statistics import median, median_low
 
 from hpcenv import size
 from hpcenv.hostlist import fold_hostlist
+from hpcenv.judge.hang import ranks_in_words
 from hpcenv.records.samples import GpuUse, NodeSamples, NodeUse, RankUse, Sample
 from hpcenv.text import plural
 
@@ -105,6 +106,8 @@ class _Seen:
 
     Attributes:
         told: GPUs and ranks that have a sentence.
+        steps: rank -> the time of a step that is typical of it. Ranks that were seen for too short a time are left out.
+        waits: rank -> the part of a step in which it typically waits for data, in percent.
     """
 
     def __init__(self, nodes: Sequence[NodeSamples], asked: AskedShape) -> None:
@@ -123,6 +126,12 @@ class _Seen:
         self.began = min(begins, default=0.0)
         stepped = (s.at for looks in self.ranks.values() for _, s, rank in looks if rank.step)
         self.first_step = min(stepped, default=None)
+        self.steps = self._typical(lambda one: one.step_seconds)
+        self.waits = self._typical(lambda one: one.wait_percent)
+
+    def _typical(self, value: Callable[[RankUse], float | None]) -> dict[int, float]:
+        found = {rank: _typical((value(one), s.seconds) for _, s, one in looks) for rank, looks in self.ranks.items()}
+        return {rank: known for rank, known in found.items() if known is not None}
 
     def untold(self, node: NodeSamples) -> Iterator[tuple[int, _GpuLooks]]:
         """Yield the GPUs of a node that have no sentence yet."""
@@ -144,23 +153,6 @@ class _Seen:
 
     def gpu_of(self, rank: int) -> _GpuLooks:
         return [(s, gpu) for _, s, _ in self.ranks[rank] for gpu in s.gpus if rank in gpu.ranks]
-
-    def steps_of(self, rank: int) -> float | None:
-        """Return the time of a step that is typical of a rank; None if it was seen for too short a time."""
-        return _typical((one.step_seconds, sample.seconds) for _, sample, one in self.ranks[rank])
-
-    def wait_of(self, rank: int) -> float | None:
-        """Return which share of a step a rank typically waits for data, in percent."""
-        return _typical(
-            (100 * one.wait_seconds / one.step_seconds, sample.seconds)
-            for _, sample, one in self.ranks[rank]
-            if one.wait_seconds is not None and one.step_seconds
-        )
-
-    def wait_seconds_of(self, rank: int) -> float | None:
-        """Return how long a rank typically waits for data in a step."""
-        wait, step = self.wait_of(rank), self.steps_of(rank)
-        return None if wait is None or step is None else wait / 100 * step
 
     def of_rank(self, rank: int, weight: float, text: str) -> _Odd:
         """Return what is odd of a rank; its GPU needs no other sentence."""
@@ -247,23 +239,20 @@ def _idle(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 
 def _data_wait(seen: _Seen, limit: float) -> Iterator[_Odd]:
-    waits = [wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None]
-    if not waits or median(waits) < limit:
+    if not seen.waits or (wait := median(seen.waits.values())) < limit:
         return
     node, sample = next((node.node, s) for node in seen.nodes for s in reversed(node.samples) if s.ranks)
     workers, cpus = [rank.workers for rank in sample.ranks], sample.node.cpus or seen.asked.cpus
     known = [count for count in workers if count is not None]
-    why = (
-        f": {plural(round(sum(known)), 'worker')} for {plural(cpus, 'CPU')}"
-        if len(known) == len(workers) and cpus
-        else ""
-    )
-    where = f" of {node}" if why and len(seen.nodes) > 1 else ""
-    yield _Odd(median(waits), f"the ranks waited for data {median(waits):.0f} % of each step{why}{where}", node)
+    why = ""
+    if len(known) == len(workers) and cpus:
+        where = f" of {node}" if len(seen.nodes) > 1 else ""
+        why = f": {plural(round(sum(known)), 'worker')} for {plural(cpus, 'CPU')}{where}"
+    yield _Odd(wait, f"the ranks waited for data {wait:.0f} % of each step{why}", node)
 
 
 def _slow_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
-    steps = {rank: step for rank in seen.ranks if (step := seen.steps_of(rank)) is not None}
+    steps = seen.steps
     if len(steps) < 2:
         return
     # Of two ranks the faster one is the measure.
@@ -280,13 +269,12 @@ def _slow_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 def _holding_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
     """Yield a rank for which the others wait: those that train together have the same time of a step."""
-    waits = {rank: wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None}
-    usual = median_low(waits.values()) if len(waits) > 1 else math.inf
+    usual = median_low(seen.waits.values()) if len(seen.waits) > 1 else math.inf
     for rank, looks in seen.ranks.items():
         if rank in seen.told or len(seen.ranks) < 2:
             continue
         stopped = _share((one.state == "T", s.seconds) for _, s, one in looks)
-        wait, head = waits.get(rank, 0.0), f"rank {rank} holds the others back:"
+        wait, head = seen.waits.get(rank, 0.0), f"rank {rank} holds the others back:"
         if stopped >= limit:
             yield seen.of_rank(rank, stopped, f"{head} its process is stopped {stopped:.0f} % of the time (state T)")
         elif wait - usual >= limit:
@@ -301,9 +289,9 @@ def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Ite
             yield f"its process {words} at times (state {state})"
     if reason := _slow_reason(seen.gpu_of(rank), 10):
         yield f"its GPU reports {reason}"
-    own, their = _both(seen.wait_seconds_of, rank, others)
+    own, their = _both(lambda r: seen.waits[r] / 100 * seen.steps[r] if r in seen.waits else None, rank, others)
     if own - their >= lost / 2:
-        yield f"it waits for data {seen.wait_of(rank):.0f} % of each step"
+        yield f"it waits for data {seen.waits[rank]:.0f} % of each step"
     own, their = _both(lambda r: _mean((gpu.clock, s.seconds) for s, gpu in seen.gpu_of(r)), rank, others)
     if own < 0.9 * their:
         yield f"its GPU runs at {own:.0f} MHz, those of the others at {their:.0f} MHz"
@@ -391,8 +379,8 @@ def _gpu_memory(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 def _leak(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
-        steps = [(s, max((rank.step for rank in s.ranks if rank.step), default=0)) for s in node.samples]
-        yield from _growth(seen, [(s.at, step, s.node.memory) for s, step in steps], limit, "memory", node.node)
+        points = [(s.at, max((rank.step or 0 for rank in s.ranks), default=0), s.node.memory) for s in node.samples]
+        yield from _growth(seen, points, limit, "memory", node.node)
     for number, looks in seen.ranks.items():
         points = [(s.at, rank.step or 0, rank.torch_memory) for _, s, rank in looks]
         yield from _growth(seen, points, limit, f"memory of torch in rank {number}", looks[-1][0], rank=number)
@@ -625,7 +613,7 @@ def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
         rest = found[1:] if len(shown) < len(found) else ()
         ranks = tuple(other.rank for other in (one, *rest) if other.rank is not None)
         nodes = dict.fromkeys(other.node for other in (one, *rest))
-        whom = f"ranks {fold_hostlist(map(str, ranks[1:]))}" if ranks else fold_hostlist(other.node for other in rest)
+        whom = ranks_in_words(ranks[1:]) if ranks else fold_hostlist(other.node for other in rest)
         more = f"; {len(rest)} more are like this: {whom}" if rest else ""
         yield UseSentence(rule=rule.id, text=one.text + more, hint=rule.hint, nodes=tuple(nodes), ranks=ranks)
 
@@ -634,15 +622,13 @@ def _figures(seen: _Seen) -> str:
     gpus = [(sample, gpu) for looks in seen.gpus.values() for sample, gpu in looks]
     use = _mean((gpu.use, sample.seconds) for sample, gpu in gpus)
     power = _mean((gpu.power, sample.seconds) for sample, gpu in gpus)
-    steps = [step for rank in seen.ranks if (step := seen.steps_of(rank)) is not None]
-    waits = [wait for rank in seen.ranks if (wait := seen.wait_of(rank)) is not None]
     cpu = _mean((sample.node.cpu, sample.seconds) for node in seen.nodes for sample in node.samples)
     parts = (
         "" if use is None else f"GPUs {use:.0f} % used",
         "" if power is None else f"{power:.0f} W each",
         "" if cpu is None else f"{cpu:.1f} CPUs a node",
-        f"{median(steps):.3g} s a step" if steps else "",
-        f"data wait {median(waits):.0f} %" if waits else "",
+        f"{median(seen.steps.values()):.3g} s a step" if seen.steps else "",
+        f"data wait {median(seen.waits.values()):.0f} %" if seen.waits else "",
     )
     return ", ".join(filter(None, parts))
 

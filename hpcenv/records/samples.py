@@ -131,6 +131,13 @@ class RankUse:
     torch_memory: float | None = None
     torch_peak: float | None = None
 
+    @property
+    def wait_percent(self) -> float | None:
+        """The part of a step in which the rank waited for data; None if it is unknown."""
+        if self.wait_seconds is None or not self.step_seconds:
+            return None
+        return 100 * self.wait_seconds / self.step_seconds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:

@@ -113,7 +113,7 @@ def _values(sample: Sample, node: str) -> Iterator[tuple[str, tuple[str, int], f
         yield "memory", (node, gpu.index), _percent(gpu.memory, gpu.memory_total)
     for rank in sample.ranks:
         yield "step_time", ("", rank.rank), rank.step_seconds
-        yield "waiting", ("", rank.rank), _percent(rank.wait_seconds, rank.step_seconds)
+        yield "waiting", ("", rank.rank), rank.wait_percent
 
 
 def _percent(part: float | None, whole: float | None) -> float | None:

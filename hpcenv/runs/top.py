@@ -215,8 +215,6 @@ def _shown(ranks: Sequence[RankNow]) -> list[list[RankNow]]:
 
 def _rank_row(group: Sequence[RankNow]) -> tuple[str, ...]:
     ranks = [rank.last for rank in group]
-    known = [(one.wait_seconds, one.step_seconds) for one in ranks]
-    waits = [100 * wait / step if wait is not None and step else None for wait, step in known]
     seconds = [one.step_seconds for one in ranks if one.step_seconds is not None]
     low, high = min(seconds, default=0.0), max(seconds, default=0.0)
     speed = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g}-{high:.3g}"
@@ -227,7 +225,7 @@ def _rank_row(group: Sequence[RankNow]) -> tuple[str, ...]:
         _names(list(dict.fromkeys(one.node for one in group))),
         _range([one.step for one in ranks]),
         speed if seconds else "?",
-        f"{_range(waits)} %",
+        f"{_range([one.wait_percent for one in ranks])} %",
         ", ".join(notes),
     )
 

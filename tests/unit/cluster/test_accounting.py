@@ -22,6 +22,18 @@ def test_jobs_with_their_gpus_partitions_and_folders(fake_slurm):
     assert next(one for one in jobs if one.job_id == "12").gpus == 0
 
 
+def test_what_sacct_of_26_05_prints_is_the_same(fake_slurm):
+    fake_slurm.replays("sacct", "sacct-since", "26.05")
+    jobs = jobs_since(0.0, fake_slurm.environ)
+    found = [(one.job_id, one.state, one.gpus, one.seconds) for one in jobs]
+    assert found == [
+        ("1", "failed", 2, 4.0), ("2", "completed", 2, 3.0), ("3_0", "completed", 1, 2.0), ("3_1", "completed", 1, 2.0),
+        ("5", "requeued", 1, 1.0), ("6", "timeout", 1, 76.0), ("7", "cancelled", 1, 8.0), ("8", "completed", 0, 3.0),
+        ("5", "completed", 1, 4.0),
+    ]  # fmt: skip
+    assert jobs[1].folder.endswith("/runs/a|b")
+
+
 def test_a_job_that_started_before_is_left_out(fake_slurm):
     fake_slurm.replays("sacct", "sacct-since")
     assert jobs_since(4e9, fake_slurm.environ) == ()

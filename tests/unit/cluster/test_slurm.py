@@ -48,6 +48,14 @@ def test_an_ended_job_is_what_sacct_says(fake_slurm: Any, version: str, name: st
     assert (job.state, job.exit_status, job.source) == (state, status, "sacct")
 
 
+def test_a_job_that_lacked_memory_is_what_sacct_of_26_05_says(fake_slurm: Any) -> None:
+    """Recorded where the kernel ended the batch script: if it ends a step only, sacct says FAILED of the job."""
+    fake_slurm.replays("squeue", "squeue-nosuch")
+    fake_slurm.replays("sacct", "sacct-out-of-memory", "26.05")
+    job = slurm.job_state(recorded_id("26.05", "sacct-out-of-memory"), fake_slurm.environ)
+    assert (job.state, job.ended, job.source) == ("out-of-memory", True, "sacct")
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_job_that_slurm_forgot_is_unknown_and_gone(fake_slurm: Any, version: str) -> None:
     fake_slurm.replays("squeue", "squeue-nosuch", version)

@@ -185,7 +185,7 @@ STEPS = (
     "system.slice/slurmstepd.scope/job_7/step_1",
     "system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0",
     "system.slice/slurmstepd.scope/job_7/step_batch",
-    "system.slice/n1_slurmstepd.scope/s5K1KKYAYG5D00/step_1",
+    "system.slice/n1_slurmstepd.scope/sEX9M8H6JEHJ00/step_0",
 )
 
 

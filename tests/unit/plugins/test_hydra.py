@@ -244,7 +244,7 @@ SHORT = "test_sweep_2_jobs and TestLauncher or custom_resolver or test_get_orig_
     ("chosen", "count"),
     [
         pytest.param(SHORT, 3, id="short"),
-        pytest.param("", 22, id="all", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+        pytest.param("", 21, id="all", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )
 def test_hydras_own_tests_of_a_launcher(chosen: str, count: int, project: Path, environ: dict[str, str]) -> None:

@@ -40,10 +40,10 @@ def tree(root: Path, own: str, files: dict[str, str]) -> NodeWatch:
     return NodeWatch(NodePlaces(root=root, tmp=root))
 
 
-# Slurm 24.11, 26.05 with the SLUID in the place of the number, and 26.05 with CgroupJobIdPaths=yes.
-@pytest.mark.parametrize("job", ["job_77", "s0123456789ABC", "job_9"])
+# Slurm 24.11, and 26.05 with CgroupJobIdPaths=yes; 26.05, recorded.
+@pytest.mark.parametrize("job", ["slurmstepd.scope/job_77", "n1_slurmstepd.scope/sEX9M8H6JEHJ00"])
 def test_version_2_has_the_figures_of_the_step_and_the_lowest_limit_above_it(tmp_path: Path, job: str) -> None:
-    step = f"system.slice/slurmstepd.scope/{job}/step_0"
+    step = f"system.slice/{job}/step_0"
     files = {f"sys/fs/cgroup/{step}/{name}": text for name, text in V2.items()}
     files[f"sys/fs/cgroup/{step}/../memory.max"] = str(4 << 30)
     (tmp_path / f"sys/fs/cgroup/{step}").mkdir(parents=True)
@@ -61,8 +61,39 @@ def test_version_2_has_the_figures_of_the_step_and_the_lowest_limit_above_it(tmp
     assert second.unknown == {}
 
 
-def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
-    step = "slurm/uid_2001/job_77/step_0"
+# Recorded from a step of Slurm 26.05.5 on Linux 6.18, which has the memory controller in version 1.
+STEP_26_05 = "system.slice/n1_slurmstepd.scope/sEX9M8H6JEHJ00/step_0"
+OWN_26_05 = (
+    "9:name=systemd:/\n8:pids:/\n7:blkio:/\n6:freezer:/\n5:devices:/\n4:memory:/\n3:cpuset:/\n2:cpuacct:/\n1:cpu:/\n"
+    f"0::/{STEP_26_05}/user/task_special\n"
+)
+FILES_26_05 = {
+    "cpu.stat": "usage_usec 926751\nuser_usec 875700\nsystem_usec 51051\nnice_usec 0\n",
+    "cpu.pressure": "some avg10=12.68 avg60=2.29 avg300=0.47 total=2316649\nfull avg10=12.68 avg60=2.29 avg300=0.47 total=2264745\n",
+    "memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    "io.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=627\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=120\n",
+}  # fmt: skip
+
+
+def test_a_step_of_slurm_26_05_without_a_controller_for_memory(tmp_path: Path) -> None:
+    """Its CPU time is that of the step, not of the node above it; its memory is unknown, and says why."""
+    files = {f"sys/fs/cgroup/{STEP_26_05}/{name}": text for name, text in FILES_26_05.items()}
+    above = {"sys/fs/cgroup/cpu.stat": "usage_usec 1110482\nuser_usec 1000246\nsystem_usec 110236\nnice_usec 0\n"}
+    watch = tree(tmp_path, OWN_26_05, {**files, **above})
+    watch.look(100.0)
+    later = FILES_26_05["cpu.stat"].replace("926751", "2926751")
+    (tmp_path / f"sys/fs/cgroup/{STEP_26_05}/cpu.stat").write_text(later)
+    found = watch.look(110.0)
+    assert found.cpu == pytest.approx(0.2)
+    assert (found.pressure_cpu, found.pressure_memory, found.pressure_io) == (12.68, 0.0, 0.0)
+    assert (found.memory, found.memory_peak, found.memory_limit, found.read) == (None, None, None, None)
+    assert set(found.unknown) == {"memory", "read, written"}
+    assert "memory.current" in found.unknown["memory"]
+
+
+# 26.05: recorded.
+@pytest.mark.parametrize("step", ["slurm/uid_2001/job_77/step_0", "slurm_n1/uid_2001/job_1/step_0"])
+def test_version_1_has_a_folder_for_each_controller(tmp_path: Path, step: str) -> None:
     own = f"5:memory:/{step}/task_0\n4:blkio:/{step}\n3:cpuacct:/{step}/task_0\n1:freezer:/{step}\n"
     files = {
         f"sys/fs/cgroup/memory/{step}/memory.usage_in_bytes": str(1 << 30),
