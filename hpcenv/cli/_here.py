@@ -10,7 +10,8 @@ from hpcenv.cli.submit import context_of
 from hpcenv.cluster.queue import in_words
 from hpcenv.errors import HpcenvError
 from hpcenv.locking.lock import LockOptions, check_locks, problem_of
-from hpcenv.runs.run_list import RunLine, list_lines
+from hpcenv.runs.run_line import RunLine
+from hpcenv.runs.run_list import list_lines
 from hpcenv.text import cut
 
 _GOING = ("pending", "requeued", "running", "completing", "suspended")
