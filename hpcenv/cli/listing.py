@@ -39,7 +39,7 @@ _LINES = 20
     "--where",
     metavar="CONDITION",
     multiple=True,
-    help="Show only runs with an argument, metric or column like this: lr=3e-4, 'loss<2', state!=failed; repeatable.",
+    help="Show only runs that fit, by argument, metric or column: lr=3e-4, 'loss<2', state!=failed; repeatable.",
 )
 @click.option(
     "--sort", default="", metavar="NAME", help="Sort by an argument, metric or column; -NAME for descending order."
@@ -49,7 +49,7 @@ _LINES = 20
     "-n", "--lines", "count", type=click.IntRange(min=1), metavar="N", help=f"Runs to show. Default: {_LINES}."
 )
 @click.option("--all", "everything", is_flag=True, help="Show all runs.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, all columns of each run.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values: --columns, or all columns.")
 @_render.json_option
 def command(
     sweep: str | None,

@@ -12,7 +12,8 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
+from typing import Any
 
 from hpcenv.errors import UsageError
 from hpcenv.project import duration
@@ -106,7 +107,7 @@ def text_of(line: RunLine, full: str) -> str:
 
 def _time(seconds: float | None) -> str | None:
     try:
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):  # of a damaged record
         return None
 
@@ -124,7 +125,7 @@ def _number_or_text(text: str) -> str | float:
 # -- conditions ----------------------------------------------------------------------------------
 
 _CONDITION = re.compile(r"(.+?)(==|!=|<=|>=|=|<|>)(.*)", re.DOTALL)
-_ORDERS: dict[str, Callable[[object, object], bool]] = {
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 
