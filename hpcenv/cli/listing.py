@@ -15,7 +15,7 @@ from hpcenv.cli import _render
 from hpcenv.cli._terminal import escape_control
 from hpcenv.errors import UsageError
 from hpcenv.judge.first_failure import FirstFailure
-from hpcenv.runs.run_columns import COLUMNS, cell, full_names, text_of
+from hpcenv.runs.run_columns import COLUMNS, full_names, text_of
 from hpcenv.runs.run_line import RunLine
 from hpcenv.runs.run_list import RunListing, list_lines
 from hpcenv.text import cut
@@ -92,13 +92,10 @@ def command(
     if as_csv:
         _render.put(_csv(listing, chosen=bool(columns)))
         return
-    if columns:
-        lines = _chosen_columns(listing.runs, listing.columns)
-    else:
-        there = {*_SHOWN, *(f"arg.{name}" for name in listing.names)}
-        more = {name: full for name, full in listing.columns.items() if full not in there}
-        lines = table(listing.runs, names=listing.names, more=more)
-    for line in lines:
+    there = () if columns else (*_SHOWN, *(f"arg.{name}" for name in listing.names))
+    more = {name: full for name, full in listing.columns.items() if full not in there}
+    names = () if columns else listing.names
+    for line in table(listing.runs, names=names, more=more, only_more=bool(columns)):
         _render.say(line)
     if not listing.total:
         matching = (f" that are {' or '.join(wanted)}" if wanted else "") + "".join(
@@ -126,6 +123,7 @@ def table(
     *,
     names: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
+    only_more: bool = False,
     failures: Mapping[str, FirstFailure] | None = None,
     margin: int = 0,
 ) -> list[str]:
@@ -137,53 +135,27 @@ def table(
         lines: the runs.
         names: parameter names of a sweep, one column each.
         more: heading -> full name of more columns, behind `names`.
+        only_more: leave out the other columns, except the name of the run.
         failures: run -> first failure, shown instead of the reason and cut to the width; None for
             a table with reasons.
         margin: number of columns to leave free.
     """
-    columns = _FRONT if failures is None else _OF_A_SWEEP
-    last = "REASON" if failures is None else "FIRST FAILURE"
-    rows = [_cells(line, names, more or {}, columns, failures or {}) for line in lines]
-    single = [line.run in (failures or {}) for line in lines]
-    return _laid_out(("RUN", *names, *(more or {}), *columns, last), rows, single, margin=margin)
-
-
-def _chosen_columns(lines: Sequence[RunLine], columns: Mapping[str, str]) -> list[str]:
-    """Return the lines of a table of these columns: heading -> full name."""
-    headings = {full: name.upper() if name in COLUMNS else name for name, full in columns.items() if full != "run"}
-    *front, last = headings or ("",)
-    rows = [(line.run, *(_short(line, full) for full in front), _whole(line, last) if last else "") for line in lines]
-    header = ("RUN", *(headings[full] for full in front), headings.get(last, ""))
-    return _laid_out(header, rows, [False] * len(rows))
-
-
-def _laid_out(
-    header: Sequence[str], rows: Sequence[Sequence[str]], single: Sequence[bool], *, margin: int = 0
-) -> list[str]:
-    """Return a table: the first column is of names, the last one is as wide as what is left."""
-    if not rows:
+    if not lines:
         return []
-    rows = [tuple(map(escape_control, row)) for row in (header, *rows)]
+    more = more or {}
+    columns = () if only_more else _FRONT if failures is None else _OF_A_SWEEP
+    last = "FIRST FAILURE" if failures is not None else "" if only_more and "reason" not in more.values() else "REASON"
+    more = {name: full for name, full in more.items() if full not in ("run", "reason")}
+    own = (name.upper() if name in COLUMNS else name for name in more)
+    header = tuple(map(escape_control, ("RUN", *names, *own, *columns, last)))
+    rows = [header, *(_cells(line, names, more, columns, last, failures or {}) for line in lines)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(header) - 1)]
-    right = [name in _TO_THE_RIGHT for name in header[:-1]]
+    right = [name in _TO_THE_RIGHT and n > len(names) for n, name in enumerate(header[:-1])]
     total = shutil.get_terminal_size((80, 24)).columns - margin
     room = total - sum(width + len(_GAP) for width in (*widths[1:], len(header[-1])))
     widths[0] = max(min(widths[0], _NAME_WIDTH, room), len(header[0]))
-    return [
-        text
-        for row, one in zip(rows, (True, *single), strict=True)
-        for text in _row(row, widths, right, total, single=one)
-    ]
-
-
-def _short(line: RunLine, full: str) -> str:
-    return cut(_whole(line, full), _VALUE_WIDTH)
-
-
-def _whole(line: RunLine, full: str) -> str:
-    value = cell(line, full)
-    of_metric = full not in COLUMNS and full.startswith("metric.")
-    return f"{value:.6g}" if of_metric and isinstance(value, float) else text_of(line, full) or "-"
+    single = [True, *(line.run in (failures or {}) or not last for line in lines)]
+    return [text for row, one in zip(rows, single, strict=True) for text in _row(row, widths, right, total, single=one)]
 
 
 def _csv(listing: RunListing, *, chosen: bool) -> str:
@@ -202,6 +174,7 @@ def _cells(
     names: Sequence[str],
     more: Mapping[str, str],
     columns: Sequence[str],
+    last: str,
     failures: Mapping[str, FirstFailure],
 ) -> tuple[str, ...]:
     failed = line.exit_status not in (None, 0)
@@ -213,10 +186,11 @@ def _cells(
         "EXIT": "-" if line.exit_status is None else str(line.exit_status),
         "ELAPSED": line.elapsed or "-",
     }
-    values = [cut(line.values.get(name, "-"), _VALUE_WIDTH) for name in names]
-    reason = failures[line.run].headline if line.run in failures else line.detail
-    own = (_short(line, full) for full in more.values())
-    return (line.run, *values, *own, *(cells[name] for name in columns), reason)
+    values = [line.values.get(name, "-") for name in names]
+    values += [text_of(line, full, digits=6) or "-" for full in more.values()]
+    short = [cut(value, _VALUE_WIDTH) for value in values]
+    reason = failures[line.run].headline if line.run in failures else line.detail if last else ""
+    return tuple(map(escape_control, (line.run, *short, *(cells[name] for name in columns), reason)))
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], total: int, *, single: bool) -> list[str]:

@@ -8,6 +8,7 @@ that column. Any other plain NAME is the argument or the metric of that name; if
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -96,13 +97,13 @@ def cell(line: RunLine, full: str) -> Cell:
     return None if text is None else _number_or_text(text)
 
 
-def text_of(line: RunLine, full: str) -> str:
-    """Return a value as text: an argument as it was given, a number with all its digits. Empty if it is unknown."""
+def text_of(line: RunLine, full: str, *, digits: int = 0) -> str:
+    """Return a value as text, empty if it is unknown: an argument as it was given, a metric with `digits` (0: all)."""
     kind, _, name = full.partition(".")
     if full not in COLUMNS and kind == "arg":
         return line.arguments.get(name, "")
     value = cell(line, full)
-    return "" if value is None else str(value)
+    return "" if value is None else f"{value:.{digits}g}" if digits and isinstance(value, float) else str(value)
 
 
 def _time(seconds: float | None) -> str | None:
@@ -131,7 +132,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class RunCondition:
     """What a run must fulfil: a column, `=`, `!=`, `<`, `<=`, `>` or `>=`, and a value.
 
     Numbers are compared as numbers, all else as text. A run whose value is unknown fulfils no condition.
@@ -148,7 +149,7 @@ class Condition:
             return False
         wanted: str | float = self.value
         if full == "elapsed":
-            found, wanted = _seconds(str(found)), self._seconds()
+            found, wanted = _seconds(str(found)), _seconds(self.value)
         elif isinstance(found, float | int) or full not in COLUMNS:
             wanted = _number_or_text(self.value)
         elif full in ("commit", "fingerprint"):
@@ -160,27 +161,21 @@ class Condition:
             return same == (self.sign == "=")
         return isinstance(found, str) == isinstance(wanted, str) and _ORDERS[self.sign](found, wanted)
 
-    def _seconds(self) -> float:
-        try:
-            return duration.parse(self.value, number="seconds")
-        except ValueError as error:
-            raise UsageError(f"`{visible(self.name + self.sign + self.value)}`: the value {error}") from error
 
-
-def read_condition(text: str) -> Condition:
+def read_condition(text: str) -> RunCondition:
     """Return a condition: `lr=3e-4`, `loss<2`.
 
     Raises:
         UsageError: it has no sign.
     """
     match = _CONDITION.fullmatch(text)
-    if match is None:
+    if match is None or (match[1].strip() == "elapsed" and math.isnan(_seconds(match[3].strip()))):
         raise UsageError(
             f"`{visible(text)}` is not a condition",
-            why="it has the form NAME=VALUE, with one of the signs =, !=, <, <=, > and >=",
+            why="it is NAME=VALUE with =, !=, <, <=, > or >=; the value of `elapsed` is a length of time, as 2h",
             hint="quote a condition with < or >: --where 'loss<2'",
         )
-    return Condition(name=match[1].strip(), sign="=" if match[2] == "==" else match[2], value=match[3].strip())
+    return RunCondition(name=match[1].strip(), sign="=" if match[2] == "==" else match[2], value=match[3].strip())
 
 
 def _seconds(text: str) -> float:
@@ -195,16 +190,11 @@ def _seconds(text: str) -> float:
 
 def in_order(lines: Sequence[RunLine], full: str, *, descending: bool) -> list[RunLine]:
     """Return the runs sorted by a column: numbers, then texts. nan and unknown values come last in both directions."""
-    known: list[tuple[tuple[bool, str | float], RunLine]] = []
-    others: list[tuple[bool, RunLine]] = []
-    for line in lines:
-        value = cell(line, full)
-        if full == "elapsed" and value is not None:
-            value = _seconds(str(value))
-        if value is None or value != value:  # noqa: PLR0124
-            others.append((value is None, line))
-        else:
-            known.append(((isinstance(value, str), value), line))
+    values = [(cell(line, full), line) for line in lines]
+    if full == "elapsed":
+        values = [(None if value is None else _seconds(str(value)), line) for value, line in values]
+    known = [((isinstance(value, str), value), line) for value, line in values if value is not None and value == value]  # noqa: PLR0124
     known.sort(key=lambda one: one[0], reverse=descending)
+    others = [(value is None, line) for value, line in values if value is None or value != value]  # noqa: PLR0124
     others.sort(key=lambda one: one[0])
     return [line for _, line in (*known, *others)]

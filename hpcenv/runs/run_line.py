@@ -59,7 +59,7 @@ class RunLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _ManifestPart:
     """What is read of a manifest. `Manifest` itself checks every package, which takes ten times as long."""
 
     args: tuple[str, ...] = ()
@@ -89,11 +89,11 @@ def fingerprint_of(folder: RunFolder) -> str:
     return _read(folder).fingerprint or read_fingerprint(folder)
 
 
-def _read(folder: RunFolder) -> _Part:
+def _read(folder: RunFolder) -> _ManifestPart:
     try:
-        return load_record(_Part, folder.manifest)
+        return load_record(_ManifestPart, folder.manifest)
     except RecordInvalid:
-        return _Part()
+        return _ManifestPart()
 
 
 _OPTION = re.compile(r"--?([A-Za-z][^=\s]*)(?:=(.*))?", re.DOTALL)
