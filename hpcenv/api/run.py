@@ -214,7 +214,7 @@ def list_runs(
         for run in hpcenv.list_runs(where=["lr=3e-4", "loss<2"], sort="loss"):
             print(run.run, run.arguments["lr"], run.metrics["loss"])
 
-    Each run of a sweep is a line of its own. `to_pandas()` of the result gives a DataFrame.
+    Each run of a sweep is a line. `to_pandas()` of the result gives a DataFrame.
 
     Args:
         sweep: name of a sweep, for its runs only.

@@ -78,7 +78,7 @@ def with_records(line: RunLine) -> RunLine:
         line,
         commit=commit_of(part.source),
         fingerprint=part.fingerprint or read_fingerprint(folder),
-        # What the script got counts; a swept value that is not an argument of its own follows.
+        # What the script got counts; a swept value inside another argument is added.
         arguments={**part.element, **arguments_of(part.args)},
         metrics=read_last(folder),
     )
