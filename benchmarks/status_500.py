@@ -93,7 +93,7 @@ def _judge(taken: list[dict[str, Any]], *, real: bool) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, job_ids: list[str]) -> None:
+def write_runs(folder: Path, job_ids: list[str]) -> None:
     """Write the run folders: the manifest as a node meets it, and the records of a job that has begun."""
     from dataclasses import replace
 
@@ -125,7 +125,7 @@ def _with_fakes(rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         job_ids = [str(1000 + number) for number in range(RUNS)]
-        _write(folder, job_ids)
+        write_runs(folder, job_ids)
         counted = folder / "counted"
         counted.mkdir()
         answers = {
@@ -162,7 +162,7 @@ def _in_testbed(rounds: int) -> list[dict[str, Any]]:
         _exec("scancel", jobs[1])
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made) / "made"
-            _write(folder, [f"{jobs[number % 2]}_{number // 2}" for number in range(RUNS)])
+            write_runs(folder, [f"{jobs[number % 2]}_{number // 2}" for number in range(RUNS)])
             for number in range(1, RUNS, 2):
                 (folder / "runs" / f"train-20261120-{number:06}" / "finished.json").unlink()
             (folder / "counted").mkdir()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcenv.api.executor import AutoExecutor, Executor
     from hpcenv.api.job import Job, open_job
     from hpcenv.api.reproduce import reproduce
-    from hpcenv.api.run import cancel, diagnose, report, stacks, status, top, usage
+    from hpcenv.api.run import cancel, diagnose, list_runs, report, stacks, status, top, usage
     from hpcenv.api.submit import plan_job, submit, sweep
     from hpcenv.errors import HpcenvError
     from hpcenv.reproduction.bundle.make import bundle
@@ -37,6 +37,7 @@ _WHERE = {
     "diagnose": "hpcenv.api.run",
     "diff": "hpcenv.api.environment",
     "init": "hpcenv.api.environment",
+    "list_runs": "hpcenv.api.run",
     "lock": "hpcenv.api.environment",
     "open_job": "hpcenv.api.job",
     "plan_job": "hpcenv.api.submit",
@@ -65,6 +66,7 @@ __all__ = [
     "diagnose",
     "diff",
     "init",
+    "list_runs",
     "lock",
     "open_job",
     "plan_job",

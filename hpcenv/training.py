@@ -38,6 +38,7 @@ __all__ = [
     "environment",
     "log_metrics",
     "resume_path",
+    "run_folder",
     "save",
     "saved",
     "saving",
@@ -249,6 +250,11 @@ def saved() -> None:
 
 
 # -- where results come from ----------------------------------------------------------------
+
+
+def run_folder() -> Path | None:
+    """Return the folder of this run, which all its attempts and ranks share; None outside a run."""
+    return _folder("HPCENV_RUN_FOLDER")
 
 
 def environment() -> dict[str, Any]:

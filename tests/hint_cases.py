@@ -308,6 +308,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "exports/training.py: hpcenv lock": "it needs the image in a registry first: tests/unit/exports/test_exports.py reads it",
     "exports/training.py: skopeo copy * docker://HOST/NAME:TAG": "words to fill in: tests/unit/exports/test_exports.py reads it",
     "plugins/hydra_plugins/hpcenv_launcher.py: hpcenv report *": "it is raised in a program of the user, not on a command line",
+    "runs/run_list.py: python -m pip install pandas": "it needs an index: tests/contract/test_results_page.py has pandas",
     "sessions/tools.py: hpcenv image init --tools *": "tests/cluster/test_session_services.py types it, with a real image",
     "sessions/tools.py: hpcenv lock": "after the packages of the line before it: tests/unit/sessions/test_tools.py reads both",
     "sessions/tools.py: python3 -m pip install *": "it needs an index: tests/unit/sessions/test_tools.py reads it",

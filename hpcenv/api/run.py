@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from hpcenv.runs.hangs import RunStacks, ask_stacks
 from hpcenv.runs.report import SweepReport
 from hpcenv.runs.report import report as report_of
 from hpcenv.runs.report_text import RunReport
+from hpcenv.runs.run_list import RunListing, list_lines
 from hpcenv.runs.status import RunStatus, read_status, with_queue
 from hpcenv.runs.top import RunTop, TopReader, find_watched
 from hpcenv.runs.wait import wait_for
@@ -194,6 +196,56 @@ def usage(since: str = "30d", *, by: By = "run", project: str | Path = ".", runs
     except ValueError as error:
         raise UsageError(f"since={since!r} {error}") from error
     return read_usage(project_folder(project), environ=os.environ, since=begin, by=by, runs=runs_dir)
+
+
+def list_runs(
+    sweep: str | None = None,
+    *,
+    project: str | Path = ".",
+    runs_dir: str | None = None,
+    state: str | Sequence[str] = (),
+    fingerprint: str = "",
+    where: str | Sequence[str] = (),
+    sort: str = "",
+    lines: int | None = None,
+) -> RunListing:
+    """Return the runs of a project with their arguments, commit, fingerprint and last metrics: `hpcenv list`.
+
+        for run in hpcenv.list_runs(where=["lr=3e-4", "loss<2"], sort="loss"):
+            print(run.run, run.arguments["lr"], run.metrics["loss"])
+
+    Each run of a sweep is a line. `to_pandas()` of the result gives a DataFrame.
+
+    Args:
+        sweep: name of a sweep, for its runs only.
+        project: a folder of the project.
+        runs_dir: folder of runs, if not the project's.
+        state: only runs in this state, or in one of these.
+        fingerprint: only runs whose lockfile has this fingerprint.
+        where: conditions that a run must fulfil, all of them.
+        sort: name of an argument, metric or column, `-` before it for descending order; empty for the newest run first.
+        lines: how many runs at most.
+
+    Raises:
+        RunNotFound: no project, or no such sweep.
+        UsageError: a state or name does not exist, or a condition is none.
+    """
+    return list_lines(
+        project_folder(project),
+        environ=os.environ,
+        sweep=sweep,
+        runs=runs_dir,
+        states=_words(state),
+        fingerprint=fingerprint.removeprefix("hpcenv:"),
+        where=_words(where),
+        sort=sort,
+        each_run=True,
+        limit=lines,
+    )
+
+
+def _words(given: str | Sequence[str]) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else given
 
 
 def find_here(run: str | Path | None, project: str | Path, runs_dir: str | None) -> Submitted:

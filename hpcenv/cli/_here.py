@@ -13,7 +13,8 @@ from hpcenv.errors import HpcenvError
 from hpcenv.locking.lock import LockOptions, check_locks, problem_of
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import read_lockfile
-from hpcenv.runs.run_list import RunLine, list_lines
+from hpcenv.runs.run_line import RunLine
+from hpcenv.runs.run_list import list_lines
 from hpcenv.text import cut
 
 _GOING = ("pending", "requeued", "running", "completing", "suspended")

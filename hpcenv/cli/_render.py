@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import shlex
 import sys
@@ -81,6 +82,8 @@ def to_plain(value: Any) -> Any:
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, os.PathLike):
         return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no nan and no inf
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

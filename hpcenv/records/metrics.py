@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcenv.records.files import read_lines
+from hpcenv.records.files import read_end, read_lines
 from hpcenv.records.run_folder import RunFolder
 
 MetricKind = Literal["loss", "metric", "parameters"]
@@ -57,6 +57,9 @@ KINDS: tuple[MetricKind, ...] = ("loss", "metric", "parameters")
 _MOST_PROBLEMS = 20
 # Larger numbers of a JSON file are not exact in every program (RFC 8259, section 6).
 _LARGEST = 1 << 53
+# What `read_last` reads: the last bytes of a file, some hundred steps, and of so many files.
+_END = 128 << 10
+_MOST_FILES = 64
 
 _FLOAT = re.compile(r"-?0x[01](?:\.[0-9a-f]{1,16})?p[+-][0-9]{1,4}\Z|nan\Z|-?inf\Z")
 _WHOLE = re.compile(r"-?[0-9]{1,40}\Z")
@@ -89,6 +92,11 @@ class Recorded:
     process: int = 0
     at: str = ""
     scale: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name; of several losses of one step, with its place among them."""
+        return f"{self.name}[{self.index}]" if self.index > 0 else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +158,42 @@ def number(record: Recorded) -> float:
 def read_run_metrics(run: RunFolder) -> tuple[RankMetrics, ...]:
     """Return what all ranks of a run recorded, by attempt and rank; empty if nothing was recorded."""
     return tuple(read_metrics(path, attempt, rank) for attempt, rank, path in rank_files(run.metrics, ".jsonl"))
+
+
+def read_last(run: RunFolder) -> dict[str, float]:
+    """Return label -> last value of the losses and metrics of a run, of the newest attempt that has some.
+
+    They are those of its first rank that has some. Only the end of its file is read, because a list of many runs has no
+    time for more: a metric that is not among the last `_END` bytes is left out.
+    """
+    newest = sorted(rank_files(run.metrics, ".jsonl"), key=lambda file: (-file[0], file[1]))
+    for _attempt, _rank, path in newest[:_MOST_FILES]:
+        found = _read_end(path)
+        if found:
+            return found
+    return {}
+
+
+def _read_end(path: Path) -> dict[str, float]:
+    try:
+        content = read_end(path, most=_END)
+    except OSError:
+        return {}
+    # To decode every line would take ten times as long: of each name and index it is the last one that counts.
+    lines = {
+        (line.partition(b'"name": ')[2].partition(b', "')[0], line.partition(b'"index": ')[2].partition(b",")[0]): line
+        for line in content.split(b"\n")[:-1]
+    }
+    found = {}
+    for line in lines.values():
+        try:
+            data = _object(line)
+            if data.get("kind") in ("loss", "metric") and data.get("used", True):
+                record = _recorded(data["kind"], data, process=0)
+                found[record.label] = number(record)
+        except (ValueError, RecursionError, OverflowError):
+            continue
+    return found
 
 
 def rank_files(folder: Path, suffix: str) -> list[tuple[int, int, Path]]:

@@ -32,7 +32,8 @@ from hpcenv.runs.hangs import hang_lines
 from hpcenv.runs.outputs import read_outputs
 from hpcenv.runs.rank_gpus import report_gpus
 from hpcenv.runs.report_text import EarlierFailure, RunReport
-from hpcenv.runs.run_list import RunLine, lines_of
+from hpcenv.runs.run_line import RunLine
+from hpcenv.runs.run_list import lines_of
 from hpcenv.runs.status import RunStatus, read_status, read_statuses
 from hpcenv.runs.use import report_use
 from hpcenv.text import Shown

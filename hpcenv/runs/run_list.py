@@ -1,72 +1,68 @@
 """`hpcenv list`: one line for each run of a project.
 
 Runs on: LOGIN NODE. It needs one call of squeue and sacct for all runs, and the small records in
-each run folder. Manifests, which are long, are not read.
+each run folder. Manifests, which are long, are read only for what a run is chosen, sorted or shown by.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpcenv.cluster import slurm
-from hpcenv.errors import UsageError
+from hpcenv.errors import Command, ToolMissing, UsageError
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.runs.entries import Damaged, Entry, Submitted, Sweep, Unrecorded
+from hpcenv.runs.entries import Damaged, Entry, Submitted, Sweep, Unrecorded, runs_of
 from hpcenv.runs.find import find, list_runs, runs_folder
-from hpcenv.runs.fingerprint import read_fingerprint
+from hpcenv.runs.run_columns import cell, find_names, full_names, in_order, read_condition
+from hpcenv.runs.run_line import RunLine, fingerprint_of, with_records
 from hpcenv.runs.state import RunState, read_states
 from hpcenv.runs.unrecorded import read_unrecorded
+from hpcenv.text import Shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunLine:
-    """One line of the list: a run, or a sweep.
-
-    Attributes:
-        job_id: for a sweep, the id of the array job.
-        state, detail, exit_status, attempt, elapsed: see `RunState`; for a sweep, the state that
-            needs most attention.
-        nodes: number of nodes; None if unknown.
-        submitted: seconds since the epoch; None if unknown.
-        elements: for a sweep, number of runs in each state; empty for one run.
-        values: for a run of a sweep, parameter name -> value.
-        kind: `session`, `verification` (`hpcenv verify --nodes`) or `training`; empty if unknown.
-    """
-
-    run: str
-    run_folder: Path
-    job_id: str = ""
-    cluster: str = ""
-    state: str
-    detail: str = ""
-    exit_status: int | None = None
-    nodes: int | None = None
-    attempt: int = 0
-    elapsed: str = ""
-    submitted: float | None = None
-    elements: dict[str, int] = field(default_factory=dict)
-    values: dict[str, str] = field(default_factory=dict)
-    kind: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunListing:
-    """Lines of the list, the newest run first.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunListing(Shown):
+    """Lines of the list, the newest run first; iterating gives the lines.
 
     Attributes:
         folder: the folder of runs, or of the sweep.
         runs: the lines.
         total: number of lines without the limit.
         names: for a sweep, the parameter names in the given order.
+        columns: heading -> full name of the columns that were asked for, in their order (`runs/run_columns.py`).
     """
 
     folder: Path
     runs: tuple[RunLine, ...]
     total: int
     names: tuple[str, ...] = ()
+    columns: dict[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[RunLine]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame with a row for each line; an argument is `arg.NAME`, a metric `metric.NAME`.
+
+        Raises:
+            ToolMissing: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ToolMissing(
+                "pandas is not installed", why=str(error), hint=Command("python", "-m", "pip", "install", "pandas")
+            ) from error
+        known = full_names(self.runs)
+        return pandas.DataFrame([[cell(line, full) for full in known] for line in self.runs], columns=list(known))
 
 
 def list_lines(
@@ -77,6 +73,11 @@ def list_lines(
     runs: str | None = None,
     states: Sequence[str] = (),
     fingerprint: str = "",
+    where: Sequence[str] = (),
+    sort: str = "",
+    columns: Sequence[str] = (),
+    records: bool = False,
+    each_run: bool = False,
     limit: int | None = None,
 ) -> RunListing:
     """Return the runs of a project, or of a sweep.
@@ -88,33 +89,60 @@ def list_lines(
         runs: folder of runs, if not the project's.
         states: list only runs in one of these states.
         fingerprint: list only runs and sweeps whose lockfile has this fingerprint.
+        where: list only runs that fulfil all of these conditions, for example `lr=3e-4`.
+        sort: name of a column to sort by, `-` before it for descending order; empty for the newest run first.
+        columns: names of columns to show.
+        records: read arguments, commit, fingerprint and last metrics, too.
+        each_run: the same, and each run of a sweep is a line. `where`, `sort` and `columns` imply it.
         limit: maximum number of lines; None for all.
 
     Raises:
         RunNotFound: no project, or no such sweep.
-        UsageError: a state does not exist.
+        UsageError: a state or column does not exist, or a condition is none.
     """
     _require_states(states)
+    conditions = [read_condition(text) for text in where]
+    key = sort.removeprefix("-")
+    each_run = each_run or bool(where or sort or columns)
     entry = None if sweep is None else find(start, sweep, runs=runs)
-    if entry is None:
-        folder = runs_folder(start, runs)
-        entries = list_runs(folder)
-    else:
-        folder = entry.folder if isinstance(entry, Sweep) else entry.folder.path
-        entries = [*entry.elements] if isinstance(entry, Sweep) else [entry]
+    folder = runs_folder(start, runs) if entry is None else _folder_of(entry)
+    entries = _entries(folder, entry, fingerprint, each_run=each_run)
     values, names = (entry.values, entry.names) if isinstance(entry, Sweep) else ({}, ())
+    all_needed = limit is None or states or where or sort
+    lines = lines_of(entries if all_needed else entries[:limit], environ, within=folder, values=values)
+    if records or each_run:
+        lines = tuple(map(with_records, lines))
+    full = find_names((*(one.name for one in conditions), key, *columns), lines)
+    chosen: Sequence[RunLine] = [
+        line
+        for line in lines
+        if (not states or _is_one_of(line, states)) and all(one.chooses(line, full[one.name]) for one in conditions)
+    ]
+    if sort:
+        chosen = in_order(chosen, full[key], descending=sort != key)
+    return RunListing(
+        folder=folder,
+        runs=tuple(chosen[:limit]),
+        total=len(chosen) if all_needed else len(entries),
+        names=names,
+        columns={name: full[name] for name in columns or full},
+    )
+
+
+def _folder_of(entry: Submitted | Sweep) -> Path:
+    return entry.folder if isinstance(entry, Sweep) else entry.folder.path
+
+
+def _entries(folder: Path, entry: Submitted | Sweep | None, fingerprint: str, *, each_run: bool) -> list[Entry]:
+    """Return the runs of a sweep, or the entries of a folder; if `each_run`, the runs of sweeps instead of these."""
+    found: list[Entry] = list_runs(folder) if entry is None else [*runs_of(entry)]
     if fingerprint:
-        entries = [entry for entry in entries if _fingerprint_of(entry) == fingerprint]
-    shown = entries[:limit] if limit is not None and not states else entries
-    lines = lines_of(shown, environ, within=folder, values=values)
-    if not states:
-        return RunListing(folder=folder, runs=lines, total=len(entries), names=names)
-    lines = tuple(line for line in lines if _is_one_of(line, states))
-    return RunListing(folder=folder, runs=lines if limit is None else lines[:limit], total=len(lines), names=names)
+        found = [one for one in found if _fingerprint_of(one) == fingerprint]
+    return [run for one in found for run in (one.elements if each_run and isinstance(one, Sweep) else (one,))]
 
 
 def _fingerprint_of(entry: Entry) -> str:
-    return read_fingerprint(RunFolder(entry.folder) if isinstance(entry, Sweep) else entry.folder)
+    return fingerprint_of(RunFolder(entry.folder) if isinstance(entry, Sweep) else entry.folder)
 
 
 # Values of RunState.state.

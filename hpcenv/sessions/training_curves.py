@@ -97,7 +97,7 @@ class Curves:
                 continue
             # A record has no time: its file was written last when the newest of them came.
             frames = [
-                event_file.scalar_frame(_tag(one), one.step, metrics.number(one), status.st_mtime)
+                event_file.scalar_frame(one.label, one.step, metrics.number(one), status.st_mtime)
                 for one in found[count:]
                 if one.used
             ]
@@ -106,11 +106,6 @@ class Curves:
             with (place / f"events.out.tfevents.{attempt}.{_OWN}").open("ab") as file:
                 file.write(b"".join([*([] if count else [event_file.first_frame(status.st_mtime)]), *frames]))
             self._read[key] = (status.st_size, len(found))
-
-
-def _tag(record: metrics.Recorded) -> str:
-    """Return the name of a value; of several losses of one step, with its place among them."""
-    return f"{record.name}[{record.index}]" if record.index > 0 else record.name
 
 
 def _first_ranks(run: RunFolder) -> Mapping[int, Path]:

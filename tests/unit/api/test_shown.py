@@ -14,7 +14,7 @@ import run_folders as folders
 import hpcenv
 from hpcenv.text import Shown
 
-RETURN_TEXT = ("status", "report", "lock", "check_lock", "verify", "plan_job", "diff", "compare", "compat", "bundle", "reproduce", "diagnose")  # fmt: skip
+RETURN_TEXT = ("status", "report", "lock", "check_lock", "verify", "plan_job", "diff", "compare", "compat", "bundle", "reproduce", "diagnose", "list_runs")  # fmt: skip
 
 
 def _classes(kind: Any) -> list[type]:

@@ -1,0 +1,200 @@
+"""The columns of `hpcenv list`: their names, the values of a run in them, conditions and order. Pure.
+
+Runs on: LOGIN NODE.
+
+One rule for names: `arg.NAME` is an argument of the script, `metric.NAME` is a metric, and each name of `COLUMNS` is
+that column. Any other plain NAME is the argument or the metric of that name; if there are both, it is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from hpcenv.errors import UsageError
+from hpcenv.project import duration
+from hpcenv.runs.run_line import RunLine
+from hpcenv.text import listed, visible
+
+# A value in a column; None if it is unknown.
+Cell = str | float | None
+
+# Column -> attribute of RunLine.
+COLUMNS = {
+    "run": "run",
+    "job": "job_id",
+    "state": "state",
+    "exit": "exit_status",
+    "nodes": "nodes",
+    "attempt": "attempt",
+    "elapsed": "elapsed",
+    "submitted": "submitted",
+    "kind": "kind",
+    "cluster": "cluster",
+    "commit": "commit",
+    "fingerprint": "fingerprint",
+    "reason": "detail",
+}
+_MOST_NAMES = 20
+
+
+def full_names(lines: Iterable[RunLine]) -> tuple[str, ...]:
+    """Return the full names of all columns that these runs have: those of hpcenv, the arguments, the metrics."""
+    arguments: set[str] = set()
+    metrics: set[str] = set()
+    for line in lines:
+        arguments.update(line.arguments)
+        metrics.update(line.metrics)
+    return (*COLUMNS, *(f"arg.{name}" for name in sorted(arguments)), *(f"metric.{name}" for name in sorted(metrics)))
+
+
+def find_names(names: Iterable[str], lines: Sequence[RunLine]) -> dict[str, str]:
+    """Return name -> full name of some columns; empty names are left out. Without any run, a name can be anything.
+
+    Raises:
+        UsageError: no run has such a column; or it is an argument and a metric.
+    """
+    wanted = dict.fromkeys(name for name in names if name)
+    known = full_names(lines) if wanted and lines else ()
+    return {name: _find_name(name, known) if lines else name for name in wanted}
+
+
+def _find_name(name: str, known: Sequence[str]) -> str:
+    if name in known:
+        return name
+    found = [full for full in (f"arg.{name}", f"metric.{name}") if full in known]
+    if len(found) > 1:
+        either = " or ".join(map(visible, found))
+        raise UsageError(f"`{visible(name)}` is an argument and a metric", hint=f"write {either}")
+    if found:
+        return found[0]
+    hint = f"columns: {', '.join(COLUMNS)}"
+    for kind, prefix in (("arguments", "arg."), ("metrics", "metric.")):
+        names = [visible(full.removeprefix(prefix)) for full in known if full.startswith(prefix)]
+        hint += f"; {kind}: {listed(names, _MOST_NAMES) or 'none'}"
+    why = "it is no column, and no argument or metric of these runs"
+    if not any(full.startswith("metric.") for full in known):
+        hint += " (`record-metrics = true` under [submit] of hpcenv.toml records them)"
+    raise UsageError(f"no run has `{visible(name)}`", why=why, hint=hint)
+
+
+def cell(line: RunLine, full: str) -> Cell:
+    """Return the value of a run in a column; an argument that is a number is one."""
+    if full in COLUMNS:
+        value: Cell = getattr(line, COLUMNS[full])
+        if full == "submitted":
+            return _time(line.submitted)
+        return None if value == "" else value
+    kind, _, name = full.partition(".")
+    if kind == "metric":
+        return line.metrics.get(name)
+    text = line.arguments.get(name)
+    return None if text is None else _number_or_text(text)
+
+
+def text_of(line: RunLine, full: str, *, digits: int = 0) -> str:
+    """Return a value as text, empty if it is unknown: an argument as it was given, a metric with `digits` (0: all)."""
+    kind, _, name = full.partition(".")
+    if full not in COLUMNS and kind == "arg":
+        return line.arguments.get(name, "")
+    value = cell(line, full)
+    return "" if value is None else f"{value:.{digits}g}" if digits and isinstance(value, float) else str(value)
+
+
+def _time(seconds: float | None) -> str | None:
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # of a damaged record
+        return None
+
+
+def _number_or_text(text: str) -> str | float:
+    # Python also reads 9_1 as a number, which is a job id.
+    for kind in (int, float) if "_" not in text and len(text) < 400 else ():
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+# -- conditions ----------------------------------------------------------------------------------
+
+_CONDITION = re.compile(r"(.+?)(==|!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCondition:
+    """What a run must fulfil: a column, `=`, `!=`, `<`, `<=`, `>` or `>=`, and a value.
+
+    Numbers are compared as numbers, all else as text. A run whose value is unknown fulfils no condition.
+    """
+
+    name: str
+    sign: str
+    value: str
+
+    def chooses(self, line: RunLine, full: str) -> bool:
+        """Whether a run fulfils it. `full` is the full name of the column."""
+        found = cell(line, full)
+        if found is None:
+            return False
+        wanted: str | float = self.value
+        if full == "elapsed":
+            found, wanted = _seconds(str(found)), _seconds(self.value)
+        elif isinstance(found, float | int) or full not in COLUMNS:
+            wanted = _number_or_text(self.value)
+        elif full in ("commit", "fingerprint"):
+            # The beginning is enough, as for git.
+            found = str(found)[: len(self.value)]
+        if self.sign in ("=", "!="):
+            # A loss can be nan, and `loss=nan` finds it.
+            same = found == wanted or (found != found and wanted != wanted)  # noqa: PLR0124
+            return same == (self.sign == "=")
+        return isinstance(found, str) == isinstance(wanted, str) and _ORDERS[self.sign](found, wanted)
+
+
+def read_condition(text: str) -> RunCondition:
+    """Return a condition: `lr=3e-4`, `loss<2`.
+
+    Raises:
+        UsageError: it has no sign.
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None or (match[1].strip() == "elapsed" and math.isnan(_seconds(match[3].strip()))):
+        raise UsageError(
+            f"`{visible(text)}` is not a condition",
+            why="it is NAME=VALUE with =, !=, <, <=, > or >=; the value of `elapsed` is a length of time, as 2h",
+            hint="quote a condition with < or >: --where 'loss<2'",
+        )
+    return RunCondition(name=match[1].strip(), sign="=" if match[2] == "==" else match[2], value=match[3].strip())
+
+
+def _seconds(text: str) -> float:
+    try:
+        return duration.parse(text, number="seconds")
+    except ValueError:
+        return float("nan")
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+def in_order(lines: Sequence[RunLine], full: str, *, descending: bool) -> list[RunLine]:
+    """Return the runs sorted by a column: numbers, then texts. nan and unknown values come last in both directions."""
+    values = [(cell(line, full), line) for line in lines]
+    if full == "elapsed":
+        values = [(None if value is None else _seconds(str(value)), line) for value, line in values]
+    known = [((isinstance(value, str), value), line) for value, line in values if value is not None and value == value]  # noqa: PLR0124
+    known.sort(key=lambda one: one[0], reverse=descending)
+    others = [(value is None, line) for value, line in values if value is None or value != value]  # noqa: PLR0124
+    others.sort(key=lambda one: one[0])
+    return [line for _, line in (*known, *others)]
