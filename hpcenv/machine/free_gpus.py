@@ -2,12 +2,12 @@
 
 Runs on: COMPUTE NODE, the machine of `--cluster local`. Standard library only.
 
-The holder of a GPU is an abstract Unix socket that has the GPU's UUID as its name (unix(7)). The kernel gives a name to one
-process of one user, and takes it back when the last process that has the socket open has ended, also after SIGKILL. So
-there is no daemon, no file that all users can write, and nothing to remove. The names belong to a network namespace.
+The holder of a GPU is an abstract Unix socket with the GPU's UUID as its name (unix(7)). The kernel gives a name to
+one process of one user, and takes it back when the last process that has the socket open has ended, also after SIGKILL.
+So there is no daemon, no file that all users can write, and nothing to remove. The names belong to a network namespace.
 
-A run that waits has a socket, too. Its name begins with the time at which the run asked, and /proc/net/unix shows the names
-of all users: so each run knows who came earlier. Only the first one takes GPUs.
+A run that waits has a socket, too. Its name begins with the time at which the run asked, and /proc/net/unix shows the
+names of all users: so each run knows who came earlier. Only the first one takes GPUs.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _bind(name: str) -> socket.socket | None:
 
 def _names(kind: str) -> list[str]:
     """Return the names of the sockets of one kind that any process on this machine has."""
-    # The columns are Num, RefCount, Protocol, Flags, Type, St, Inode and Path; an abstract name begins with @ (proc(5)).
+    # The columns are Num, RefCount, Protocol, Flags, Type, St, Inode, Path; an abstract name begins with @ (proc(5)).
     lines = _NAMES.read_text(encoding="utf-8", errors="replace").splitlines()
     names = {parts[7][1:] for line in lines if len(parts := line.split(None, 7)) == 8 and parts[7].startswith("@")}
     return [name for name in names if name.startswith(f"{kind}/") and name.isprintable()]
