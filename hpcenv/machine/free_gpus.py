@@ -17,7 +17,7 @@ import pwd
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,12 +97,12 @@ def take(
     return None
 
 
-def _choice(found: GpuFacts, environ: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that this run may take."""
+def _choice(found: GpuFacts, environ: Mapping[str, str], count: int) -> dict[str, str]:
+    """Return the UUIDs of the GPUs that this run may take, each with its number in the list of nvidia-smi."""
     uuids, modes = _uuids(found), found.values.get("host.gpu-mig")
     words = [word.strip() for word in environ.get(VARIABLE, "").split(",")]
     if all(word.startswith("MIG-") for word in words):
-        choice = tuple(words)
+        choice = {word: word for word in words}
     else:
         try:
             named = visible(uuids, {uuid: uuid for uuid in uuids}, environ, (VARIABLE,))
@@ -110,7 +110,7 @@ def _choice(found: GpuFacts, environ: Mapping[str, str], count: int) -> tuple[st
             raise NodesUnknown("the GPUs for this run are not known", why=str(error)) from error
         # A process can use one part of a split GPU, by the name of the part.
         split = dict(zip(uuids, modes, strict=False)) if isinstance(modes, tuple) else {}
-        choice = tuple(uuid for uuid in named if split.get(uuid) != "enabled")
+        choice = {uuid: str(uuids.index(uuid)) for uuid in named if split.get(uuid) != "enabled"}
     if len(choice) < count:
         raise NodeRejected(
             f"this machine has {plural(len(choice), 'GPU')} for a run, and the run asks for {count}",
@@ -129,7 +129,7 @@ def _uuids(found: GpuFacts) -> tuple[str, ...]:
 
 
 def _hold_free(
-    choice: Sequence[str], count: int, ask_driver: Callable[[], dict[str, tuple[int, ...] | None]]
+    choice: Mapping[str, str], count: int, ask_driver: Callable[[], dict[str, tuple[int, ...] | None]]
 ) -> HeldGpus | tuple[str, bool]:
     """Hold GPUs that nobody holds and no process uses; else return why not, and whether the driver was asked.
 
@@ -163,16 +163,18 @@ def _processes(found: GpuFacts) -> dict[str, tuple[int, ...] | None]:
 
 
 def _why(
-    choice: Sequence[str], count: int, free: Mapping[str, object], used: Mapping[str, tuple[int, ...] | None]
+    choice: Mapping[str, str], count: int, free: Mapping[str, object], used: Mapping[str, tuple[int, ...] | None]
 ) -> str:
     """Return why there are not enough GPUs."""
     users = {name.split("/")[2]: _who(name) for name in _names(_USER)}
-    taken = {uuid: f"{uuid} belongs to a run{users.get(uuid, '')}" for uuid in choice if uuid not in free}
-    for uuid, pids in used.items():
-        if uuid in free and pids:
-            taken[uuid] = f"{uuid} is used by process {', '.join(map(str, pids))}"
-    left = len(choice) - len(taken)
-    return f"waits for {plural(count, 'GPU')}, and {left} of {len(choice)} are free: {'; '.join(taken.values())}"
+    left, taken = len(choice), dict[str, list[str]]()
+    for uuid, number in choice.items():
+        by = f"process {', '.join(map(str, pids))}" if (pids := used.get(uuid)) else f"a run{users.get(uuid, '')}"
+        if uuid not in free or pids:
+            left -= 1
+            taken.setdefault(by, []).append(number)
+    by_whom = "; ".join(f"GPU {', '.join(numbers)}: {by}" for by, numbers in taken.items())
+    return f"waits for {plural(count, 'GPU')}, and {left} of {len(choice)} are free; others are used: {by_whom}"
 
 
 class _Turn:

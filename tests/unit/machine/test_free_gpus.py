@@ -143,8 +143,11 @@ def test_a_run_has_gpus_that_no_other_run_has_and_they_are_free_when_it_is_kille
     assert sorted((*has[0], *has[1])) == sorted(machine.gpus)
     third = machine.start(1)
     said = machine.line(third)
-    assert said.startswith("wait waits for 1 GPU, and 0 of 3 are free: ")
-    assert f"{has[0][0]} belongs to a run of {pwd.getpwuid(os.getuid()).pw_name} (process {first.pid})" in said
+    assert said.startswith("wait waits for 1 GPU, and 0 of 3 are free; others are used: ")
+    assert (
+        f"GPU {machine.gpus.index(has[0][0])}: a run of {pwd.getpwuid(os.getuid()).pw_name} (process {first.pid})"
+        in said
+    )
     machine.end(first)
     assert machine.has(third) == has[0]
 
@@ -159,14 +162,10 @@ def test_a_gpu_with_a_process_of_another_program_is_taken(machine: Machine) -> N
     assert machine.has(machine.start(1)) == [machine.gpus[1]]
     waiting = machine.start(2)
     said = machine.line(waiting)
-    assert f"waits for 2 GPUs, and 1 of 3 are free: {machine.gpus[1]} belongs to a run of " in said
-    machine.end(waiting)
-    machine.end(machine.children[0])
-    waiting = machine.start(3)
-    assert f"{machine.gpus[0]} is used by process 4711" in machine.line(waiting)
+    assert "waits for 2 GPUs, and 1 of 3 are free; others are used: GPU 0: process 4711; GPU 1: a run of " in said
     machine.extra[machine.gpus[0]] = ""
     machine.write()
-    assert machine.has(waiting) == machine.gpus
+    assert machine.has(waiting) == [machine.gpus[0], machine.gpus[2]]
 
 
 def test_who_asked_first_is_first_also_for_more_gpus(machine: Machine) -> None:
