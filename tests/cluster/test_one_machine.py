@@ -56,8 +56,8 @@ shift
 exec "$@"
 """
 
-# Starts runs of one user, and ends them: by itself, by `cancel`, by `cancel --kill`, and by SIGKILL for the process that
-# holds the GPUs, alone or with the step of the training.
+# Starts runs of one user, and ends them: by themselves, by TERM (what `hpcenv cancel` sends), and by KILL for the process
+# that holds the GPUs: alone, with the step of the training, or with all that it has started.
 DRIVER = """\
 import json, os, random, signal, subprocess, sys, time
 from pathlib import Path
@@ -67,10 +67,10 @@ chance, running, folders = random.Random(user), [], []
 def hpcenv(*words):
     return subprocess.run(["hpcenv", *words], stdout=subprocess.PIPE, check=True, text=True).stdout
 
-def kill(*pids):
+def kill(*pids, number=signal.SIGKILL):
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             pass
 
@@ -78,12 +78,17 @@ def children(pid):
     said = subprocess.run(["pgrep", "-P", str(pid)], stdout=subprocess.PIPE, text=True).stdout
     return [int(word) for word in said.split()]
 
+def below(pid):
+    return [one for child in children(pid) for one in (*below(child), child)]
+
 def end(run, pid):
-    how = chance.choice(("itself", "itself", "cancel", "cancel --kill", "kill", "kill both"))
-    if how.startswith("cancel"):
-        hpcenv(*how.split(), str(run))
+    how = chance.choice(("itself", "itself", "term", "kill", "kill both", "kill all"))
+    if how == "term":
+        kill(pid, number=signal.SIGTERM)
     elif how == "kill":
         kill(pid)
+    elif how == "kill all":
+        kill(*below(pid), pid)
     elif how == "kill both" and "has" in (run / "job.log").read_text():
         kill(pid, *children(pid))
 
@@ -213,7 +218,7 @@ def test_more_gpus_than_there_are_end_the_run_with_its_reason(machine: OneMachin
     assert "error[node-rejected]: this machine has 8 GPUs for a run, and the run asks for 9" in found["detail"]
 
 
-@pytest.mark.parametrize("starts", [8, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("starts", [6, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_no_gpu_is_given_twice_to_two_users_whose_runs_are_killed(machine: OneMachine, starts: int) -> None:
     def drive(user: str) -> dict[str, object]:
         return dict(json.loads(machine.must(user, f"cd one && python3 driver.py {user} {starts // 2}", 3000)))
