@@ -34,7 +34,7 @@ def shell(project: Project, line: str, number: str) -> Done:
 
 
 def test_the_workflow_compares_a_short_run_with_the_reference_of_the_page(sif_project: Project) -> None:
-    [made] = re.findall(r"^    (hpcenv submit .*\n.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    [made] = re.findall(r"^    (hpcenv submit .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     done = shell(sif_project, made.replace("/shared/team", f"{sif_project.folder}/reference"), "0")
     assert done.status == 0, done.text
 
