@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcenv import process
-from hpcenv.errors import HpcenvError
+from hpcenv.errors import HpcenvError, ToolMissing
 from hpcenv.records.manifest import Manifest
 from hpcenv.text import plural
 
@@ -98,10 +98,12 @@ def _limits(manifest: Manifest) -> tuple[list[_Limit], list[str]]:
 def _try(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the limits of a scope of trial, and why there is no scope, empty if there is one."""
     try:
+        process.find_tool(_TOOL, needed_for="limit a run", path=environ.get("PATH"))
         return process.run([*argv, "--", "sh", "-c", _READ], env=environ, timeout=_SECONDS).stdout, ""
+    except ToolMissing as error:
+        return "", error.what
     except HpcenvError as error:
-        said = (error.why or error.what).strip().splitlines()
-        return "", f"{_TOOL}: {said[-1] if said else error.what}"
+        return "", f"{_TOOL}: {(error.why or error.what).strip().splitlines()[-1]}"
 
 
 def _without_lingering(environ: Mapping[str, str]) -> tuple[str, ...]:
