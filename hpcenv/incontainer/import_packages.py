@@ -1,4 +1,4 @@
-"""Import each package once, each in a process of its own, and say which ones fail.
+"""Import each package once, each in a separate process, and say which ones fail.
 
 Runs on: inside the image (or in a bare host environment), as a text on standard input. Standard library only, Python 3.8
 to 3.14.

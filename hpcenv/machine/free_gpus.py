@@ -63,14 +63,14 @@ def take(
     on_wait: Callable[[str], None],
     stopped: Callable[[], object],
 ) -> HeldGpus | None:
-    """Take free GPUs; wait for them behind the runs that asked earlier. Return None if the run was told to end.
+    """Take free GPUs; wait for them behind the runs that asked earlier. Return None if the run has to end.
 
     Args:
         count: how many.
         environ: its CUDA_VISIBLE_DEVICES limits the choice.
         look: reads the GPUs of this machine.
         on_wait: gets the reason for the wait, at each look.
-        stopped: whether the run was told to end.
+        stopped: whether the run has to end.
 
     Raises:
         NodeRejected: this machine does not have so many.
@@ -131,7 +131,7 @@ def _uuids(found: GpuFacts) -> tuple[str, ...]:
 def _hold_free(
     choice: Mapping[str, str], count: int, ask_driver: Callable[[], dict[str, tuple[int, ...] | None]]
 ) -> HeldGpus | tuple[str, bool]:
-    """Hold GPUs that nobody holds and no process uses; else return why not, and whether the driver was asked.
+    """Hold GPUs that no run holds and no process uses; else return why not, and whether the driver was asked.
 
     They are held first: a process that is seen afterwards was there before, and is not of another run.
     """

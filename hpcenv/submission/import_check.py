@@ -32,7 +32,7 @@ class PackageImport:
         name: the package, as in the lockfile.
         module: the modules that were imported, or the one that failed; empty for a package without a module.
         state: `no-module` is a package that a program does not import, for example one with libraries only.
-        found: the last line of the error; empty if there is none.
+        found: the last line of the error; empty without an error.
     """
 
     name: str
@@ -47,7 +47,7 @@ class PackageImport:
 
 
 def import_packages(manifest: Manifest, environ: Mapping[str, str]) -> tuple[PackageImport, ...]:
-    """Import each locked package in a process of its own, inside the environment of the ranks.
+    """Import each locked package in a separate process, inside the environment of the ranks.
 
     Args:
         manifest: of this machine: environment, packages and variables.

@@ -83,7 +83,7 @@ def _locked(where: _render.Where, lock: str) -> Path:
 def _reference(image: str | None, where: _render.Where, lock: str) -> str:
     """Return the locked image as a registry names it; the SIF need not be here."""
     if image is not None:
-        raise UsageError("IMAGE and --reference exclude each other", hint="--reference is of a lockfile: --lock NAME")
+        raise UsageError("IMAGE and --reference exclude each other", hint="--reference reads a lockfile: --lock NAME")
     origin = where.project().lockfile_path(lock)
     container = read_lockfile(origin).container
     name = None if container is None else registry_name(container)
