@@ -13,7 +13,8 @@ import yaml
 
 from .conftest import Done, Project
 
-pytestmark = pytest.mark.cluster
+# The first test converts the image, starts three runs, and imports all packages.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "ci.md"
 
