@@ -138,6 +138,7 @@ def verify(
     deep: bool = False,
     sif: str | Path | None = None,
     gpus: int | None = None,
+    imports: bool = False,
     nodes: int | None = None,
     partition: str | None = None,
     account: str | None = None,
@@ -152,6 +153,7 @@ def verify(
         deep: hash every file, import torch, and read which libraries the loader maps.
         sif: verify this SIF instead of the project's SIF; relative to `project`.
         gpus: the number of GPUs that each machine must have.
+        imports: if the environment is the locked one, also import each locked package once; the result has `imports`.
         nodes: verify this number of nodes in a Slurm job, and wait for the job; None verifies this machine.
         partition, account, time, preflight: options of that job, as for `submit`; `time` as Slurm writes it, `0:30:00`.
         accept: as for `lock`.
@@ -169,7 +171,7 @@ def verify(
     wanted = options_to_verify(nodes=nodes, lock=lock, deep=deep, sif=sif, gpus=gpus, **of_job)
     workspace, context = open_here(project, ("hpcenv.verify",))
     require_accepted(workspace, accept)
-    return verify_environment(workspace, wanted, context, sif=sif)
+    return verify_environment(workspace, wanted, context, sif=sif, imports=imports)
 
 
 def diff(

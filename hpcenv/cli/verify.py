@@ -13,6 +13,7 @@ from hpcenv.cli._complete import lockfile_names
 from hpcenv.cli._submit_options import table_option
 from hpcenv.cli.submit import context_of
 from hpcenv.judge import verdict_table
+from hpcenv.submission.import_check import in_words
 from hpcenv.submission.submit import SubmitResult
 from hpcenv.submission.verify_here import outcome
 from hpcenv.submission.verify_nodes import options_to_verify, verify_environment
@@ -30,6 +31,7 @@ from hpcenv.submission.verify_nodes import options_to_verify, verify_environment
 )
 @click.option("--deep", is_flag=True, help="Hash every file, import torch, and read which libraries the loader maps.")
 @click.option("--strict", is_flag=True, help="End with 92 when a field of severity `warn` differs.")
+@click.option("--imports", is_flag=True, help="If it matches, import each locked package once, and name what fails.")
 @click.option("--sif", metavar="PATH", help="Verify this SIF instead of the project's own.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Verify this many nodes, in a Slurm job.")
 @table_option("gpus", "Each machine that is verified must offer them.")
@@ -44,14 +46,16 @@ def command(
     as_json: bool,
     strict: bool,
     sif: str | None,
+    imports: bool,
     accept: str | None,
     **options: Any,
 ) -> int:
     """Compare this environment, a SIF, or a set of nodes with the lockfile.
 
-    Exit status: 0 match; 90 a field that must match differs; 91 such a field could not be
-    read; 92 with --strict, a field of severity `warn` differs; 93 the nodes differ from
-    each other; 4 to 7 there is no usable lockfile.
+    Exit status: 0 match; 90 a field that must match differs, or with --imports a package
+    cannot be imported; 91 such a field could not be read; 92 with --strict, a field of
+    severity `warn` differs; 93 the nodes differ from each other; 4 to 7 there is no
+    usable lockfile.
     """
     wanted = options_to_verify(nodes=nodes, sif=sif, **options)
     workspace = _render.open_project()
@@ -61,15 +65,18 @@ def command(
     def say(job: SubmitResult) -> None:
         _render.tell(f"checking {nodes} nodes, job {job.job_id}, {job.run_folder}")
 
-    found = verify_environment(workspace, wanted, context_of(), sif=sif, on_submitted=say)
+    found = verify_environment(workspace, wanted, context_of(), sif=sif, imports=imports, on_submitted=say)
     seconds = {facts.node: facts.seconds for facts in found.facts}
-    result, status = outcome(found.verdict, strict=strict)
+    result, status = outcome(found.verdict, strict=strict, imports=found.imports)
     if as_json:
-        data = {"outcome": result, "verdict": found.verdict, "seconds": seconds}
+        data = {"outcome": result, "verdict": found.verdict, "seconds": seconds, "imports": found.imports}
         _render.verdict_on("verify", data, ok=status == 0)
         return status
     shown = workspace.shown(workspace.lockfile_path(options["lock"]))
     _render.say(verdict_table.render(found.verdict, lockfile=shown, settings=False).rstrip())
+    if found.imports:
+        for line in in_words(found.imports):
+            _render.say(line)
     _tell_seconds(seconds)
     _render.tell(f"{result}, in {time.monotonic() - started:.1f} s")
     return status

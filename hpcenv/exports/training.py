@@ -13,7 +13,8 @@ from pathlib import Path
 
 from hpcenv.errors import Command, Hint, UsageError
 from hpcenv.exports import lock_of
-from hpcenv.image.reference import LocalImage, Reference, parse_source
+from hpcenv.image.reference import LocalImage, parse_source
+from hpcenv.locking.image_source import registry_name
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import ContainerTable, Lockfile
 from hpcenv.project.options import OPTIONS
@@ -170,14 +171,15 @@ def _image(locked: Lockfile) -> tuple[str, str]:
         raise UsageError(
             "an overlay cannot be exported", why=why, hint="build an image with these packages, and lock it"
         )
-    source = parse_source(container.reference)
-    if not isinstance(source, Reference) or container.manifest_digest is None:
+    image = registry_name(container)
+    if image is None:
+        source = parse_source(container.reference)
         raise UsageError(
             f"the image `{container.reference}` is in no registry",
             why="the engines pull images from a registry, by digest",
             hint=_push(source if isinstance(source, LocalImage) else None, container),
         )
-    return f"{source.registry}/{source.repository}@{container.manifest_digest}", container.platform
+    return image, container.platform
 
 
 def _push(image: LocalImage | None, container: ContainerTable) -> Hint:

@@ -156,40 +156,70 @@ def run_probe(
     data: tuple[Bind, ...] = (),
     since: int | None = None,
 ) -> dict[str, Any]:
-    """Run the probe inside an environment, which is entered in the same way as for the ranks.
+    """Run the probe inside an environment.
+
+    Args:
+        probe: the text of the probe program (probe_source.py).
+        level: `record`, `full` or `deep`.
+        since: for a second look, the latest change that the first one saw.
+        environment, environ, seconds, variables, passed, image, pass_fds, binds, data: as for `run_text`.
+
+    Raises:
+        HpcenvError: it could not be started or did not end in time.
+        ValueError: its output is not a record of the probe.
+    """
+    words = [*_started(environment), *_site(environment), *_since(since)]
+    output = run_text(
+        environment,
+        environ,
+        text=probe,
+        words=[*words, "--revision", str(environment.revision), "--level", level],
+        seconds=seconds,
+        variables=variables,
+        passed=passed,
+        image=image,
+        pass_fds=pass_fds,
+        binds=binds,
+        data=data,
+    )
+    return parse_probe(output, level=level)
+
+
+def run_text(
+    environment: Environment,
+    environ: Mapping[str, str],
+    *,
+    text: str,
+    words: Sequence[str],
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
+    passed: Sequence[str] = (),
+    image: str | None = None,
+    pass_fds: tuple[int, ...] = (),
+    binds: tuple[Bind, ...] = (),
+    data: tuple[Bind, ...] = (),
+) -> str:
+    """Run a Python program inside an environment, which is entered in the same way as for the ranks; return its output.
 
     Args:
         environment: the environment to enter.
         environ: the environment of this process.
-        probe: the text of the probe program (probe_source.py).
-        level: `record`, `full` or `deep`.
+        text: the program; nothing has to be mounted for it.
+        words: its arguments.
         seconds: time limit.
         variables: variables that will be set for the ranks.
         passed: names of variables of the job that the ranks will see as well.
         image: path of the SIF if not the environment's own, with `pass_fds` for an open one.
         binds: folders that the ranks will see and that may hide parts of the image.
         data: copies of data folders, which win over all other binds.
-        since: for a second look, the latest change that the first one saw.
 
     Raises:
         HpcenvError: it could not be started or did not end in time.
-        ValueError: its output is not a record of the probe.
     """
     with tempfile.TemporaryDirectory(prefix="hpcenv-probe-", ignore_cleanup_errors=True) as home:
         entry = build_start_command(
             environment,
-            [
-                environment.python,
-                *_PROBE_OPTIONS,
-                "-",
-                *_started(environment),
-                *_site(environment),
-                *_since(since),
-                "--revision",
-                str(environment.revision),
-                "--level",
-                level,
-            ],
+            [environment.python, *_PROBE_OPTIONS, "-", *words],
             # A folder that exists in every image.
             workdir="/",
             variables=variables or {},
@@ -203,13 +233,13 @@ def run_probe(
         with opened(entry) as (argv, files):
             try:
                 done = process.run(
-                    argv, timeout=seconds, env=entry.env, stdin=probe, cwd=entry.cwd, pass_fds=(*pass_fds, *files)
+                    argv, timeout=seconds, env=entry.env, stdin=text, cwd=entry.cwd, pass_fds=(*pass_fds, *files)
                 )
             except ToolFailed as error:
                 if environment.kind == "host":
                     raise
                 raise runtime.why_not_started(error, environment.apptainer, environ) from error
-    return parse_probe(done.stdout, level=level)
+    return done.stdout
 
 
 def parse_probe(text: str, *, level: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hpcenv.image.reference import (
     ImageSource,
     LocalImage,
     Platform,
+    Reference,
     SifFile,
     parse_platform,
     parse_source,
@@ -21,7 +22,7 @@ from hpcenv.image.reference import (
 from hpcenv.project.lockfile import ContainerTable
 from hpcenv.project.workspace import Workspace
 
-__all__ = ["absolute", "locked_sif", "locked_source", "project_platform", "project_source", "within"]
+__all__ = ["absolute", "locked_sif", "locked_source", "project_platform", "project_source", "registry_name", "within"]
 
 
 def project_source(workspace: Workspace) -> ImageSource:
@@ -47,6 +48,18 @@ def project_platform(workspace: Workspace) -> Platform:
         return parse_platform(workspace.project.platform)
     except SpecError as error:
         raise SpecError(error.what, why=f"it is `platform` in {workspace.spec}", hint=error.hint_parts) from None
+
+
+def registry_name(container: ContainerTable) -> str | None:
+    """Return the locked image as docker and podman pull it, HOST/NAME@sha256:DIGEST; None if it is in no registry.
+
+    Raises:
+        SpecError: the reference in the lockfile is invalid.
+    """
+    source = locked_source(container)
+    if not isinstance(source, Reference) or container.manifest_digest is None:
+        return None
+    return f"{source.registry}/{source.repository}@{container.manifest_digest}"
 
 
 def locked_source(container: ContainerTable) -> ImageSource:

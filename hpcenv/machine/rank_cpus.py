@@ -64,7 +64,7 @@ def _gpus_in_order(environ: Mapping[str, str], view: HostView) -> list[str]:
     """
     if view.fabric is not None and view.fabric.gpu_vendor == "amd":
         buses = [place.bus for place in view.fabric.gpus]
-        return _visible(buses, {}, environ, ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
+        return visible(buses, {}, environ, ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
     if view.gpus is None or not view.gpus.places:
         raise LookupError("where the GPUs are on the PCI bus is not known")
     models = view.gpus.values.get("host.gpu-models")
@@ -73,13 +73,17 @@ def _gpus_in_order(environ: Mapping[str, str], view: HostView) -> list[str]:
     uuids = view.gpus.values.get("host.gpu-uuids")
     buses = [place.bus for place in view.gpus.places]
     named = dict(zip(map(str, uuids), buses, strict=False)) if isinstance(uuids, tuple) else {}
-    return _visible(buses, named, environ, ("CUDA_VISIBLE_DEVICES",))
+    return visible(buses, named, environ, ("CUDA_VISIBLE_DEVICES",))
 
 
-def _visible(
+def visible(
     buses: Sequence[str], named: Mapping[str, str], environ: Mapping[str, str], variables: Sequence[str]
 ) -> list[str]:
-    """Return the GPUs that the variables of the job name."""
+    """Return the GPUs that the variables of the job name.
+
+    Raises:
+        LookupError: they name other GPUs than those of the machine.
+    """
     left = list(buses)
     for variable in variables:
         words = [word.strip() for word in environ.get(variable, "").split(",") if word.strip()]

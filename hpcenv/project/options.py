@@ -234,12 +234,12 @@ OPTIONS: tuple[Option, ...] = (
         kind="word",
         group="How many",
         help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: the "
-        "share of the node that belongs to the requested GPUs, if the cluster counts memory.",
+        "share of the node that belongs to the requested GPUs, if the cluster counts memory. Without Slurm: the limit "
+        "of the run, where systemd can set it.",
         places=EVERYWHERE,
         metavar="SIZE",
         sbatch="mem",
         written=True,
-        needs_slurm=True,
         asks="",
     ),
     Option(

@@ -151,6 +151,11 @@ class RunFolder:
         return self.path / "job.log"
 
     @property
+    def waiting(self) -> Path:
+        """Why a run without Slurm has not begun: it waits for GPUs; not there once it has them."""
+        return self.path / "waiting.json"
+
+    @property
     def facts(self) -> Path:
         return self.path / "facts"
 

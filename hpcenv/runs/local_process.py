@@ -28,6 +28,8 @@ def local_state(run: Submitted) -> JobState:
         if finished.get("cancelled") is True:
             return JobState(state="cancelled", exit_status=status, elapsed=elapsed)
         return JobState(state="completed" if status == 0 else "failed", exit_status=status, elapsed=elapsed)
+    if alive and (waiting := read_record(run.folder.waiting)) is not None:
+        return JobState(state="pending", reason=str(waiting.get("why", "")))
     if alive:
         return JobState(state="running", elapsed=_elapsed(time.time() - run.submission.submitted))
     return JobState(state="failed", reason="its process is gone from this machine, and it left no exit status")

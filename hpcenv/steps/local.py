@@ -6,6 +6,7 @@ srun: the same check, decide and launch steps, with one process per emulated nod
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,12 +18,17 @@ from types import FrameType
 
 from hpcenv import process
 from hpcenv.container.manifest import open_manifest
-from hpcenv.errors import NodeRejected, NodesUnknown
+from hpcenv.errors import HpcenvError, NodeRejected, NodesUnknown
 from hpcenv.launch import processes, starts
 from hpcenv.launch.supervise import SECONDS_AFTER_TERM
+from hpcenv.machine import free_gpus, gpus
 from hpcenv.machine.this_node import LOCAL_CANCELLED, LOCAL_JOB, LOCAL_NODE, LOCAL_NODES, LOCAL_TASK
+from hpcenv.records.codec import SCHEMA
+from hpcenv.records.files import write_text
+from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.smoke import inside
+from hpcenv.steps.this_step import say
 
 # If the training failed on one node, the other nodes have this time to end by themselves. If a node ended well, the
 # other nodes may work on without a limit.
@@ -55,11 +61,42 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     before = process.below(os.getpid())
     try:
         count = manifest.nproc_per_node if starts.starts_one_rank(manifest) else 1
-        status = _steps(tasks, launches=manifest.launches, count=count)
+        status = _take_gpus(run, manifest, tasks) or _steps(tasks, launches=manifest.launches, count=count)
     finally:
         processes.end_rest(before, grace=0.5)
     tasks.finish(status)
     return status
+
+
+def _take_gpus(run: RunFolder, manifest: Manifest, tasks: _Tasks) -> int:
+    """Wait until this run has its GPUs; return 0 when it has them."""
+    if not manifest.gpus_per_node:
+        return 0
+    told = ""
+
+    def wait(why: str) -> None:
+        nonlocal told
+        if why != told:
+            told = why
+            say(f"hpcenv: {why}")
+            write_text(json.dumps({"schema": SCHEMA, "why": why}) + "\n", run.waiting, durable=False)
+
+    try:
+        tasks.use(
+            free_gpus.take(
+                manifest.gpus_per_node,
+                tasks.environ,
+                look=lambda: gpus.read(environ=tasks.environ),
+                on_wait=wait,
+                stopped=lambda: tasks.stopped,
+            )
+        )
+    except HpcenvError as error:
+        say(f"error[{error.code}]: {error}")
+        return error.exit_status
+    finally:
+        run.waiting.unlink(missing_ok=True)
+    return tasks.stopped
 
 
 def _steps(tasks: _Tasks, *, launches: bool, count: int) -> int:
@@ -111,8 +148,9 @@ class _Tasks:
 
     def __init__(self, run: RunFolder, environ: Mapping[str, str], nodes: Sequence[str]) -> None:
         self._run = run
-        self._environ = environ
+        self.environ = environ
         self._nodes = nodes
+        self._held = free_gpus.HeldGpus()
         self._children: list[subprocess.Popen[bytes]] = []
         self._kill_at: float | None = None
         self.stopped = 0
@@ -120,7 +158,7 @@ class _Tasks:
 
     def inside_asked(self) -> bool:
         """Whether the run asks for checks inside the environment."""
-        return bool(inside.asked(open_manifest(self._run, self._environ)))
+        return bool(inside.asked(open_manifest(self._run, self.environ)))
 
     def smoke_planned(self) -> bool:
         """Whether the decide step planned a smoke test."""
@@ -129,6 +167,16 @@ class _Tasks:
     def pairs_wanted(self) -> bool:
         """Whether pairs of nodes must be tested to find out where the smoke test failed."""
         return self._run.smoke_pairs.exists()
+
+    def use(self, held: free_gpus.HeldGpus | None) -> None:
+        """Give GPUs to the steps. A step that outlives this process keeps them."""
+        if held is None:
+            return
+        self._held = held
+        if held.note:
+            say(f"hpcenv: {held.note}")
+        if held.uuids:
+            self.environ = {**self.environ, free_gpus.VARIABLE: ",".join(held.uuids)}
 
     def one(self, step: str, *arguments: str) -> int:
         """Run a step on the first node."""
@@ -142,7 +190,7 @@ class _Tasks:
         """Record the exit status of the run, even after a request to end."""
         for number in process.END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        self._environ = {**self._environ, LOCAL_CANCELLED: "yes" if self.stopped else ""}
+        self.environ = {**self.environ, LOCAL_CANCELLED: "yes" if self.stopped else ""}
         record = self._start("finish", self._nodes[0], str(status))
         try:
             record.wait(timeout=_SECONDS_TO_RECORD)
@@ -194,8 +242,9 @@ class _Tasks:
     def _start(self, step: str, node: str, *arguments: str, task: int = 0) -> subprocess.Popen[bytes]:
         return process.start(
             [sys.executable, "-I", str(self._run.step), step, str(self._run.path), *arguments],
-            env={**self._environ, LOCAL_NODE: node, LOCAL_TASK: str(task)},
+            env={**self.environ, LOCAL_NODE: node, LOCAL_TASK: str(task)},
             cwd=Path("/"),
+            pass_fds=self._held.files,
         )
 
 

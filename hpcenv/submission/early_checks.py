@@ -26,6 +26,7 @@ from hpcenv.errors import (
     ToolMissing,
     UsageError,
 )
+from hpcenv.machine import free_gpus
 from hpcenv.project import native_options
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
@@ -223,6 +224,19 @@ def require_cpus_for_local(request: Request, origins: Mapping[str, str], *, type
             why=f"--cluster local with --nodes {request.nodes} --gpus {request.gpus_per_node}",
             hint="use --nodes 1, or --gpus 0 --nproc R",
         )
+
+
+def require_hpcenv_chooses_gpus(manifest: Manifest) -> None:
+    """Refuse a variable for the ranks that names other GPUs than those that a run without Slurm takes."""
+    if manifest.cluster != "local" or not manifest.gpus_per_node:
+        return
+    for setting in manifest.settings:
+        if setting.name == free_gpus.VARIABLE:
+            raise UsageError(
+                f"{setting.name}={setting.value} ({setting.origin}) names GPUs that the run may not have",
+                why="without Slurm the run takes free GPUs, and this variable would give its ranks other ones",
+                hint=f"leave it out; `{setting.name}={setting.value} hpcenv submit ...` limits the choice",
+            )
 
 
 def _typed(option: Option, origins: Mapping[str, str]) -> bool:

@@ -201,6 +201,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
         started = _started(wanted, gate, place, answers)
     manifest, notes = _manifest(wanted, shape, gate, place, started)
     early_checks.require_start_line(manifest)
+    early_checks.require_hpcenv_chooses_gpus(manifest)
     command, python = recorded_command(context.command), sys.executable
     request = place.request
     share, of_site = place.share.words(), choose_site.options_in_words(shape.profile)

@@ -206,7 +206,7 @@ class MergedOptions:
 
     def requested(self) -> tuple[str, ...]:
         """Return what Slurm is asked for, each option with its value and origin."""
-        rows = (option for option in OPTIONS if option.needs_slurm or option.name in ("nodes", "gpus", "cpus"))
+        rows = (option for option in OPTIONS if option.needs_slurm or option.name in ("nodes", "gpus", "cpus", "mem"))
         return tuple(self.shown(option) for option in rows if option.name in self.origins)
 
     def shown(self, option: Option) -> str:

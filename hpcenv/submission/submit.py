@@ -36,7 +36,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record, sync, write_text
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.submission import Submission
-from hpcenv.submission import after, host_packages, hub_cache, kept_secrets, locked_container, snapshot
+from hpcenv.submission import after, host_packages, hub_cache, kept_secrets, local_limits, locked_container, snapshot
 from hpcenv.submission.node_code import copy_node_code, share_archive
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import Cluster
@@ -108,7 +108,7 @@ def submit(plan: Plan, context: Context, *, any_packages: bool = False) -> Submi
         job_id=job_ids[0],
         cluster=plan.manifest.cluster,
         shape=plan.request.shape,
-        notes=(*notes, *(f"sbatch: {line}" for line in dict.fromkeys(warnings))),
+        notes=(*notes, *dict.fromkeys(warnings)),
         chain=chain,
     )
 
@@ -275,7 +275,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
 
 
 def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:
-    """Start the job, or the next job of a chain; return its id and the warnings of sbatch."""
+    """Start the job, or the next job of a chain; return its id, and the warnings of sbatch or the limits."""
     if after is None:
         use_image(plan)
     if plan.manifest.cluster == "slurm":
@@ -288,12 +288,14 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             # The step `begin` finds out whether the previous job has left work to do.
             options=() if after is None else (f"--dependency=afterany:{after}",),
         )
-        return queued.job_id, queued.warnings
+        return queued.job_id, tuple(f"sbatch: {line}" for line in queued.warnings)
+    environ = slurm_command.clean_environment(context.environ)
+    scope = local_limits.scope_for(plan.manifest, environ)
     # Local runs append to one log, as Slurm does.
     with open(run.log, "ab") as log:
         child = process.start(
-            [sys.executable, "-I", str(run.step), "local", str(run.path)],
-            env=slurm_command.clean_environment(context.environ),
+            [*scope.argv, sys.executable, "-I", str(run.step), "local", str(run.path)],
+            env=environ,
             cwd=run.path,
             stdout=log,
             stderr=log,
@@ -301,4 +303,4 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
         )
     # A program that submits and continues must not keep a zombie process.
     threading.Thread(target=child.wait, daemon=True).start()
-    return f"local-{child.pid}", ()
+    return f"local-{child.pid}", scope.notes

@@ -44,7 +44,8 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.manifest import Bind, Environment, Manifest
 from hpcenv.records.verdict import Finding, Result, Verdict
-from hpcenv.submission import choose_site
+from hpcenv.submission import choose_site, import_check
+from hpcenv.submission.import_check import PackageImport
 from hpcenv.submission.locked import (
     default_level,
     expectations,
@@ -71,14 +72,16 @@ def verify(
     level: FieldLevel | None = None,
     sif: Path | None = None,
     gpus: int | None = None,
-) -> tuple[Verdict, Facts]:
-    """Compare an environment on this machine with a lockfile.
+    imports: bool = False,
+) -> tuple[Verdict, Facts, tuple[PackageImport, ...]]:
+    """Compare an environment on this machine with a lockfile; return the verdict, the facts, and the imports.
 
     Args:
         lock: name of the lockfile.
         level: how deep to look; None for the environment's default.
         sif: another file than the project's own SIF.
         gpus: how many GPUs this machine must offer to the environment; None for the number of a submission.
+        imports: import each locked package, if the environment is the locked one.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to compare with.
@@ -116,7 +119,10 @@ def verify(
         inherited={},
         findings=(*verdict.findings, *_without_source(absent, locked, place.node)),
     )
-    return with_notes(verdict, workspace, lock), found
+    verdict = with_notes(verdict, workspace, lock)
+    # What another environment imports says nothing about the locked one.
+    tried = import_check.import_packages(manifest, environ) if imports and verdict.result == "match" else ()
+    return verdict, found, tried
 
 
 def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile) -> Profile | None:
@@ -249,14 +255,15 @@ def manifest_of_one_node(
     )
 
 
-VerifyOutcome = Literal[Result, "warned", "nodes-disagree"]
+VerifyOutcome = Literal[Result, "warned", "nodes-disagree", "imports-fail"]
 
 
-def outcome(verdict: Verdict, *, strict: bool) -> tuple[VerifyOutcome, int]:
+def outcome(verdict: Verdict, *, strict: bool, imports: Sequence[PackageImport] = ()) -> tuple[VerifyOutcome, int]:
     """Return the outcome of a verdict, with its exit status.
 
     Args:
         strict: a difference in a `warn` field counts as well.
+        imports: of the locked packages; one that fails counts as a field that differs.
     """
     if verdict.result == "unknown":
         return "unknown", NodesUnknown.exit_status
@@ -265,6 +272,8 @@ def outcome(verdict: Verdict, *, strict: bool) -> tuple[VerifyOutcome, int]:
         return "nodes-disagree", NodesDisagree.exit_status
     if blocking:
         return "mismatch", NodeRejected.exit_status
+    if any(one.failed for one in imports):
+        return "imports-fail", NodeRejected.exit_status
     if strict and any(f.severity == "warn" for f in verdict.findings):
         return "warned", VerifyWarned.exit_status
     return "match", os.EX_OK

@@ -23,6 +23,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.runs.cancel import cancel
 from hpcenv.runs.wait import wait
+from hpcenv.submission.import_check import PackageImport
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.submit import SubmitResult, submit
@@ -36,10 +37,12 @@ class Verified(Shown):
 
     Attributes:
         facts: of each node that reported, by the nodes' names.
+        imports: how the import of each locked package went; empty if none was tried.
     """
 
     verdict: Verdict
     facts: tuple[Facts, ...]
+    imports: tuple[PackageImport, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,7 @@ def verify_environment(
     context: Context,
     *,
     sif: str | Path | None = None,
+    imports: bool = False,
     on_submitted: Callable[[SubmitResult], None] = lambda _job: None,
 ) -> Verified:
     """Compare the environment of this machine, a SIF, or the environments of nodes with the lockfile.
@@ -92,24 +96,33 @@ def verify_environment(
     Args:
         options: see `options_to_verify`.
         sif: another file than the project's own SIF.
+        imports: also import each locked package, if the environment is the locked one.
         on_submitted: called when Slurm has the job.
 
     Raises:
+        UsageError: nodes do not try imports.
         HpcenvError: as for `verify` and for `verify_nodes`.
     """
+    if imports and options.nodes is not None:
+        raise UsageError(
+            "`--imports` does not go with `--nodes`",
+            why="the packages are imported on this machine, and the nodes have the same ones if they match",
+            hint="leave out --nodes",
+        )
     lock = options.lock or DEFAULT_LOCK
     if options.nodes is not None:
         found = verify_nodes(workspace, options, context, on_submitted=on_submitted)
         return replace(found, verdict=with_notes(found.verdict, workspace, lock))
-    verdict, facts = verify(
+    verdict, facts, tried = verify(
         workspace,
         environ=context.environ,
         lock=lock,
         level=options.level,
         sif=None if sif is None else Path(os.path.abspath(context.cwd / sif)),
         gpus=options.gpus,
+        imports=imports,
     )
-    return Verified(verdict=verdict, facts=(facts,))
+    return Verified(verdict=verdict, facts=(facts,), imports=tried)
 
 
 def verify_nodes(

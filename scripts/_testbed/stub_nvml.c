@@ -327,13 +327,25 @@ int nvmlDeviceGetRemappedRows(Device gpu, unsigned *corrected, unsigned *uncorre
     return status;
 }
 
-/* `process = PID MIB`: one process that uses the GPU; without the key none does. */
+/* `process = PID MIB`: one process that uses the GPU; without the key none does. `process-file = PATH`: the process whose
+ * number is in that file, as long as it runs. */
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *count, struct process *out)
 {
     unsigned long long found[2] = {0, 0};
     unsigned room = *count;
     int status = numbers_of(gpu, "process", found, 2);
+    const char *path;
+    if (status == NOT_SUPPORTED && look_up(gpu, "process-file", &path) == OK) {
+        FILE *file = fopen(path, "r");
+        char folder[32];
+        if (file && fscanf(file, "%llu", &found[0]) == 1) {
+            snprintf(folder, sizeof folder, "/proc/%llu", found[0]);
+            status = access(folder, F_OK) ? NOT_SUPPORTED : OK;
+        }
+        if (file)
+            fclose(file);
+    }
     *count = status == OK;
     if (status != OK)
         return status == NOT_SUPPORTED ? OK : status;

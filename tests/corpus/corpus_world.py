@@ -638,7 +638,7 @@ class Case:
         name = "deep" if level == "deep" else self.name
         if "sif" in self.stored:
             words["sif"] = self.stored["sif"]
-        verdict, _ = verify(open_workspace(self.root), environ=self.environ, lock=name, **words)
+        verdict, *_ = verify(open_workspace(self.root), environ=self.environ, lock=name, **words)
         return of_verdict(verdict)
 
     def plan(self, *, environ: Mapping[str, str] | None = None, **words: Any) -> Manifest:

@@ -16,6 +16,7 @@ from hpcenv.cli._complete import lockfile_names
 from hpcenv.errors import Command, UsageError
 from hpcenv.locking.image_inspect import InspectedImage, SifOrigin, inspect
 from hpcenv.locking.image_path import find_locked, find_sif
+from hpcenv.locking.image_source import registry_name
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.text import cut, printable
@@ -28,11 +29,20 @@ _LONG = 100
 @click.argument("image", required=False)
 @click.option("--lock", metavar="NAME", help="The image of lockfiles/NAME.lock.toml.", shell_complete=lockfile_names)
 @click.option("--path", "path_only", is_flag=True, help="Print only the path of the SIF.")
+@click.option(
+    "--reference", is_flag=True, help="Print only NAME@sha256:DIGEST of the locked image: docker pull takes it."
+)
 @click.option("--hash", "hashes", is_flag=True, help="Read the whole file and print its digests.")
 @_render.store_option
 @_render.json_option
 def command(
-    image: str | None, lock: str | None, path_only: bool, hashes: bool, where: _render.Where, as_json: bool
+    image: str | None,
+    lock: str | None,
+    path_only: bool,
+    reference: bool,
+    hashes: bool,
+    where: _render.Where,
+    as_json: bool,
 ) -> None:
     """Describe a SIF and its origin, without Apptainer.
 
@@ -43,9 +53,12 @@ def command(
     """
     if image is not None and lock is not None:
         raise UsageError("IMAGE and --lock exclude each other", hint=Command("hpcenv", "image", "inspect", "--help"))
+    if reference:
+        _show("reference", _reference(image, where, lock or DEFAULT_LOCK), as_json=as_json)
+        return
     path = _locked(where, lock or DEFAULT_LOCK) if image is None else find_sif(image, _render.cwd(), where.place())
     if path_only:
-        _show_path(path, as_json=as_json)
+        _show("path", str(path), as_json=as_json)
         return
     inspected = inspect(path, hashes=hashes)
     if as_json:
@@ -67,11 +80,24 @@ def _locked(where: _render.Where, lock: str) -> Path:
     return find_locked(workspace.store_place, read_lockfile(origin), origin=origin, root=workspace.root)
 
 
-def _show_path(path: Path, *, as_json: bool) -> None:
+def _reference(image: str | None, where: _render.Where, lock: str) -> str:
+    """Return the locked image as a registry names it; the SIF need not be here."""
+    if image is not None:
+        raise UsageError("IMAGE and --reference exclude each other", hint="--reference reads a lockfile: --lock NAME")
+    origin = where.project().lockfile_path(lock)
+    container = read_lockfile(origin).container
+    name = None if container is None else registry_name(container)
+    if name is None:
+        what = "a host environment" if container is None else f"`{container.reference}`"
+        raise UsageError("the locked environment is in no registry", why=f"{origin} locks {what}")
+    return name
+
+
+def _show(name: str, value: str, *, as_json: bool) -> None:
     if as_json:
-        _render.success("image inspect", {"path": path})
+        _render.success("image inspect", {name: value})
         return
-    _render.say(str(path))
+    _render.say(value)
 
 
 def _file(inspected: InspectedImage) -> list[tuple[str, str]]:

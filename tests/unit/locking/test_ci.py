@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exports_world import IMAGE, name_image
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,6 +61,18 @@ def test_the_workflow_shows_what_a_change_does_and_refuses_a_stale_lockfile(hpce
     status, output = run_step(review, hpcenv, clone)
     assert status == 0
     assert "!! torch.version: 2.13.0+cpu -> 2.12.0+cpu" in output
+
+
+def test_the_reference_of_the_image_is_what_docker_pulls(hpcenv: Any, project: Path) -> None:
+    """The page's `docker pull $(...)`: one word on standard output, and no SIF is needed."""
+    refused = hpcenv("image", "inspect", "--reference", cwd=project)
+    assert refused.status == 2
+    assert "locks a host environment" in refused.stderr
+    name_image(project)
+    assert hpcenv("image", "inspect", "--reference", cwd=project).stdout == f"{IMAGE}\n"
+    done = hpcenv("image", "inspect", "--reference", "--json", cwd=project)
+    assert done.envelope["data"] == {"reference": IMAGE}
+    assert hpcenv("image", "inspect", "x.sif", "--reference", cwd=project).status == 2
 
 
 def test_the_hook_runs_in_a_fresh_clone(hpcenv: Any, clone: Path) -> None:

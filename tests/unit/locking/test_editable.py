@@ -85,7 +85,7 @@ def locked(folder: Path) -> Lockfile:
 
 def told(folder: Path) -> dict[str, str]:
     """Return what `verify` tells of packages: field -> severity and result."""
-    verdict, _ = verify(open_workspace(folder), environ=ENVIRON)
+    verdict, *_ = verify(open_workspace(folder), environ=ENVIRON)
     return {f.field: f"{f.severity} {f.result}" for f in verdict.findings if f.field.startswith("packages.")}
 
 
@@ -166,7 +166,7 @@ def test_without_git_the_files_are_compared(own: Path) -> None:
 
 def test_where_git_is_missing_the_change_is_unknown_with_its_reason(under_git: Path, tmp_path: Path) -> None:
     lock_here(under_git)
-    verdict, _ = verify(open_workspace(under_git), environ={"PATH": str(tmp_path)})
+    verdict, *_ = verify(open_workspace(under_git), environ={"PATH": str(tmp_path)})
     found = {f.field: (f.result, f.found) for f in verdict.findings if f.field.startswith("packages.")}
     why = ("unknown", "whether it is changed is unknown: no git here")
     assert found == {NAMES["dirty"]: why, NAMES["diff-sha256"]: why}
@@ -237,7 +237,7 @@ def test_lock_says_which_files_are_not_compared(own: Path) -> None:
 
 
 def unlisted_note(folder: Path) -> str:
-    verdict, _ = verify(open_workspace(folder), environ=ENVIRON)
+    verdict, *_ = verify(open_workspace(folder), environ=ENVIRON)
     [note] = [f.note for f in verdict.findings if f.field == "packages.unlisted-digest"]
     return note
 

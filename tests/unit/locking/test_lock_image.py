@@ -249,7 +249,7 @@ def test_a_sif_made_anew_with_other_bytes_and_the_same_tree_stands_for_the_locke
     assert any("has different bytes than the locked SIF, and the same file tree" in note for note in result.notes)
     workspace = open_workspace(project)
     assert check_project(workspace.root, dict(os.environ)).fresh
-    verdict, _ = verify(workspace, environ=dict(os.environ))
+    verdict, *_ = verify(workspace, environ=dict(os.environ))
     assert verdict.result == "match"
     (told,) = [finding for finding in verdict.findings if finding.field == "container.sif.sha256"]
     assert (told.severity, told.locked) == ("info", first.lockfile.container.sif.sha256)
@@ -385,14 +385,14 @@ def test_the_locked_sif_matches_and_another_one_does_not(project: Path, registry
     image = sif_path(project, registry.image())
     lock_here(project)
     workspace = open_workspace(project)
-    verdict, facts = verify(workspace, environ=dict(os.environ))
+    verdict, facts, _ = verify(workspace, environ=dict(os.environ))
     assert verdict.result == "match", verdict.findings
     assert facts.values["container.sif.sha256"] == hashlib.sha256(image.read_bytes()).hexdigest()
 
     other = tmp_path / "other.sif"
     other.write_bytes(image.read_bytes()[:-1] + b"!")
     os.utime(other, ns=(image.stat().st_atime_ns, image.stat().st_mtime_ns))
-    verdict, _ = verify(workspace, environ=dict(os.environ), sif=other)
+    verdict, *_ = verify(workspace, environ=dict(os.environ), sif=other)
     assert verdict.result == "mismatch"
     assert [f.field for f in verdict.findings if f.severity == "must"] == ["container.sif.sha256"]
 
@@ -400,7 +400,7 @@ def test_the_locked_sif_matches_and_another_one_does_not(project: Path, registry
 def test_a_sif_that_is_not_there_is_unknown(project: Path, registry: Registry) -> None:
     registry.image()
     lock_here(project)
-    verdict, _ = verify(open_workspace(project), environ=dict(os.environ), sif=Path("/no/such.sif"))
+    verdict, *_ = verify(open_workspace(project), environ=dict(os.environ), sif=Path("/no/such.sif"))
     assert verdict.result == "unknown"
 
 

@@ -192,7 +192,7 @@ def test_a_kind_from_lock_to_submit(kind: str, folder: Path, fake_slurm: Any) ->
 
     workspace = open_workspace(folder)
     assert check_project(workspace.root, dict(os.environ)).fresh
-    verdict, facts = verify(workspace, environ=dict(os.environ))
+    verdict, facts, _ = verify(workspace, environ=dict(os.environ))
     assert verdict.result == "match", verdict.findings
     assert facts.values["container.sif.sha256"] == table.sif.sha256
 

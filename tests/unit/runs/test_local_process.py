@@ -56,6 +56,20 @@ def test_a_run_whose_process_has_just_been_started_is_running(make: Make) -> Non
     assert states == ["running"] * 40
 
 
+def test_a_run_that_waits_for_gpus_is_pending_with_the_reason_until_its_process_is_gone(make: Make) -> None:
+    run = open_run(make("a", "local-1", cluster="local").path)
+    folders.write(run.folder.waiting, why="waits for 2 GPUs")
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)", str(run.folder.path)])
+    waiting = replace(run, submission=replace(run.submission, job_id=f"local-{child.pid}"))
+    try:
+        found = local_state(waiting)
+    finally:
+        child.kill()
+        child.wait()
+    assert (found.state, found.reason) == ("pending", "waits for 2 GPUs")
+    assert local_state(waiting).state == "failed"
+
+
 def test_a_process_that_has_ended_is_not_the_run_though_nobody_has_waited_for_it(make: Make) -> None:
     run = open_run(make("a", "local-1", cluster="local").path)
     child = subprocess.Popen(["true", str(run.folder.path)])

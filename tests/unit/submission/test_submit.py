@@ -233,6 +233,13 @@ def test_emulated_nodes_have_no_gpus(plan: Make) -> None:
     refused(lambda: plan(cluster="local", nodes=2, gpus=1, allow_cpu_torch=True), "usage")
 
 
+def test_a_variable_that_names_other_gpus_than_the_run_takes_is_refused(plan: Make) -> None:
+    chosen = {"cluster": "local", "gpus": 1, "allow_cpu_torch": True, "env": {"CUDA_VISIBLE_DEVICES": "1"}}
+    error = refused(lambda: plan(**chosen), "usage")
+    assert error.what == "CUDA_VISIBLE_DEVICES=1 (--env) names GPUs that the run may not have"
+    assert plan(**{**chosen, "gpus": 0, "nproc": 1}).manifest.gpus_per_node == 0
+
+
 # -- GPUs and the build of torch ----------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tomlkit
 from lock_world import lock_project
+from probe_world import Venv
 
 from hpcenv.errors import FileUnusable, LockfileMissing, LockfileStale
 from hpcenv.judge.decide import DIFFERS_BETWEEN_NODES
@@ -76,7 +77,7 @@ def test_as_json(hpcenv: Any, own: Path) -> None:
     done = hpcenv("verify", "--json", cwd=own)
     assert (done.status, done.envelope["ok"]) == (0, True)
     data = done.envelope["data"]
-    assert set(data) == {"outcome", "verdict", "seconds"}
+    assert set(data) == {"outcome", "verdict", "seconds", "imports"}
     assert data["outcome"] == "match"
     assert data["verdict"]["nodes"][0]["compared"] > 20
     (parts,) = data["seconds"].values()
@@ -85,7 +86,7 @@ def test_as_json(hpcenv: Any, own: Path) -> None:
 
 @pytest.mark.parametrize("level", ["record", "full"])
 def test_a_lockfile_matches_at_every_level(own: Path, level: Any) -> None:
-    verdict, _ = verify(open_workspace(own), environ=ENVIRON, level=level)
+    verdict, *_ = verify(open_workspace(own), environ=ENVIRON, level=level)
     assert verdict.result == "match", verdict.findings
 
 
@@ -93,6 +94,54 @@ def test_nothing_is_written(own: Path) -> None:
     before = sorted(path for path in own.rglob("*") if "__pycache__" not in path.parts)
     verify(open_workspace(own), environ=ENVIRON)
     assert sorted(path for path in own.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+# -- imports ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A locked project with three packages: one that is imported, one that fails, one without a module."""
+    folder = tmp_path_factory.mktemp("imports") / "project"
+    made = Venv(folder / "env")
+    for name, modules in {"good": {"good.py": b""}, "bad": {"bad.py": b"import gone"}, "empty": {}}.items():
+        made.install(name, modules)
+    spec = 'image = "host"\npython = "env/bin/python"\n[policy]\n"torch.version" = "info"\n'
+    (folder / "hpcenv.toml").write_text(spec)
+    lock_project(folder, ENVIRON)
+    return folder
+
+
+def test_a_locked_package_that_cannot_be_imported_is_named(hpcenv: Any, with_modules: Path) -> None:
+    done = hpcenv("verify", "--imports", cwd=with_modules)
+    assert done.status == 90, done.stdout + done.stderr
+    assert "imports: 1 of 3 locked packages can be imported" in done.stdout
+    assert "  bad (module bad) cannot be imported: ModuleNotFoundError: No module named 'gone'\n" in done.stdout
+    assert "  without a module to import: empty\n" in done.stdout
+    assert "imports-fail, in " in done.stderr
+    done = hpcenv("verify", "--imports", "--json", cwd=with_modules)
+    assert (done.status, done.envelope["ok"], done.envelope["data"]["outcome"]) == (90, False, "imports-fail")
+    found = {one["name"]: one["state"] for one in done.envelope["data"]["imports"]}
+    assert found == {"bad": "failed", "empty": "no-module", "good": "imported"}
+
+
+def test_nothing_is_imported_without_the_option_or_where_the_environment_differs(
+    hpcenv: Any, with_modules: Path
+) -> None:
+    assert "imports:" not in hpcenv("verify", cwd=with_modules).stdout
+    target = site(with_modules) / "good-1.0.dist-info" / "METADATA"
+    before = target.read_text()
+    target.write_text("Name: good\nVersion: 2.0\n")
+    done = hpcenv("verify", "--imports", cwd=with_modules)
+    target.write_text(before)
+    assert done.status == 90
+    assert "imports:" not in done.stdout
+
+
+def test_nodes_import_nothing(hpcenv: Any, with_modules: Path) -> None:
+    done = hpcenv("verify", "--imports", "--nodes", "2", cwd=with_modules)
+    assert done.status == 2
+    assert "`--imports` does not go with `--nodes`" in done.stderr
 
 
 # -- mismatch -----------------------------------------------------------------------------
@@ -126,7 +175,7 @@ def changes(folder: Path, what: str) -> None:
 )
 def test_a_change_is_named(own: Path, what: str, field: str) -> None:
     changes(own, what)
-    verdict, _ = verify(open_workspace(own), environ=ENVIRON)
+    verdict, *_ = verify(open_workspace(own), environ=ENVIRON)
     assert verdict.result == "mismatch"
     assert field in fields(verdict)
 
@@ -288,7 +337,7 @@ def test_an_environment_that_does_not_answer_is_unknown_and_ends_with_91(hpcenv:
 
 def test_a_package_that_cannot_be_read_is_unknown_not_fine(own: Path) -> None:
     changes(own, "gone")
-    verdict, _ = verify(open_workspace(own), environ=ENVIRON)
+    verdict, *_ = verify(open_workspace(own), environ=ENVIRON)
     assert verdict.result != "match"
     assert any(field.startswith("packages.extra") for field in fields(verdict))
 
@@ -335,7 +384,7 @@ def cuda_build(folder: Path) -> Workspace:
 
 @pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="this machine has a GPU")
 def test_a_machine_without_gpus_does_not_offer_one(own: Path) -> None:
-    verdict, _ = verify(cuda_build(own), environ=ENVIRON, gpus=1)
+    verdict, *_ = verify(cuda_build(own), environ=ENVIRON, gpus=1)
     assert verdict.result != "match"
     assert {"host.gpu-count", "host.driver-version", "host.gpu-compute-capabilities"} <= set(fields(verdict))
 
@@ -347,7 +396,7 @@ def test_the_policy_holds_for_gpus_too(own: Path) -> None:
     spec = own / "hpcenv.toml"
     spec.write_text(spec.read_text() + f"[policy]\n{rows}")
     edit(own, "policy", value=loosened)
-    verdict, _ = verify(cuda_build(own), environ=ENVIRON, gpus=1)
+    verdict, *_ = verify(cuda_build(own), environ=ENVIRON, gpus=1)
     assert {"host.gpu-count", "host.driver-version", "host.gpu-compute-capabilities"}.isdisjoint(fields(verdict))
 
 
@@ -391,7 +440,7 @@ def test_modules_that_only_jobs_load_are_named(own: Path, tmp_path: Path, fake_s
     path.write_text('name = "here"\nmodules = ["gcc/13", "fabric"]\n')
     path.chmod(0o600)
     environ = {**fake_slurm.environ, "HPCENV_SITE": str(path), "HOME": str(tmp_path)}
-    verdict, _ = verify(open_workspace(own), environ=environ)
+    verdict, *_ = verify(open_workspace(own), environ=environ)
     assert (verdict.result, verdict.notes) == (
         "match",
         ("site profile here: jobs load gcc/13, fabric; here they are not loaded: hpcenv verify --nodes N does",),

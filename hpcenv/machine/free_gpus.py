@@ -1,0 +1,238 @@
+"""GPUs of a machine without Slurm: a run takes free ones, keeps them, and waits for them in a queue.
+
+Runs on: COMPUTE NODE, the machine of `--cluster local`. Standard library only.
+
+The holder of a GPU is an abstract Unix socket with the GPU's UUID as its name (unix(7)). The kernel gives a name to
+one process of one user, and takes it back when the last process that has the socket open has ended, also after SIGKILL.
+So there is no daemon, no file that all users can write, and nothing to remove. The names belong to a network namespace.
+
+A run that waits has a socket, too. Its name begins with the time at which the run asked, and /proc/net/unix shows the
+names of all users: so each run knows who came earlier. Only the first one takes GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import NodeRejected, NodesUnknown
+from hpcenv.machine.gpus import GpuFacts
+from hpcenv.machine.rank_cpus import visible
+from hpcenv.text import plural
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+_HOLDER, _USER, _WAITS = "hpcenv/gpu", "hpcenv/gpu-user", "hpcenv/waits"
+_NAMES = Path("/proc/net/unix")
+_PAUSE = 1.0
+# The driver is asked less often, because other programs keep a GPU for long.
+_LONGEST_PAUSE = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldGpus:
+    """GPUs that belong to this process, and to each process that inherits the sockets, until the last of them ends.
+
+    Attributes:
+        uuids: in the order of the PCI bus; empty for GPUs that are not handed out.
+        sockets: their holders.
+        note: what is not known about them; may be empty.
+    """
+
+    uuids: tuple[str, ...] = ()
+    sockets: tuple[socket.socket, ...] = ()
+    note: str = ""
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """The numbers of the open sockets."""
+        return tuple(one.fileno() for one in self.sockets)
+
+
+def take(
+    count: int,
+    environ: Mapping[str, str],
+    *,
+    look: Callable[[], GpuFacts],
+    on_wait: Callable[[str], None],
+    stopped: Callable[[], object],
+) -> HeldGpus | None:
+    """Take free GPUs; wait for them behind the runs that asked earlier. Return None if the run has to end.
+
+    Args:
+        count: how many.
+        environ: its CUDA_VISIBLE_DEVICES limits the choice.
+        look: reads the GPUs of this machine.
+        on_wait: gets the reason for the wait, at each look.
+        stopped: whether the run has to end.
+
+    Raises:
+        NodeRejected: this machine does not have so many.
+        NodesUnknown: the driver does not name its GPUs.
+    """
+    found = look()
+    if found.vendor == "amd":
+        return HeldGpus(note="the GPUs are AMD's, and hpcenv does not hand them out: other runs may use them, too")
+    choice = _choice(found, environ, count)  # not empty, so the machine has a GPU
+    turn, pause = _Turn(_uuids(found)[0], count), _PAUSE
+    try:
+        while not stopped():
+            why = turn.others_before()
+            if not why:
+                held = _hold_free(choice, count, lambda: _processes(look()))
+                if isinstance(held, HeldGpus):
+                    return held
+                why, asked = held
+                pause = min(pause * 1.5, _LONGEST_PAUSE) if asked else _PAUSE
+            on_wait(why)
+            _sleep(pause, stopped)
+    finally:
+        turn.end()
+    return None
+
+
+def _choice(found: GpuFacts, environ: Mapping[str, str], count: int) -> dict[str, str]:
+    """Return the UUIDs of the GPUs that this run may take, each with its number in the list of nvidia-smi."""
+    uuids, modes = _uuids(found), found.values.get("host.gpu-mig")
+    words = [word.strip() for word in environ.get(VARIABLE, "").split(",")]
+    if all(word.startswith("MIG-") for word in words):
+        choice = {word: word for word in words}
+    else:
+        try:
+            named = visible(uuids, {uuid: uuid for uuid in uuids}, environ, (VARIABLE,))
+        except LookupError as error:
+            raise NodesUnknown("the GPUs for this run are not known", why=str(error)) from error
+        # A process can use one part of a split GPU, by the name of the part.
+        split = dict(zip(uuids, modes, strict=False)) if isinstance(modes, tuple) else {}
+        choice = {uuid: str(uuids.index(uuid)) for uuid in named if split.get(uuid) != "enabled"}
+    if len(choice) < count:
+        raise NodeRejected(
+            f"this machine has {plural(len(choice), 'GPU')} for a run, and the run asks for {count}",
+            why=f"the driver lists {plural(len(uuids), 'GPU')}; {VARIABLE}={environ.get(VARIABLE, '')}",
+            hint=f"a smaller --gpus; {VARIABLE} names the parts of a split GPU (nvidia-smi -L)",
+        )
+    return choice
+
+
+def _uuids(found: GpuFacts) -> tuple[str, ...]:
+    uuids = found.values.get("host.gpu-uuids")
+    if not isinstance(uuids, tuple):
+        why = found.unknown.get("host.gpu-uuids") or found.reason
+        raise NodesUnknown("which GPUs are free is not known", why=why, hint="look at `nvidia-smi` on this machine")
+    return uuids
+
+
+def _hold_free(
+    choice: Mapping[str, str], count: int, ask_driver: Callable[[], dict[str, tuple[int, ...] | None]]
+) -> HeldGpus | tuple[str, bool]:
+    """Hold GPUs that no run holds and no process uses; else return why not, and whether the driver was asked.
+
+    They are held first: a process that is seen afterwards was there before, and is not of another run.
+    """
+    held = {uuid: own for uuid in choice if (own := _bind(f"{_HOLDER}/{uuid}")) is not None}
+    used: dict[str, tuple[int, ...] | None] = {}
+    enough = len(held) >= count
+    if enough:
+        used = ask_driver()
+    kept = [uuid for uuid in held if not used.get(uuid, None)][:count]
+    for uuid, own in held.items():
+        if len(kept) < count or uuid not in kept:
+            own.close()
+    if not enough or len(kept) < count:
+        return _why(choice, count, held, used), enough
+    users = tuple(_bind(f"{_USER}/{uuid}/{os.getpid()}/{os.getuid()}") for uuid in kept)
+    unknown = [uuid for uuid in kept if used.get(uuid) is None]
+    note = f"whether other programs use {', '.join(unknown)} is not known: the driver does not say it"
+    return HeldGpus(
+        uuids=tuple(kept),
+        sockets=(*(held[uuid] for uuid in kept), *(user for user in users if user is not None)),
+        note=note if unknown else "",
+    )
+
+
+def _processes(found: GpuFacts) -> dict[str, tuple[int, ...] | None]:
+    """Return the processes that compute on each GPU, of any user; None if the driver does not say it."""
+    numbers = {gpu.uuid: gpu.numbers.get("processes") for gpu in found.health}
+    return {uuid: None if pairs is None else pairs[::2] for uuid, pairs in numbers.items()}
+
+
+def _why(
+    choice: Mapping[str, str], count: int, free: Mapping[str, object], used: Mapping[str, tuple[int, ...] | None]
+) -> str:
+    """Return why there are not enough GPUs."""
+    users = {name.split("/")[2]: _who(name) for name in _names(_USER)}
+    left, taken = len(choice), dict[str, list[str]]()
+    for uuid, number in choice.items():
+        by = f"process {', '.join(map(str, pids))}" if (pids := used.get(uuid)) else f"a run{users.get(uuid, '')}"
+        if uuid not in free or pids:
+            left -= 1
+            taken.setdefault(by, []).append(number)
+    by_whom = "; ".join(f"GPU {', '.join(numbers)}: {by}" for by, numbers in taken.items())
+    return f"waits for {plural(count, 'GPU')}, and {left} of {len(choice)} are free; others are used: {by_whom}"
+
+
+class _Turn:
+    """The place of this run in the queue; others see it until `end`, or until this process ends."""
+
+    def __init__(self, first_gpu: str, count: int) -> None:
+        self._queue = f"{_WAITS}/{first_gpu}"
+        # The same clock for all processes since the machine has started (clock_gettime(2)).
+        self._name = f"{self._queue}/{time.monotonic_ns():020d}/{os.getpid()}/{os.getuid()}/{count}"
+        self._socket = _bind(self._name)
+
+    def others_before(self) -> str:
+        """Return which run comes first, empty if it is this one."""
+        earlier = sorted(name for name in _names(self._queue) if name < self._name)
+        if not earlier:
+            return ""
+        first = earlier[0]
+        behind = f"waits behind {plural(len(earlier), 'run')} that asked earlier"
+        asked = re.search(r"/([0-9]{1,4})\Z", first)
+        return f"{behind}: the first one{_who(first)} asks for {plural(int(asked[1]) if asked else 0, 'GPU')}"
+
+    def end(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _who(name: str) -> str:
+    """Return user and process from the end of a socket's name, empty if it has none. Any user can choose a name."""
+    match = re.search(r"/([0-9]{1,10})/([0-9]{1,10})(/[0-9]{1,4})?\Z", name)
+    if match is None:
+        return ""
+    try:
+        user = pwd.getpwuid(int(match[2])).pw_name
+    except (KeyError, OverflowError):
+        user = f"user {match[2]}"
+    return f" of {user} (process {match[1]})"
+
+
+def _bind(name: str) -> socket.socket | None:
+    """Return a socket of this name, None if another socket has the name."""
+    own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        own.bind(f"\0{name}")
+    except OSError:
+        own.close()
+        return None
+    return own
+
+
+def _names(kind: str) -> list[str]:
+    """Return the names of the sockets of one kind that any process on this machine has."""
+    # The columns are Num, RefCount, Protocol, Flags, Type, St, Inode, Path; an abstract name begins with @ (proc(5)).
+    lines = _NAMES.read_text(encoding="utf-8", errors="replace").splitlines()
+    names = {parts[7][1:] for line in lines if len(parts := line.split(None, 7)) == 8 and parts[7].startswith("@")}
+    return [name for name in names if name.startswith(f"{kind}/") and name.isprintable()]
+
+
+def _sleep(seconds: float, stopped: Callable[[], object]) -> None:
+    until = time.monotonic() + seconds
+    while not stopped() and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.1))
