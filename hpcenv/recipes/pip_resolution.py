@@ -34,17 +34,19 @@ def find_wheels(
     *,
     hint: str,
     constraints: Sequence[PinnedPackage] = (),
+    limits: Sequence[str] = (),
 ) -> tuple[PinnedPackage, ...]:
     """Return wheels for some requirements, and for all packages that these require.
 
     pip only resolves (`--dry-run`). Its report names every file with its sha256.
 
     Args:
-        requirements: the requirements for pip.
+        requirements: the requirements for pip, or `--requirement=FILE`.
         combination: Python and distribution that the wheels must run on.
         environ: the user's environment; pip finds its configuration through it.
         hint: what to do if pip finds no wheels.
         constraints: packages whose version is decided already; they are left out of the result.
+        limits: requirements that a package must meet if it is needed.
 
     Raises:
         ToolFailed: pip found no wheels. The error contains the end of pip's output, without credentials.
@@ -53,7 +55,7 @@ def find_wheels(
         report, constraint_file = Path(scratch) / "report.json", Path(scratch) / "constraints.txt"
         # On another index, the wheel's version may have no local part such as +cu126. So the local part is left open.
         lines = (f"{pin.name}=={pin.version.partition('+')[0]}\n" for pin in constraints)
-        constraint_file.write_text("".join(lines), encoding="utf-8")
+        constraint_file.write_text("".join((*lines, *(f"{one}\n" for one in limits))), encoding="utf-8")
         argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
         argv += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", f"{scratch}/target"]
         argv += ["--python-version", combination.python, "--implementation", "cp", "--report", str(report)]
