@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def find_wheels(
         argv += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", f"{scratch}/target"]
         argv += ["--python-version", combination.python, "--implementation", "cp", "--report", str(report)]
         argv += ["--constraint", str(constraint_file)]
+        argv += ["--log", f"{scratch}/log"]
         for platform in platforms(combination.distribution):
             argv += ["--platform", platform]
         try:
@@ -68,7 +70,7 @@ def find_wheels(
             raise ToolFailed(
                 f"pip found no wheels of {_listed(requirements)}, and of their requirements",
                 status=error.status,
-                why=_without_credentials(error.stderr)[-1500:],
+                why=_conflict(Path(scratch) / "log") or _without_credentials(error.stderr)[-1500:],
                 hint=hint,
             ) from None
         pins = _pins_of_report(report)
@@ -90,6 +92,15 @@ def find_installer(combination: Combination, environ: Mapping[str, str]) -> Pinn
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _conflict(log: Path) -> str:
+    """Return the requirements that do not go together, from pip's log; empty if that is not the cause."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    # Each line begins with the time.
+    said = "\n".join(line.partition(" ")[2] for line in text.splitlines())
+    found = re.search(r"The conflict is caused by:\n(.*?)\n\s*\n", said, re.DOTALL)
+    return "" if found is None else _without_credentials(textwrap.dedent(found[1]))[-1500:]
 
 
 def _without_credentials(text: str) -> str:
