@@ -130,6 +130,11 @@ class PreparedRecipe:
     request: RecipeRequest
     notes: tuple[str, ...]
 
+    @property
+    def files(self) -> dict[str, str]:
+        """Name and text of each file."""
+        return image_recipe.render(self.recipe)
+
 
 def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: Sequence[str] = ()) -> PreparedRecipe:
     """Find the base and the packages of a recipe; write nothing.
@@ -238,7 +243,7 @@ def write(prepared: PreparedRecipe, folder: Path, *, force: bool = False) -> Wri
         WouldOverwrite: a file was edited, or hpcenv did not write it.
     """
     recipe = prepared.recipe
-    files = image_recipe.render(recipe)
+    files = prepared.files
     require_replaceable(folder, files, force=force)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
