@@ -30,11 +30,11 @@ ASKED = ("transformers==4.36.0", "accelerate==0.25.0", "datasets==2.16.0", "wand
 OLD = ("numpy<2", "pyarrow<21", "setuptools<81")
 
 TRAIN = """
-import os, platform, accelerate, datasets, numpy, torch, wandb
+import platform, tempfile, accelerate, datasets, numpy, torch, wandb
 from transformers import GPT2Config, GPT2LMHeadModel
 state = accelerate.PartialState(cpu=True)
 torch.manual_seed(0)
-wandb.init(mode="offline", dir=os.environ["TMPDIR"], project="seeds")
+wandb.init(mode="offline", dir=tempfile.mkdtemp(), project="seeds")
 rows = datasets.Dataset.from_dict({"x": [[(7 * n + k) % 50 for k in range(8)] for n in range(32)]}).with_format("torch")
 model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=8))
 model = torch.nn.parallel.DistributedDataParallel(model)
