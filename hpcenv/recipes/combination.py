@@ -182,18 +182,11 @@ def require_distribution(combination: Combination, base: str) -> None:
     """
     name = base.rsplit("/", 1)[-1].partition("@")[0].lower()
     found = next((one for one in DISTRIBUTIONS.values() if _names_distribution(name, one)), None)
-    other = re.search(r"(?<![a-z])(alpine|rocky|ubi\d|almalinux|centos|fedora|opensuse)", name)
     if found is not None and found != combination.distribution:
         raise SpecError(
             f"the base `{base[:200]}` is {found.name}, and the recipe is for {combination.distribution.name}",
             why=f"{found.name} has Python {found.python} and its own names of apt packages",
             hint=f"--os {found.name}, or another --base",
-        )
-    if other is not None:
-        raise SpecError(
-            f"hpcenv has no recipe for the base `{base[:200]}`",
-            why=f"its name says {other[1]}, and the recipes install with apt",
-            hint=one_of("--os", DISTRIBUTIONS),
         )
 
 

@@ -28,14 +28,7 @@ from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
-from hpcenv.recipes.combination import (
-    CPU,
-    DISTRIBUTIONS,
-    Combination,
-    choose,
-    has_cuda,
-    require_distribution,
-)
+from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda, require_distribution
 from hpcenv.recipes.compiled_packages import (
     PackageBuild,
     check_tool,
@@ -45,21 +38,9 @@ from hpcenv.recipes.compiled_packages import (
 )
 from hpcenv.recipes.compiled_packages import arch_list as architectures
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
-from hpcenv.recipes.pinned_packages import (
-    PinnedPackage,
-    check_pins,
-    cuda_of_pins,
-    require_names,
-    torch_of_pins,
-)
+from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, require_names, torch_of_pins
 from hpcenv.recipes.pip_resolution import find_installer, find_sources, find_wheels
-from hpcenv.recipes.recipe_record import (
-    RECORD,
-    BuildRequest,
-    RecipeRequest,
-    require_replaceable,
-    write_record,
-)
+from hpcenv.recipes.recipe_record import RECORD, BuildRequest, RecipeRequest, require_replaceable, write_record
 from hpcenv.records import files as record_files
 
 
@@ -90,33 +71,6 @@ class WrittenRecipe:
     notes: tuple[str, ...] = ()
 
 
-def init(
-    folder: Path,
-    request: RecipeRequest,
-    *,
-    environ: Mapping[str, str],
-    plain_http: Sequence[str] = (),
-    force: bool = False,
-) -> WrittenRecipe:
-    """Write a recipe.
-
-    Args:
-        folder: the folder for its files.
-        request: what is wanted.
-        environ: the user's environment; pip finds its configuration through it.
-        plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
-        force: replace files that were edited, or that hpcenv did not write.
-
-    Returns:
-        The recipe.
-
-    Raises:
-        HpcenvError: see `prepare` and `write`.
-    """
-    prepared = prepare(request, environ=environ, plain_http=plain_http)
-    return write(prepared, folder, force=force)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PreparedRecipe:
     """A recipe that is not written yet.
@@ -140,7 +94,9 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     """Find the base and the packages of a recipe; write nothing.
 
     Args:
-        request, environ, plain_http: as for `init`.
+        request: what is wanted.
+        environ: the user's environment; pip finds its configuration through it.
+        plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
 
     Raises:
         SpecError: the combination is impossible; the error names possible ones.

@@ -22,7 +22,7 @@ from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 from hpcenv.recipes import session_tools
 from hpcenv.recipes.combination import DISTRIBUTIONS
-from hpcenv.recipes.init import WrittenRecipe, init
+from hpcenv.recipes.init import WrittenRecipe, prepare, write
 from hpcenv.recipes.recipe_record import BuildRequest, RecipeRequest
 from hpcenv.sessions.tools import TOOLS
 from hpcenv.submission.choose_site import by_name
@@ -102,7 +102,8 @@ def command(
             _render.tell(f"note: {note}")
     build = BuildRequest(packages=compiled, tools=tools, base=build_base, gpu=gpu or host_gpu)
     request = RecipeRequest(**wanted, build=build)
-    result = init(folder, request, environ=os.environ, plain_http=plain_http, force=force)
+    prepared = prepare(request, environ=os.environ, plain_http=plain_http)
+    result = write(prepared, folder, force=force)
     if as_json:
         _render.success("image init", replace(result, notes=(*result.notes, *recommended)))
         return 0

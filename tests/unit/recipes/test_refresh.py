@@ -9,7 +9,7 @@ import pytest
 
 from hpcenv.errors import SpecError, WouldOverwrite
 from hpcenv.project.workspace import open_workspace, read_lockfile
-from hpcenv.recipes.init import init
+from hpcenv.recipes.init import prepare, write
 from hpcenv.recipes.recipe_record import RecipeRequest
 from hpcenv.recipes.refresh import changed_versions, plan_refresh, refresh, system_packages
 from tests.lock_world import context, lock_project
@@ -32,7 +32,7 @@ def folder(project: Path, registry: Registry, tmp_path: Path, monkeypatch: pytes
     request = RecipeRequest(
         torch="2.13.0", cuda="cpu", base=f"{registry.host}/lab/img:1", packages=("tiny-llm", "kept==1.0")
     )
-    init(project / "image", request, environ=os.environ, plain_http=(registry.host,))
+    write(prepare(request, environ=os.environ, plain_http=(registry.host,)), project / "image")
     spec = (project / "hpcenv.toml").read_text()
     (project / "hpcenv.toml").write_text(spec.replace(f"docker://{registry.host}/lab/img:1", "image/image.def"))
     distribution(tmp_path, "libc6 2.36-9+deb12u9 amd64\nlibgl1 1.6.0-1 amd64\n")
