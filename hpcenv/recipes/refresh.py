@@ -85,7 +85,8 @@ def plan_refresh(folder: Path, *, environ: Mapping[str, str], plain_http: Sequen
     prepared = prepare(record.request, environ=environ, plain_http=plain_http)
     base = prepared.recipe.base.pinned
     changes = [] if base == record.base else [f"base {record.base} -> {base}"]
-    before = dict(_PINNED.findall(_text(folder / "requirements.lock")))
+    locked = folder / "requirements.lock"
+    before = dict(_PINNED.findall(locked.read_text(encoding="utf-8", errors="replace") if locked.exists() else ""))
     now = dict(_PINNED.findall(prepared.files["requirements.lock"]))
     changes += changed_versions(before, now)
     return RefreshPlan(folder=folder, prepared=prepared, changes=tuple(changes))
@@ -160,10 +161,3 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

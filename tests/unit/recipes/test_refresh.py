@@ -131,7 +131,7 @@ def test_the_command_lists_what_changed(folder: Path, tmp_path: Path, hpcenv) ->
     assert done.status == 0, done.stderr
     assert "packages of the distribution: no change\n" in done.stdout
     assert "lockfiles/default.lock.toml: " in done.stdout
-    assert "hpcenv export cyclonedx -o bom.cdx.json, then: grype sbom:bom.cdx.json" in done.stderr
+    assert "`hpcenv export cyclonedx -o bom.cdx.json`, then: grype sbom:bom.cdx.json" in done.stderr
     again = hpcenv("image", "refresh", "--dry-run", "--json", cwd=folder.parent, environ=environ)
     assert again.envelope["data"]["recipe"] == []
 
