@@ -331,6 +331,8 @@ NOT_FOLLOWED: dict[str, str] = {
     "image/content/tar_stream.py: hpcenv image build": _DAMAGED_IMAGE,
     "image/reference.py: hpcenv image build *": "it needs buildah or podman: tests/unit/recipes/test_dockerfile_build.py runs it",
     "recipes/dockerfile_build.py: hpcenv image pull docker://HOST/NAME:TAG": "a pull of an image: followed for image_path.py",
+    "recipes/refresh.py: hpcenv image init --torch VERSION": "it asks package indexes: tests/cluster/test_image_init.py types it",
+    "cli/image/refresh.py: hpcenv export cyclonedx -o bom.cdx.json": "after a build: tests/unit/locking/test_exporter.py exports it",
     "recipes/dockerfile_build.py: hpcenv image init --torch VERSION": "it asks package indexes: tests/cluster/test_image_init.py types it",
     "image/reference.py: hpcenv image pull *": "it needs a SIF in a registry: tests/unit/image/test_sif_registry.py pulls one",
     "image/registry/manifests.py: hpcenv image pull *": "it needs a SIF in a registry: tests/unit/image/test_sif_registry.py pulls one",

@@ -13,7 +13,7 @@ import tarfile
 
 import pytest
 
-# `{salt}` is a file whose bytes go into the SIF at a place that is not the image's, and
+# `{salt}` is a file whose bytes go into the SIF at a place that is not the image's, `{salt}-files` a folder of more, and
 # `{builds}` one that gets a line for every build.
 BUILD = r"""
 def opened(path):
@@ -34,12 +34,17 @@ def build(words, salt, builds):
     digest = recipe.split("From: ")[1].split()[0].rpartition("@")[2] if "From: " in recipe else "none"
     blob = lambda name: os.path.join("layout", "blobs", "sha256", name.partition(":")[2])
     layers = json.load(open(blob(digest)))["layers"] if from_layout else []
-    labels = dict(line.split(None, 1) for line in recipe.split("%labels\n")[1].splitlines() if line.startswith("    "))
+    labels = {}
+    for part in recipe.split("%labels\n")[1:]:
+        rows = part.split("\n%")[0].split("\n\n")[0].splitlines()
+        labels.update(line.split(None, 1) for line in rows if line.startswith("    "))
     root = tempfile.mkdtemp(dir=os.environ["TMPDIR"])
     os.chmod(root, 0o755)
     for layer in layers:
         with opened(blob(layer["digest"])) as tar:
             tar.extractall(root, filter="fully_trusted") if hasattr(tarfile, "data_filter") else tar.extractall(root)
+    if os.path.isdir(salt + "-files"):
+        shutil.copytree(salt + "-files", root, dirs_exist_ok=True)
     os.mkdir(os.path.join(root, ".singularity.d"))
     shutil.copyfile(salt, os.path.join(root, ".singularity.d", "salt"))
     made = os.path.join(os.environ["TMPDIR"], "made.sqfs")

@@ -61,12 +61,14 @@ class BuildOptions:
         allow_floating: accept an image name that may mean a different image tomorrow.
         binds: folders of the host that the build of a definition file sees.
         plain_http: registries without TLS that the user named himself, in addition to those in hpcenv.toml.
+        anew: build a definition file even if the store has a SIF from the same file.
     """
 
     convert: ConvertOptions = field(default_factory=ConvertOptions)
     allow_floating: bool = False
     binds: tuple[Bind, ...] = ()
     plain_http: tuple[str, ...] = ()
+    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +380,8 @@ def _make_from_definition(
     )
     store = open_place(workspace.store_place, create=True)
     locked = _locked_container(workspace, before)
-    earlier = find_earlier_build(store, definition, None if locked is None else locked.digest)
+    digest = None if locked is None else locked.digest
+    earlier = None if options.anew else find_earlier_build(store, definition, digest)
     made = earlier or build_definition(definition, store, environ, on_event)
     container = _described_container(str(source), made.path, made.record)
     return ProjectImage(path=made.path, container=container, record=made.record, reused=made.reused, read=True)

@@ -171,6 +171,31 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
     return Combination(torch=torch, cuda=cuda, python=python, distribution=chosen, requirement=requirement)
 
 
+def require_distribution(combination: Combination, base: str) -> None:
+    """Refuse a base whose name says another distribution: apt's packages and Python would be those of the other one.
+
+    Args:
+        base: an image; empty for the official image. A name that says no distribution passes.
+
+    Raises:
+        SpecError: it is another distribution.
+    """
+    name = base.rsplit("/", 1)[-1].partition("@")[0].lower()
+    found = next((one for one in DISTRIBUTIONS.values() if _names_distribution(name, one)), None)
+    if found is not None and found != combination.distribution:
+        raise SpecError(
+            f"the base `{base[:200]}` is {found.name}, and the recipe is for {combination.distribution.name}",
+            why=f"{found.name} has Python {found.python} and its own names of apt packages",
+            hint=f"--os {found.name}, or another --base",
+        )
+
+
+def _names_distribution(image: str, distribution: Distribution) -> bool:
+    """Return whether an image's name says a distribution: `cuda:12.6.3-base-ubuntu22.04`, `python:3.10-slim-jammy`."""
+    official = re.escape(distribution.image.partition("-")[0]).replace(":", ":?")
+    return re.search(rf"{official}|(?<![a-z]){distribution.codename}(?![a-z])", image) is not None
+
+
 def has_cuda(image: str) -> bool:
     """Return whether an image of nvidia/cuda contains CUDA's libraries, which torch's wheels contain too.
 

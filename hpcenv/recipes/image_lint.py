@@ -186,6 +186,12 @@ RULES = {
             "install python3, or start from an image that has it",
         ),
         _rule(
+            "mirror-left",
+            "warn",
+            "whoever has the image installs from this server: another site may not reach it, and it may go away",
+            "mount pip.conf or apt's sources during the build (RUN --mount=type=secret); `hpcenv image init` does",
+        ),
+        _rule(
             "second-cuda",
             "warn",
             "torch's wheels contain CUDA, and so does the base: several GB more, and a program may load the wrong CUDA",

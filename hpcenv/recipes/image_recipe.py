@@ -38,7 +38,7 @@ SITE_FILES = ("pip.conf", "apt.sources", "apt.conf", "ca.crt")
 # The number is not 1000: some bases have a user with that number (ubuntu 24.04).
 USER_ID = 10001
 
-# Files that hpcenv wrote begin with this line, and may be replaced.
+# The first line of written files, for readers.
 FIRST_LINE = "# Written by `hpcenv image init`"
 _DOCKERIGNORE = "*\n!requirements.*\n"
 _SITE_IGNORE = "*\n!.gitignore\n"
@@ -46,6 +46,8 @@ _SITE_IGNORE = "*\n!.gitignore\n"
 _IMAGE_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_/-]{0,254}")
+# Debian's policy, 5.6.1 and 5.6.12.
+_APT = re.compile(r"[a-z0-9][a-z0-9.+-]+(=[A-Za-z0-9.+:~-]+)?")
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./@+-]+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _PINNED = re.compile(rf"{_REPOSITORY.pattern}(:{_TAG.pattern})?@{_SHA256.pattern}")
@@ -72,6 +74,11 @@ class BaseImage:
         """The reference with the tag."""
         return self.reference + (f":{self.tag}" if self.tag else "")
 
+    @property
+    def pinned(self) -> str:
+        """The reference with tag and digest."""
+        return f"{self.name}@{self.digest}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRecipe:
@@ -80,6 +87,7 @@ class ImageRecipe:
     Attributes:
         name: the image's name, without tag.
         tag: the image's tag; empty to use the tag of the combination.
+        apt: more packages of the distribution.
         base_has_python: whether the base contains the Python, so that apt installs none.
         installer: a newer pip, if the distribution's pip is too old; None to use the distribution's pip.
         build: packages to compile, None for none.
@@ -89,6 +97,7 @@ class ImageRecipe:
     tag: str = ""
     combination: Combination
     base: BaseImage
+    apt: tuple[str, ...] = ()
     pins: tuple[PinnedPackage, ...]
     base_has_python: bool = False
     installer: PinnedPackage | None = None
@@ -134,11 +143,6 @@ def render(recipe: ImageRecipe) -> dict[str, str]:
 _BUILD_FILES = {"build": "what only the build stage installs", "sources": "source archives that the build compiles"}
 
 
-def is_ours(text: str) -> bool:
-    """Return whether hpcenv wrote a file, so that it may be replaced."""
-    return text.startswith((FIRST_LINE, _DOCKERIGNORE, _SITE_IGNORE))
-
-
 def _check_words(recipe: ImageRecipe) -> None:
     if not _IMAGE_NAME.fullmatch(recipe.name) or len(recipe.name) > 100:
         hint = "NAME or NAME:TAG; a name has small letters, digits, and . _ - between them"
@@ -155,6 +159,10 @@ def _check_words(recipe: ImageRecipe) -> None:
         raise SpecError(
             f"`{recipe.build.base[:200]}` cannot be written into a recipe", why="it is not a name with a digest"
         )
+    for package in recipe.apt:
+        if not _APT.fullmatch(package):
+            hint = "--apt takes NAME or NAME=VERSION: --apt libgl1"
+            raise SpecError(f"`{package[:80]}` is not a package of the distribution", hint=hint)
     compiled = (*recipe.build.tools, *recipe.build.sources) if recipe.build is not None else ()
     installer = (recipe.installer,) if recipe.installer is not None else ()
     problems = unusable((*recipe.pins, *compiled, *installer))
@@ -213,7 +221,7 @@ def _compile_packages(recipe: ImageRecipe, build: PackageBuild) -> str:
 def _install_final(recipe: ImageRecipe) -> str:
     """Return the shell lines of the stage `final`."""
     python = () if recipe.base_has_python else ("python3",)
-    packages = ("ca-certificates", *python, *recipe.combination.distribution.fabric)
+    packages = ("ca-certificates", *python, *recipe.combination.distribution.fabric, *recipe.apt)
     values = {
         "site_configuration": _template("site-configuration.sh").rstrip(),
         "apt_packages": " ".join(packages),
@@ -263,7 +271,7 @@ def _dockerfile(recipe: ImageRecipe) -> str:
     """Return the Dockerfile; for BuildKit (docker 23 or later), podman and buildah (1.33 or later)."""
     mounts = (f"--mount=type=secret,id={name},target={SITE}/{name},mode=0444" for name in SITE_FILES)
     values = _values(recipe) | {
-        "base": f"{recipe.base.name}@{recipe.base.digest}",
+        "base": recipe.base.pinned,
         "secrets": " \\\n    ".join(mounts),
         "user": str(USER_ID),
     }

@@ -1,6 +1,6 @@
 """`hpcenv image init`: write a Dockerfile and a definition file.
 
-The user chooses the versions of torch, CUDA, Python and the distribution.
+The user chooses the versions of torch, CUDA, Python and the distribution, and names more packages.
 
 Runs on: LOGIN NODE. It asks a registry for the digest of the base, and pip's index for the packages if no lock is
 given. With `--base REF@DIGEST` and `--pylock FILE` it contacts no server.
@@ -16,18 +16,19 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError, WouldOverwrite
+from hpcenv.errors import ImageUnavailable, LockfileInvalid, SpecError
 from hpcenv.identity import sif
 from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
 from hpcenv.judge.compat.compat_table import Compat
+from hpcenv.judge.compat.libraries import fitting_pairs
 from hpcenv.judge.compat.torch_builds import suggest_torch
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
-from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda
+from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda, require_distribution
 from hpcenv.recipes.compiled_packages import (
     PackageBuild,
     check_tool,
@@ -37,11 +38,10 @@ from hpcenv.recipes.compiled_packages import (
 )
 from hpcenv.recipes.compiled_packages import arch_list as architectures
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
-from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, torch_of_pins
+from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, require_names, torch_of_pins
 from hpcenv.recipes.pip_resolution import find_installer, find_sources, find_wheels
+from hpcenv.recipes.recipe_record import RECORD, BuildRequest, RecipeRequest, require_replaceable, write_record
 from hpcenv.records import files as record_files
-
-DEFAULT_DISTRIBUTION = "bookworm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,95 +72,91 @@ class WrittenRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """Packages that the image compiles.
+class PreparedRecipe:
+    """A recipe that is not written yet.
 
     Attributes:
-        packages: `NAME==VERSION` each.
-        tools: more packages that their build needs.
-        base: an image with a compiler and the CUDA toolkit; None to take compilers from apt and pip's index.
-        gpu: the GPU to compile for, `h100`; None if it is not known.
+        request: the request, with the chosen torch, CUDA and Python.
+        notes: sentences for the user.
     """
 
-    packages: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
-    base: str | None = None
-    gpu: str | None = None
+    recipe: ImageRecipe
+    request: RecipeRequest
+    notes: tuple[str, ...]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Name and text of each file."""
+        return image_recipe.render(self.recipe)
 
 
-def init(
-    folder: Path,
-    *,
-    environ: Mapping[str, str],
-    tag: str,
-    torch: str | None = None,
-    cuda: str | None = None,
-    python: str | None = None,
-    distribution: str = DEFAULT_DISTRIBUTION,
-    pylock: PinSource | None = None,
-    base: str | None = None,
-    build: BuildRequest | None = None,
-    plain_http: Sequence[str] = (),
-    force: bool = False,
-) -> WrittenRecipe:
-    """Write a recipe.
+def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: Sequence[str] = ()) -> PreparedRecipe:
+    """Find the base and the packages of a recipe; write nothing.
 
     Args:
-        folder: the folder for its files.
+        request: what is wanted.
         environ: the user's environment; pip finds its configuration through it.
-        tag: the image's name, `NAME` or `NAME:TAG`; without a tag, the tag of the combination is used.
-        torch: a release; None for the locked release, or the newest release that runs on the Python.
-        cuda: `12.6`, `cpu`, or None for the CUDA of the locked packages, or of the build on the default index.
-        python: `3.11`, or None for the distribution's Python.
-        distribution: the distribution's name.
-        pylock: uv.lock, pylock.toml or requirements with hashes; None to ask pip's index now.
-        base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
-            contain the Python if it is not the distribution's Python; the build checks this.
-        build: packages to compile in the image; None for none.
         plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
-        force: replace files that hpcenv did not write.
-
-    Returns:
-        The recipe.
 
     Raises:
         SpecError: the combination is impossible; the error names possible ones.
         FileUnusable, LockfileInvalid: the lock cannot be read, or is not a lock.
         ImageUnavailable: the base cannot be resolved.
         ToolFailed: pip found no packages.
-        WouldOverwrite: a file exists that hpcenv did not write; nothing is written.
     """
-    table = compatibility.table()
-    pins = None if pylock is None else pins_of(pylock, python or _distribution_python(distribution))
+    table, build = compatibility.table(), request.build
+    default_python = request.python or _distribution_python(request.distribution)
+    pins = None if request.pins is None else pins_of(request.pins, default_python)
     if pins is not None:
-        torch, cuda = torch or torch_of_pins(pins), cuda or cuda_of_pins(pins)
-    torch = torch or _newest(table, python or _distribution_python(distribution))
-    combination = choose(table, torch=torch, cuda=cuda, python=python, distribution=distribution)
+        torch, cuda = request.torch or torch_of_pins(pins), request.cuda or cuda_of_pins(pins)
+    else:
+        torch, cuda = _with_requirements(request, default_python)
+    torch = torch or _newest(table, default_python)
+    combination = choose(table, torch=torch, cuda=cuda, python=request.python, distribution=request.distribution)
     # Checked before a registry is contacted.
-    arch_list = _check_build(build, table, combination) if build is not None and build.packages else ""
+    require_distribution(combination, request.base or "")
+    arch_list = _check_build(build, table, combination) if build.packages else ""
     notes = [] if pins is None else [*check_pins(pins, combination)]
     found = find_base(
-        base or combination.default_base, environ=environ, plain_http=plain_http, without_password=plain_http
+        request.base or combination.default_base, environ=environ, plain_http=plain_http, without_password=plain_http
     )
     if pins is None:
-        pins, resolved = resolve(combination, environ)
+        pins, resolved = resolve(combination, environ, request, table)
         notes += [*resolved, *check_pins(pins, combination)]
+        request = replace(request, torch=torch, cuda=combination.cuda, python=combination.python)
     compiled = None
-    if build is not None and build.packages:
+    if build.packages:
         _require_separate(build, pins)
         compiled = _find_build(build, combination, pins, arch_list, environ=environ, plain_http=plain_http)
-    name, _, version = tag.partition(":")
+    name, _, version = request.tag.partition(":")
     recipe = ImageRecipe(
         name=name,
         tag=version,
         combination=combination,
         base=found,
+        apt=request.apt,
         pins=tuple(pins),
         installer=find_installer(combination, environ),
         build=compiled,
         base_has_python=not combination.has_distribution_python,
     )
-    return replace(write(recipe, folder, force=force), notes=(*notes, *_notes(recipe, is_official=base is None)))
+    notes += _notes(recipe, is_official=request.base is None)
+    return PreparedRecipe(recipe=recipe, request=request, notes=tuple(notes))
+
+
+def _with_requirements(request: RecipeRequest, python: str) -> tuple[str | None, str | None]:
+    """Check the requested packages, and return torch and CUDA: as requested, or as the requirements file pins torch."""
+    require_names(request.packages)
+    if request.requirements is None:
+        return request.torch, request.cuda
+    source = PinSource(path=Path(request.requirements))
+    torch = next(
+        (pin.version for pin in read_pins(source, environment=_image_environment(python)) if pin.name == "torch"), None
+    )
+    if torch is None:
+        return request.torch, request.cuda
+    pinned = PinnedPackage(name="torch", version=torch, hashes=())
+    return request.torch or torch_of_pins((pinned,)), request.cuda or cuda_of_pins((pinned,))
 
 
 def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
@@ -192,21 +188,24 @@ def _newest(table: Compat, python: str) -> str:
     return suggestions[0].torch if suggestions else table.torches[0].version
 
 
-def write(recipe: ImageRecipe, folder: Path, *, force: bool = False) -> WrittenRecipe:
-    """Write all files of a recipe; write no file if one of them exists and hpcenv did not write it.
+def write(prepared: PreparedRecipe, folder: Path, *, force: bool = False) -> WrittenRecipe:
+    """Write all files of a recipe; write no file if one of them exists and is not as hpcenv wrote it.
 
     Args:
-        force: replace files that hpcenv did not write.
+        force: replace files that were edited, or that hpcenv did not write.
 
     Raises:
-        WouldOverwrite: a file exists that hpcenv did not write.
+        SpecError: a name or value cannot be written safely into these files.
+        WouldOverwrite: a file was edited, or hpcenv did not write it.
     """
-    files = image_recipe.render(recipe)
-    _refuse_overwriting(folder, files, force=force)
+    recipe = prepared.recipe
+    files = prepared.files
+    require_replaceable(folder, files, force=force)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         record_files.write_text(text, folder / name)
-    combination, base = recipe.combination, recipe.base
+    combination = recipe.combination
+    write_record(folder, prepared.request, recipe.base.pinned, files)
     return WrittenRecipe(
         folder=folder,
         image=recipe.image,
@@ -214,27 +213,13 @@ def write(recipe: ImageRecipe, folder: Path, *, force: bool = False) -> WrittenR
         cuda=combination.cuda,
         python=combination.python,
         os=combination.distribution.name,
-        base=f"{base.name}@{base.digest}",
-        files=tuple(folder / name for name in sorted(files)),
+        base=recipe.base.pinned,
+        files=tuple(folder / name for name in sorted((*files, RECORD))),
         packages=len(recipe.pins),
         compiled=() if recipe.build is None else tuple(f"{one.name}=={one.version}" for one in recipe.build.sources),
         arch_list="" if recipe.build is None else recipe.build.arch_list,
+        notes=prepared.notes,
     )
-
-
-def _refuse_overwriting(folder: Path, names: Mapping[str, str], *, force: bool) -> None:
-    for name in sorted(names):
-        path = folder / name
-        if not os.path.lexists(path):
-            continue
-        if not path.is_file() or path.is_symlink():
-            raise WouldOverwrite(f"`{path}` is not a plain file", hint="choose another folder with --output")
-        if not force and not image_recipe.is_ours(path.read_text(encoding="utf-8", errors="replace")[:200]):
-            raise WouldOverwrite(
-                f"`{path}` exists",
-                why="`hpcenv image init` did not write it",
-                hint="choose another folder with --output, or give --force",
-            )
 
 
 # -- the base -------------------------------------------------------------------------------------------------------
@@ -289,10 +274,9 @@ def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
         FileUnusable: the file cannot be read.
         LockfileInvalid: a package in the file cannot be pinned by hash.
     """
-    facts = {"python.version": f"{python}.0", "system.machine": "x86_64", "python.implementation": "cpython"}
     pins = []
     lock = source.path
-    for pin in read_pins(source, environment=marker_environment(facts)):
+    for pin in read_pins(source, environment=_image_environment(python)):
         if pin.manager == "conda":
             raise LockfileInvalid(
                 f"`{lock}` pins packages of conda, and the image installs with pip",
@@ -314,8 +298,18 @@ def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
     return tuple(pins)
 
 
-def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
-    """Ask the index that pip is configured for about wheels of torch, NumPy and their requirements.
+def _image_environment(python: str) -> Mapping[str, str]:
+    """Return the values for markers in an image with this Python."""
+    facts = {"python.version": f"{python}.0", "system.machine": "x86_64", "python.implementation": "cpython"}
+    return marker_environment(facts)
+
+
+def resolve(
+    combination: Combination, environ: Mapping[str, str], request: RecipeRequest, table: Compat
+) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
+    """Ask the index that pip is configured for about wheels of torch, NumPy, more packages and their requirements.
+
+    torchvision and torchaudio can only have the version that the compatibility table names for torch.
 
     Returns:
         The packages, and notes for the user.
@@ -323,10 +317,19 @@ def resolve(combination: Combination, environ: Mapping[str, str]) -> tuple[tuple
     Raises:
         ToolFailed: pip found no wheels.
     """
+    fitting = fitting_pairs(table, combination.torch)
+    file = () if request.requirements is None else (f"--requirement={request.requirements}",)
     pins = find_wheels(
-        (combination.requirement, combination.numpy), combination, environ, hint=_how_to_lock(combination)
+        (combination.requirement, combination.numpy, *request.packages, *file),
+        combination,
+        environ,
+        hint=_how_to_lock(combination),
+        limits=tuple(f"{name}=={version}" for name, version in fitting.items()),
     )
     notes = ["pip resolved the packages now, from its index: commit requirements.lock"]
+    notes += [
+        f"{pin.name} {pin.version} is the release for torch {combination.torch}" for pin in pins if pin.name in fitting
+    ]
     if combination.python != f"{sys.version_info[0]}.{sys.version_info[1]}":
         notes.append(
             f"pip evaluates markers for its own Python, not for {combination.python}: "

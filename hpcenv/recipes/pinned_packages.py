@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -39,6 +40,26 @@ class PinnedPackage:
     version: str
     hashes: tuple[str, ...]
     files: tuple[str, ...] = ()
+
+
+def require_names(requirements: Sequence[str]) -> None:
+    """Check requirements that a user names for an image, before pip sees them.
+
+    Raises:
+        SpecError: one is no requirement (a path, a URL, an option of pip), or it is torch.
+    """
+    for text in requirements:
+        try:
+            found = Requirement(text)
+        except InvalidRequirement:
+            found = None
+        if found is None or found.url:
+            raise SpecError(
+                f"`{text[:100]}` is not a package of an index",
+                hint="--with takes NAME, NAME==VERSION or NAME>=VERSION: --with transformers==4.51.0",
+            )
+        if canonicalize_name(found.name) == "torch":
+            raise SpecError("--with names torch", hint="name its release: --torch 2.13.0")
 
 
 def check_pins(pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,19 @@ def find_wheels(
     *,
     hint: str,
     constraints: Sequence[PinnedPackage] = (),
+    limits: Sequence[str] = (),
 ) -> tuple[PinnedPackage, ...]:
     """Return wheels for some requirements, and for all packages that these require.
 
     pip only resolves (`--dry-run`). Its report names every file with its sha256.
 
     Args:
-        requirements: the requirements for pip.
+        requirements: the requirements for pip, or `--requirement=FILE`.
         combination: Python and distribution that the wheels must run on.
         environ: the user's environment; pip finds its configuration through it.
         hint: what to do if pip finds no wheels.
         constraints: packages whose version is decided already; they are left out of the result.
+        limits: requirements that a package must meet if it is needed.
 
     Raises:
         ToolFailed: pip found no wheels. The error contains the end of pip's output, without credentials.
@@ -53,11 +56,12 @@ def find_wheels(
         report, constraint_file = Path(scratch) / "report.json", Path(scratch) / "constraints.txt"
         # On another index, the wheel's version may have no local part such as +cu126. So the local part is left open.
         lines = (f"{pin.name}=={pin.version.partition('+')[0]}\n" for pin in constraints)
-        constraint_file.write_text("".join(lines), encoding="utf-8")
+        constraint_file.write_text("".join((*lines, *(f"{one}\n" for one in limits))), encoding="utf-8")
         argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
         argv += ["--disable-pip-version-check", "--only-binary", ":all:", "--target", f"{scratch}/target"]
         argv += ["--python-version", combination.python, "--implementation", "cp", "--report", str(report)]
         argv += ["--constraint", str(constraint_file)]
+        argv += ["--log", f"{scratch}/log"]
         for platform in platforms(combination.distribution):
             argv += ["--platform", platform]
         try:
@@ -66,7 +70,7 @@ def find_wheels(
             raise ToolFailed(
                 f"pip found no wheels of {_listed(requirements)}, and of their requirements",
                 status=error.status,
-                why=_without_credentials(error.stderr)[-1500:],
+                why=_conflict(Path(scratch) / "log") or _without_credentials(error.stderr)[-1500:],
                 hint=hint,
             ) from None
         pins = _pins_of_report(report)
@@ -88,6 +92,15 @@ def find_installer(combination: Combination, environ: Mapping[str, str]) -> Pinn
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _conflict(log: Path) -> str:
+    """Return the requirements that do not go together, from pip's log; empty if that is not the cause."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    # Each line begins with the time.
+    said = "\n".join(line.partition(" ")[2] for line in text.splitlines())
+    found = re.search(r"The conflict is caused by:\n(.*?)\n\s*\n", said, re.DOTALL)
+    return "" if found is None else _without_credentials(textwrap.dedent(found[1]))[-1500:]
 
 
 def _without_credentials(text: str) -> str:

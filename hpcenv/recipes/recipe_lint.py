@@ -498,6 +498,50 @@ def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
         yield "second-cuda", line, f"the base `{base[:100]}` has CUDA, and torch's wheels contain CUDA too"
 
 
+# Images that have no Python, and what a stage copies or installs with a Python in it. A virtual environment only links
+# to its Python.
+_NO_PYTHON = re.compile(r"(docker\.io/|nvcr\.io/)?((library/)?(ubuntu|debian)|nvidia/cuda)(:|@|$)")
+_HAS_PYTHON = re.compile(r"/(usr(/local|/bin)?|opt|opt/[\w.-]*(conda|python|mamba)[\w.-]*)?/?|.*/bin/python[\d.]*")
+_PYTHON_WORD = re.compile(r"(?i)(.*/)?(pip|python)[\d.]*(-\w+)*(=.*)?$|.*(conda|mamba|pyenv|pixi)|uv$")
+
+
+def _without_python(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
+    """Check whether the last stage has a Python, if an earlier stage installs packages for one."""
+    chain = [*recipe.chain(stage)]
+    if stage is not recipe.stages[-1] or not _NO_PYTHON.match(chain[-1].base):
+        return
+    if not any(_pip_arguments(command.argv) for one in recipe.stages if one not in chain for command in one.commands):
+        return
+    words = [word for one in chain for command in one.commands for word in command.argv]
+    copied = [path for one in chain for copy in one.copies if copy.from_stage for path in copy.sources]
+    if not (any(map(_PYTHON_WORD.match, words)) or any(map(_HAS_PYTHON.fullmatch, copied))):
+        yield "no-python", stage.line, f"no Python comes into the last stage, and `{chain[-1].base[:100]}` has none"
+
+
+_PACKAGE_SETTINGS = re.compile(r"/etc/(apt/sources\.list|pip\.conf)|\.(config/)?pip/pip\.conf")
+_WITH_SERVER = re.compile(r"(?i)https?://|mirror")
+
+
+def _mirror(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
+    """Find settings of pip and apt that stay in the image."""
+    if stage not in recipe.chain(recipe.stages[-1]):
+        return
+    for line, argv, _ in stage.commands:
+        text = " ".join(argv)
+        if re.search(r"\bpip[\d.]* config .*\bset\b", text):
+            yield "mirror-left", line, f"`{_without_secrets(text)[:80]}` stays in the image"
+        elif (
+            _PACKAGE_SETTINGS.search(text) and _WITH_SERVER.search(text) and _program(argv) in ("sed", "echo", "printf")
+        ):
+            yield "mirror-left", line, f"`{_program(argv)}` writes a server into the settings of apt or pip"
+    for line, kind, name, value in stage.variables:
+        if kind == "ENV" and value and re.fullmatch(r"(PIP|UV)_(EXTRA_|DEFAULT_)?INDEX(_URL)?", name):
+            yield "mirror-left", line, f"ENV {name} stays in the image"
+    for copy in stage.copies:
+        if _PACKAGE_SETTINGS.search(copy.destination):
+            yield "mirror-left", copy.line, f"{copy.destination[:80]} stays in the image"
+
+
 def _installs_cuda_torch(argv: Sequence[str]) -> bool:
     """Return whether a `pip install` names CUDA's wheels or torch, except builds of torch for the CPU or for ROCm."""
     arguments = _pip_arguments(argv) or ()
@@ -514,6 +558,8 @@ _RULES: tuple[Callable[[ParsedRecipe, RecipeStage], Iterator[Hit | LintFinding]]
     _known_trouble,
     _private_folder,
     _network_and_gpu,
+    _without_python,
+    _mirror,
 )
 
 

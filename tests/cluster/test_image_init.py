@@ -61,17 +61,18 @@ def fabric_packages() -> list[Path]:
     return debian_packages("fabric-debs", DEBS)
 
 
-def debian_packages(shelf_name: str, names: tuple[str, ...]) -> list[Path]:
-    """Packages of Debian 12, with all that they require and the testbed's image lacks."""
+def debian_packages(shelf_name: str, names: tuple[str, ...], root: Path | None = None) -> list[Path]:
+    """Packages with all that they require and a root lacks; without one, Debian 12 and the testbed's image."""
     shelf = CACHE / shelf_name
     if (shelf / "complete").exists():
         return sorted(shelf.glob("*.deb"))
-    root = next(CACHE.glob("image-base-*/etc/apt/sources.list")).parents[2]
+    root = root or next(CACHE.glob("image-base-*/etc/apt/sources.list")).parents[2]
     (shelf / "state" / "lists" / "partial").mkdir(parents=True, exist_ok=True)
     (shelf / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
     options = {
         "Dir::Etc::SourceList": f"{root}/etc/apt/sources.list",
         "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::Etc::TrustedParts": f"{root}/etc/apt/trusted.gpg.d",
         "Dir::State": str(shelf / "state"),
         "Dir::State::status": f"{root}/var/lib/dpkg/status",
         "Dir::Cache": str(shelf / "cache"),
@@ -91,7 +92,7 @@ def index_of(packages: list[Path]) -> str:
     """A `Packages` file of a flat repository."""
     said = []
     for path in packages:
-        fields = ("Package", "Version", "Architecture", "Depends", "Description")
+        fields = ("Package", "Version", "Architecture", "Multi-Arch", "Depends", "Provides", "Description")
         control = subprocess.run(["dpkg-deb", "-f", path, *fields], check=True, capture_output=True, text=True).stdout
         plain = "".join(line for line in control.splitlines(keepends=True) if not line.startswith(" "))
         raw = path.read_bytes()

@@ -63,6 +63,7 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "image inspect --path": (("image", "inspect", "--path", "x"), "image-unavailable"),
     "image prune": (("image", "prune", "--store", "."), "file-unusable"),
     "image init": (("image", "init", "--torch", "2.13.0", "--cuda", "12.8"), "spec-invalid"),
+    "image refresh": (("image", "refresh", "nosuch"), "spec-invalid"),
     "kernel install": (("kernel", "install"), "spec-invalid"),
     "image lint": (("image", "lint", "nosuch"), "file-unusable"),
     "session start": (("session", "start", "x"), "spec-invalid"),

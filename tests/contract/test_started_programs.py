@@ -201,6 +201,7 @@ WORDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "image list": (("image", "list"),),
     "image prune": (("image", "prune"), ("image", "prune", "--yes")),
     "image pull": (("image", "pull", "docker://localhost:1/a:1"),),
+    "image refresh": (("image", "refresh"),),
     "image verify": (("image", "verify", "a.sif"),),
     "init": (("init",),),
     "list": (("list",), ("list", "--all")),

@@ -18,6 +18,7 @@ VERBS = {
     "list": "List the images in the store.",
     "prune": "Remove images that were not used lately.",
     "init": "Write a Dockerfile and a definition file for a torch.",
+    "refresh": "Make the project's image again, with the packages of today.",
     "lint": "Look for problems in recipes and images.",
 }
 

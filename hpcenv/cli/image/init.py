@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from hpcenv.project.site_when import RunFacts
 from hpcenv.project.workspace import SPEC_NAME, open_workspace
 from hpcenv.recipes import session_tools
 from hpcenv.recipes.combination import DISTRIBUTIONS
-from hpcenv.recipes.init import BuildRequest, WrittenRecipe, init
+from hpcenv.recipes.init import WrittenRecipe, prepare, write
+from hpcenv.recipes.recipe_record import BuildRequest, RecipeRequest
 from hpcenv.sessions.tools import TOOLS
 from hpcenv.submission.choose_site import by_name
 
@@ -34,11 +35,16 @@ from hpcenv.submission.choose_site import by_name
 @click.option(
     "--os", "distribution", metavar="NAME", default="bookworm", show_default=True, help=f"{', '.join(DISTRIBUTIONS)}."
 )
+@click.option(
+    "--with", "packages", metavar="NAME[==VERSION]", multiple=True, help="Python package that pip resolves with torch."
+)
+@click.option("--requirements", metavar="FILE", help="Packages that pip resolves with torch, without hashes.")
+@click.option("--apt", metavar="NAME", multiple=True, help="Package of the distribution.")
 @click.option("--pylock", metavar="FILE", help="Locked packages: uv.lock, pylock.toml or requirements with hashes.")
 @_pins.options("--pylock")
 @click.option("--base", metavar="IMAGE", help="Image to start from: NAME[:TAG][@sha256:...], or a SIF.")
 @click.option(
-    "--build", "packages", metavar="NAME==VERSION", multiple=True, help="Package to compile for this torch and GPU."
+    "--build", "compiled", metavar="NAME==VERSION", multiple=True, help="Package to compile for this torch and GPU."
 )
 @click.option("--build-with", "tools", metavar="NAME", multiple=True, help="One more package that a build needs.")
 @click.option(
@@ -57,62 +63,78 @@ from hpcenv.submission.choose_site import by_name
 @_render.json_option
 def command(
     output: str,
-    pylock: str | None,
-    extras: tuple[str, ...],
-    groups: tuple[str, ...],
-    package: str,
-    base: str | None,
-    packages: tuple[str, ...],
+    compiled: tuple[str, ...],
     tools: tuple[str, ...],
     build_base: str | None,
     gpu: str | None,
     as_json: bool,
-    tag: str,
     for_sessions: str | None,
     force: bool,
-    **options: Any,
+    **wanted: Any,
 ) -> int:
     """Write a Dockerfile and an Apptainer definition file that make the same image.
 
     torch, CUDA and Python are checked against the compatibility table. The files name the
     base by digest and every package by sha256. pip and apt use their own configuration.
+    Packages of --with and --requirements are resolved together with torch; torchvision and
+    torchaudio get the release for this torch. A file that you edited is not replaced.
     A package of --build (flash-attn, apex ...) is compiled from its source archive, in a
     stage that the image does not contain.
 
     With --tools it writes one script instead: that installs the tools into a virtual environment
     over the locked image, packs it, and locks it as [environment.tools].
     """
-    here = _render.cwd()
+    here, folder = _render.cwd(), Path(os.path.abspath(_render.cwd() / output))
+    _check_options(compiled, tools, build_base, wanted, for_sessions=for_sessions)
     if for_sessions is not None:
-        if packages or base or pylock:
-            raise UsageError("--tools goes over the locked image", hint="leave out --build, --base and --pylock")
-        return _write_tools(for_sessions.split(","), Path(os.path.abspath(here / output)), force=force, as_json=as_json)
-    if not packages and (tools or build_base):
-        raise UsageError("--build-with and --build-base need --build", hint="for example --build flash-attn==2.8.3")
-    settings, host_gpu = _project_settings(here)
+        return _write_tools(for_sessions.split(","), folder, force=force, as_json=as_json)
+    plain_http, host_gpu = _project_settings(here)
+    base = wanted["base"]
     if base is not None and base.endswith(".sif"):
-        base = os.path.abspath(here / base)
+        wanted["base"] = os.path.abspath(here / base)
+    for option in ("pylock", "requirements"):
+        if wanted[option] is not None:
+            wanted[option] = os.path.abspath(here / wanted[option])
     recommended = _recommended(here) if base is None else ()
     if not as_json:
         # This comes before the work: the official base image may be unreachable where the site's own image is not.
         for note in recommended:
             _render.tell(f"note: {note}")
-    result = init(
-        Path(os.path.abspath(here / output)),
-        environ=os.environ,
-        tag=tag,
-        pylock=pin_source(pylock, here, extras=extras, groups=groups, package=package),
-        base=base,
-        force=force,
-        build=BuildRequest(packages=packages, tools=tools, base=build_base, gpu=gpu or host_gpu),
-        **settings,
-        **options,
-    )
+    build = BuildRequest(packages=compiled, tools=tools, base=build_base, gpu=gpu or host_gpu)
+    request = RecipeRequest(**wanted, build=build)
+    prepared = prepare(request, environ=os.environ, plain_http=plain_http)
+    result = write(prepared, folder, force=force)
     if as_json:
         _render.success("image init", replace(result, notes=(*result.notes, *recommended)))
         return 0
     _show(result)
     return 0
+
+
+def _check_options(
+    compiled: Sequence[str],
+    tools: Sequence[str],
+    build_base: str | None,
+    wanted: Mapping[str, Any],
+    *,
+    for_sessions: str | None,
+) -> None:
+    """Refuse options that would have no effect."""
+    from_index = wanted["packages"] or wanted["requirements"]
+    if for_sessions is not None and (compiled or wanted["base"] or wanted["pylock"] or from_index or wanted["apt"]):
+        raise UsageError(
+            "--tools goes over the locked image",
+            hint="leave out --build, --base, --pylock, --with, --requirements and --apt",
+        )
+    if not compiled and (tools or build_base):
+        raise UsageError("--build-with and --build-base need --build", hint="for example --build flash-attn==2.8.3")
+    if wanted["pylock"] and from_index:
+        raise UsageError(
+            "--pylock names all packages, and --with and --requirements ask pip for more",
+            hint="add them to what is locked, or leave out --pylock",
+        )
+    if not wanted["pylock"]:
+        pin_source(None, Path(), extras=wanted["extras"], groups=wanted["groups"], package=wanted["package"])
 
 
 def _write_tools(words: Sequence[str], folder: Path, *, force: bool, as_json: bool) -> int:
@@ -125,12 +147,12 @@ def _write_tools(words: Sequence[str], folder: Path, *, force: bool, as_json: bo
     return 0
 
 
-def _project_settings(here: Path) -> tuple[dict[str, Any], str | None]:
+def _project_settings(here: Path) -> tuple[tuple[str, ...], str | None]:
     """Return the registries without TLS and the GPU of hpcenv.toml, in a project."""
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
-        return {}, None
+        return (), None
     workspace = open_workspace(here)
-    return {"plain_http": workspace.project.plain_http}, workspace.project.host.gpu
+    return workspace.project.plain_http, workspace.project.host.gpu
 
 
 def _recommended(here: Path) -> tuple[str, ...]:

@@ -129,9 +129,20 @@ def _without_doubt(pair: Pair, version: str, torch: str, requirement: str) -> Ju
 
 
 def _right_one(pair: Pair, torch: str) -> str:
+    right = _fitting(pair, torch)
+    return f"{pair.name} {right} fits torch {torch}" if right else ""
+
+
+def _fitting(pair: Pair, torch: str) -> str | None:
     have = numbers(public(torch)) or ()
     right = [version for version, requirement in pair.torch.items() if fits(have, requirement)]
-    return f"{pair.name} {max(right, key=sort_key)} fits torch {torch}" if right else ""
+    return max(right, key=sort_key) if right else None
+
+
+def fitting_pairs(compat: Compat, torch: str) -> dict[str, str]:
+    """Return the newest torchvision and torchaudio that fit a torch; one that the table does not know is left out."""
+    found = {name: _fitting(pair, torch) for name, pair in compat.pairs.items()}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def library_of(package: str) -> str:

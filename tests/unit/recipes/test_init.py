@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 import zipfile
@@ -15,7 +16,8 @@ from click.testing import CliRunner
 from hpcenv.cli._command_line import cli
 from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
 from hpcenv.locking.pins.pin import PinSource
-from hpcenv.recipes.init import init, pins_of
+from hpcenv.recipes.init import pins_of, prepare, write
+from hpcenv.recipes.recipe_record import RecipeRequest, read_record
 
 DIGEST = "sha256:" + "a" * 64
 BASE = f"registry.example:5000/team/base:1@{DIGEST}"
@@ -42,10 +44,11 @@ ON_CPU = "the locked torch is on PyTorch's index cpu, not on the default index: 
 
 
 def make(tmp_path, **words):
-    options = {"environ": {}, "tag": "train", "pylock": pylock(tmp_path), "base": BASE}
-    options |= words
-    source = options["pylock"] and PinSource(path=options["pylock"])
-    return init(tmp_path / "out", **options | {"pylock": source})
+    options = {"tag": "train", "pylock": pylock(tmp_path), "base": BASE} | words
+    how = {name: options.pop(name) for name in ("environ", "force") if name in options}
+    options["pylock"] = options["pylock"] and str(options["pylock"])
+    prepared = prepare(RecipeRequest(**options), environ=how.get("environ", {}))
+    return write(prepared, tmp_path / "out", force=how.get("force", False))
 
 
 def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
@@ -61,6 +64,7 @@ def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
         "Dockerfile",
         "README.md",
         "image.def",
+        "recipe.json",
         "requirements.lock",
         "site/.gitignore",
     }
@@ -80,6 +84,9 @@ def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
         ({"tag": "Bad Name"}, "not an image name"),
         ({"tag": "train:a b"}, "not an image tag"),
         ({"base": "a b"}, "image reference"),
+        ({"apt": ("libgl1; rm -rf /",)}, "not a package of the distribution"),
+        ({"base": f"nvidia/cuda:12.6.3-base-ubuntu22.04@{DIGEST}"}, "is ubuntu22.04, and the recipe is for bookworm"),
+        ({"base": f"r.example/python:3.11-slim-trixie@{DIGEST}"}, "is trixie, and the recipe is for bookworm"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(tmp_path, words, says):
@@ -101,6 +108,40 @@ def test_own_files_are_replaced_and_others_are_not(tmp_path):
     assert (tmp_path / "out" / "image.def").read_text() == before
     make(tmp_path, force=True)
     assert "train:v2.13.0" in recipe.read_text()
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "image.def", "requirements.lock", "README.md", "site/.gitignore"])
+def test_an_edited_file_is_kept(tmp_path, name):
+    make(tmp_path)
+    edited = tmp_path / "out" / name
+    edited.write_text(edited.read_text() + "# by hand\n")
+    with pytest.raises(WouldOverwrite) as caught:
+        make(tmp_path, tag="other")
+    assert f"`{edited}` was edited" in caught.value.what
+    assert "--force" in caught.value.hint
+    assert edited.read_text().endswith("# by hand\n")
+    assert "train:v2.13.0" in (tmp_path / "out" / "recipe.json").with_name("README.md").read_text()
+    make(tmp_path, tag="other", force=True)
+    assert not edited.read_text().endswith("# by hand\n")
+    make(tmp_path, tag="third")
+
+
+def test_without_its_record_a_recipe_may_have_been_edited(tmp_path):
+    make(tmp_path)
+    (tmp_path / "out" / "recipe.json").unlink()
+    make(tmp_path)  # it would write the same
+    (tmp_path / "out" / "recipe.json").unlink()
+    with pytest.raises(WouldOverwrite, match="exists"):
+        make(tmp_path, tag="other")
+
+
+def test_a_record_moves_with_its_project(tmp_path):
+    make(tmp_path)
+    assert read_record(tmp_path / "out").request.pylock == str(tmp_path / "pylock.toml")
+    assert json.loads((tmp_path / "out" / "recipe.json").read_text())["request"]["pylock"] == "../pylock.toml"
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert read_record(tmp_path / "moved").request.pylock == str(tmp_path / "pylock.toml")
+    assert read_record(tmp_path) is None
 
 
 def test_a_link_in_the_way_is_never_followed(tmp_path):
@@ -192,6 +233,87 @@ def test_an_old_torch_gets_the_numpy_that_it_was_compiled_for(tmp_path):
     assert "numpy==1.26.4 " in (result.folder / "requirements.lock").read_text()
 
 
+def shelf_of(tmp_path, *wheels):
+    """The environment of a user whose pip knows only these wheels: (file name, what its metadata says more)."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    for file, requires in wheels:
+        write_wheel(shelf, file, requires)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(shelf)}
+    return environ | {"PIP_CONFIG_FILE": os.devnull}
+
+
+SHELF = (
+    ("torch-2.1.2+cpu-cp311-cp311-linux_x86_64.whl", ""),
+    ("numpy-1.26.4-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+    ("numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+    # pip alone would take the newest: its metadata says nothing against this torch.
+    ("torchvision-0.16.2-cp311-cp311-linux_x86_64.whl", "Requires-Dist: numpy\n"),
+    ("torchvision-0.17.0-cp311-cp311-linux_x86_64.whl", "Requires-Dist: numpy\n"),
+    ("timm-1.0-py3-none-any.whl", "Requires-Dist: torchvision\n"),
+    ("tiny_llm-1.0-py3-none-any.whl", ""),
+    ("tiny_llm-1.1-py3-none-any.whl", ""),
+)
+
+
+def locked_in(result):
+    return re.findall(r"^(\S+==\S+) \\$", (result.folder / "requirements.lock").read_text(), re.M)
+
+
+@pytest.mark.parametrize("words", [("torchvision", "tiny-llm==1.0"), ("timm", "tiny_llm<1.1")])
+def test_more_packages_are_resolved_with_torch_and_get_the_release_that_fits(tmp_path, words):
+    environ = shelf_of(tmp_path, *SHELF)
+    made = make(
+        tmp_path,
+        pylock=None,
+        torch="2.1.2",
+        cuda="cpu",
+        packages=words,
+        apt=("libgl1", "tini=0.19.0-1"),
+        environ=environ,
+    )
+    found = locked_in(made)
+    assert {"numpy==1.26.4", "tiny-llm==1.0", "torch==2.1.2+cpu", "torchvision==0.16.2"} <= {*found}
+    assert "torchvision 0.16.2 is the release for torch 2.1.2" in made.notes
+    text = (made.folder / "requirements.lock").read_text()
+    assert text.count("--hash=sha256:") == len(found)
+    for name in ("Dockerfile", "image.def"):
+        assert re.search(
+            r"install --no-install-recommends .* libgl1 tini=0.19.0-1$", (made.folder / name).read_text(), re.M
+        )
+
+
+def test_a_requirements_file_without_hashes_decides_about_torch(tmp_path):
+    environ = shelf_of(tmp_path, *SHELF)
+    (tmp_path / "requirements.in").write_text("torch==2.1.2+cpu\ntiny-llm  # newest\ntorchvision\n")
+    made = make(tmp_path, pylock=None, requirements=str(tmp_path / "requirements.in"), environ=environ)
+    assert (made.torch, made.cuda) == ("2.1.2", "cpu")
+    assert locked_in(made) == ["numpy==1.26.4", "tiny-llm==1.1", "torch==2.1.2+cpu", "torchvision==0.16.2"]
+    with pytest.raises(ToolFailed, match="2.2.2"):
+        make(tmp_path, pylock=None, torch="2.2.2", requirements=str(tmp_path / "requirements.in"), environ=environ)
+
+
+def test_packages_that_do_not_go_together_are_pips_to_refuse(tmp_path):
+    environ = shelf_of(tmp_path, *SHELF)
+    with pytest.raises(ToolFailed) as caught:
+        make(tmp_path, pylock=None, torch="2.1.2", cuda="cpu", packages=("torchvision==0.17.0",), environ=environ)
+    assert "torchvision==0.16.2" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("torch==2.13.0", "names torch"),
+        ("--index-url=https://evil.example", "not a package of an index"),
+        ("./local", "not a package of an index"),
+        ("x @ https://h.example/x-1-py3-none-any.whl", "not a package of an index"),
+    ],
+)
+def test_a_word_of_with_is_a_package(tmp_path, word, says):
+    with pytest.raises(SpecError, match=says):
+        make(tmp_path, pylock=None, packages=(word,))
+
+
 def test_a_lock_without_numpy_is_noted(tmp_path):
     assert any("add `numpy` to what is locked" in note for note in make(tmp_path).notes)
     with_numpy = WHEELS | {"numpy": "numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl"}
@@ -211,6 +333,9 @@ def test_the_command_shows_its_options_and_no_former_ones():
         "--cuda",
         "--python",
         "--os",
+        "--with",
+        "--requirements",
+        "--apt",
         "--pylock",
         "--extra",
         "--group",

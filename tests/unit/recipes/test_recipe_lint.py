@@ -343,3 +343,69 @@ def test_a_base_with_cuda_beside_the_wheels(base, install, is_second):
     text = f"FROM {base}\nRUN pip install {install}\n"
     found = [one.rule for one in recipe_lint.lint_dockerfile(text, origin="x")]
     assert ("second-cuda" in found) is is_second
+
+
+# -- the two-stage file of the seeds: its last stage has no Python, and a mirror stays in it --------
+
+
+SEEDS = f"""
+FROM nvidia/cuda:12.1.1-cudnn8-devel-ubuntu22.04{AT} AS builder
+RUN apt-get update && apt-get install -y python3 python3-pip
+RUN pip3 config set global.index-url https://mirror.example/simple && pip3 install torch==2.1.2
+FROM nvidia/cuda:12.1.1-cudnn8-runtime-ubuntu22.04{AT}
+RUN sed -i s@archive.ubuntu.com@mirror.example@g /etc/apt/sources.list
+ENV PIP_INDEX_URL=https://mirror.example/simple
+COPY --from=builder /usr/local/lib/python3.10/dist-packages /usr/local/lib/python3.10/dist-packages
+"""
+
+
+def found_in(words):
+    return [(one.rule, one.line) for one in recipe_lint.lint_dockerfile(words, origin="x")]
+
+
+def test_the_faults_of_the_seeds_dockerfile():
+    found = found_in(SEEDS)
+    assert ("no-python", 5) in found
+    assert [line for rule, line in found if rule == "mirror-left"] == [6, 7], (
+        "what the first stage sets is not in the image"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RUN apt-get install -y python3",
+        "RUN apt-get install -y --no-install-recommends python3.10-venv",
+        "COPY --from=builder / /",
+        "COPY --from=builder /usr/local /usr/local",
+        "COPY --from=builder /opt/conda /opt/conda",
+        "COPY --from=builder /opt/python3.11/bin/python3.11 /usr/bin/python3",
+        "RUN curl -O https://h.example/Miniconda3.sh && bash Miniconda3.sh -b",
+        "RUN uv python install 3.11",
+    ],
+)
+def test_a_last_stage_with_a_python(line):
+    assert "no-python" not in {rule for rule, _ in found_in(SEEDS + line + "\n")}
+
+
+@pytest.mark.parametrize("line", ["COPY --from=builder /opt/venv /opt/venv", "RUN apt-get install -y git"])
+def test_a_virtual_environment_is_no_python(line):
+    assert "no-python" in {rule for rule, _ in found_in(SEEDS + line + "\n")}
+
+
+@pytest.mark.parametrize(
+    ("line", "is_left"),
+    [
+        ("ENV PIP_INDEX_URL=https://mirror.example/simple", True),
+        ("ARG PIP_INDEX_URL=https://mirror.example/simple", False),
+        ("COPY pip.conf /etc/pip.conf", True),
+        ("COPY sources.list /etc/apt/sources.list", True),
+        ("RUN echo 'deb http://mirror.example/debian bookworm main' > /etc/apt/sources.list.d/m.list", True),
+        ("RUN pip install -i https://mirror.example/simple x", False),
+        ("RUN sed -i s/main/main\\ contrib/ /etc/apt/sources.list", False),
+        ("RUN pip config set --global global.index-url https://mirror.example/simple", True),
+        ("RUN pip config list", False),
+    ],
+)
+def test_a_mirror_that_stays_in_the_image(line, is_left):
+    assert ("mirror-left" in {rule for rule, _ in found_in(f"FROM python:3.11{AT}\n{line}\n")}) is is_left

@@ -1,0 +1,163 @@
+"""`hpcenv image refresh`: a recipe again from what was asked for, its image built anew and locked, and what changed.
+
+Runs on: LOGIN NODE. It asks what `hpcenv image init` asks: a registry for the base, pip's index for the packages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcenv.errors import Command, HpcenvError, LockfileMissing, SpecError
+from hpcenv.identity import sif
+from hpcenv.image.convert import squashfs_reader
+from hpcenv.image.recorded_files import SYSTEM_PACKAGES
+from hpcenv.image.reference import DefinitionFile
+from hpcenv.locking.image_source import locked_sif, project_source, within
+from hpcenv.locking.lock import LockOptions, lock
+from hpcenv.locking.project_image import BuildOptions, build
+from hpcenv.progress import OnEvent
+from hpcenv.project.context import Context
+from hpcenv.project.spec import DEFAULT_LOCK
+from hpcenv.project.workspace import Workspace, read_lockfile
+from hpcenv.recipes.init import PreparedRecipe, prepare, write
+from hpcenv.recipes.recipe_record import read_record
+from hpcenv.records.manifest import Bind
+
+_PINNED = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshPlan:
+    """What a recipe would become now.
+
+    Attributes:
+        folder: the recipe's folder.
+        changes: what has changed since the recipe was written: the base, and Python packages.
+    """
+
+    folder: Path
+    prepared: PreparedRecipe
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refreshed:
+    """An image that was built anew, and its lock.
+
+    Attributes:
+        recipe: what changed in the recipe, as `RefreshPlan.changes`.
+        system: packages of the distribution that changed; None if the image before is not here, or has no list of them.
+        lock: what differs from the previous lockfile.
+        path: the lockfile.
+        notes: sentences for the user.
+    """
+
+    recipe: tuple[str, ...]
+    system: tuple[str, ...] | None
+    lock: tuple[str, ...]
+    path: Path
+    sif: Path | None
+    notes: tuple[str, ...]
+
+
+def plan_refresh(folder: Path, *, environ: Mapping[str, str], plain_http: Sequence[str] = ()) -> RefreshPlan:
+    """Ask the registry and pip's index what the recipe would name now; write nothing.
+
+    Args:
+        folder: with the files of `hpcenv image init`.
+        environ: the user's environment.
+        plain_http: registries that are contacted without TLS.
+
+    Raises:
+        SpecError: the folder has no recipe.
+        HpcenvError: see `prepare`.
+    """
+    record = read_record(folder)
+    if record is None:
+        raise SpecError(
+            f"`{folder}` has no recipe.json",
+            why="`hpcenv image init` writes there what was asked for",
+            hint=("write the recipe again: ", Command("hpcenv", "image", "init", "--torch", "VERSION")),
+        )
+    prepared = prepare(record.request, environ=environ, plain_http=plain_http)
+    base = prepared.recipe.base.pinned
+    changes = [] if base == record.base else [f"base {record.base} -> {base}"]
+    locked = folder / "requirements.lock"
+    before = dict(_PINNED.findall(locked.read_text(encoding="utf-8", errors="replace") if locked.exists() else ""))
+    now = dict(_PINNED.findall(prepared.files["requirements.lock"]))
+    changes += changed_versions(before, now)
+    return RefreshPlan(folder=folder, prepared=prepared, changes=tuple(changes))
+
+
+def refresh(workspace: Workspace, plan: RefreshPlan, context: Context, on_event: OnEvent, *, force: bool) -> Refreshed:
+    """Write the recipe, build its image anew, and lock it.
+
+    The build runs even if the recipe is the same: the distribution may have newer packages.
+
+    Args:
+        force: replace files that were edited.
+
+    Raises:
+        SpecError: hpcenv.toml does not name the recipe's definition file.
+        WouldOverwrite: a file of the recipe was edited.
+        HpcenvError: see `build` and `lock`.
+    """
+    _require_own_image(workspace, plan.folder)
+    before = _locked_system(workspace)
+    write(plan.prepared, plan.folder, force=force)
+    site = Bind(source=str(plan.folder / "site"), target="/mnt", read_only=True)
+    options = BuildOptions(binds=(site,), anew=True)
+    build(workspace, before=None, environ=context.environ, on_event=on_event, options=options)
+    locked = lock(workspace, LockOptions(upgrade=True), context, on_event)
+    now = None if locked.sif is None else system_packages(locked.sif)
+    return Refreshed(
+        recipe=plan.changes,
+        system=None if before is None or now is None else changed_versions(before, now),
+        lock=locked.changes,
+        path=locked.path,
+        sif=locked.sif,
+        notes=(*plan.prepared.notes, *locked.notes),
+    )
+
+
+def _require_own_image(workspace: Workspace, folder: Path) -> None:
+    source, wanted = project_source(workspace), folder / "image.def"
+    if isinstance(source, DefinitionFile) and within(workspace, source).resolve() == wanted.resolve():
+        return
+    raise SpecError(
+        f"the project's image is not made from `{workspace.shown(wanted)}`",
+        why=f"`image` in {workspace.spec} is {workspace.project.image}",
+        hint=f'write image = "{workspace.shown(wanted)}" in hpcenv.toml, or build and push the image yourself',
+    )
+
+
+def _locked_system(workspace: Workspace) -> dict[str, str] | None:
+    """Return the packages of the distribution in the locked image; None if they are not known."""
+    try:
+        container = read_lockfile(workspace.lockfile_path(DEFAULT_LOCK)).container
+    except LockfileMissing:
+        return None
+    return None if container is None else system_packages(locked_sif(workspace, container))
+
+
+def system_packages(image: Path) -> dict[str, str] | None:
+    """Return name and version of the distribution's packages in a SIF from a recipe; None without a list of them."""
+    try:
+        part, inside = sif.read_header(image).runs, SYSTEM_PACKAGES.lstrip("/").encode()
+        listed = squashfs_reader.read_file(image, inside, offset=part.offset, size=part.size)
+    except HpcenvError:
+        return None
+    rows = (line.split() for line in listed.decode("utf-8", "replace").splitlines())
+    return {row[0]: row[1] for row in rows if len(row) > 1}
+
+
+def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a line for each package that has another version, came or went."""
+    return tuple(
+        f"{name} {before.get(name, 'absent')} -> {now.get(name, 'absent')}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    )
