@@ -58,7 +58,7 @@ _MOST_PROBLEMS = 20
 # Larger numbers of a JSON file are not exact in every program (RFC 8259, section 6).
 _LARGEST = 1 << 53
 # What `read_last` reads: the last bytes of a file, some hundred steps, and of so many files.
-_END = 128 << 10
+_END = 64 << 10
 _MOST_FILES = 64
 
 _FLOAT = re.compile(r"-?0x[01](?:\.[0-9a-f]{1,16})?p[+-][0-9]{1,4}\Z|nan\Z|-?inf\Z")
