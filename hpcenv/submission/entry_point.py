@@ -27,6 +27,20 @@ def require_name(name: str) -> None:
         )
 
 
+def refuse_starter(name: str, launcher: str | None) -> None:
+    """Refuse a program that starts ranks below torchrun: each rank would start all ranks again.
+
+    Raises:
+        ScriptUnusable: it is one.
+    """
+    if name in ("torchrun", "accelerate", "deepspeed") and launcher in (None, "torchrun"):
+        raise ScriptUnusable(
+            f"`{name}` starts the ranks, and so does torchrun, the default launcher",
+            why="each rank would start a training with all its ranks, in the same folder",
+            hint=f"--launcher none starts `{name}` once on each node",
+        )
+
+
 def require_in_environment(name: str, environment: Environment) -> tuple[str, ...]:
     """Look for a console script; return a note if only the nodes can find it.
 

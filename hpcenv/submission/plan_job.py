@@ -273,6 +273,7 @@ def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, byte
         return None, b""
     if options.entry:
         entry_point.require_name(options.script)
+        entry_point.refuse_starter(options.script, options.launcher)
         return None, b""
     shell_script.refuse_starter(options.script, options.args, context.cwd, context.command)
     if options.module:

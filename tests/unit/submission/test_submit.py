@@ -121,6 +121,14 @@ def test_torchrun_without_torch_is_refused_before_the_queue(plan: Make, project:
         assert plan(launcher=launcher).manifest.launch.launcher == launcher
 
 
+def test_a_program_that_starts_ranks_is_not_started_by_each_rank(plan: Make) -> None:
+    error = refused(lambda: plan("torchrun", entry=True), "script-unusable")
+    assert error.what == "`torchrun` starts the ranks, and so does torchrun, the default launcher"
+    assert "--launcher none" in str(error.hint)
+    looked_for = refused(lambda: plan("torchrun", entry=True, launcher="none"), "script-unusable")
+    assert looked_for.what == "the environment has no console script `torchrun`"
+
+
 # -- refusals: words ----------------------------------------------------------------------
 
 
