@@ -86,7 +86,7 @@ def test_a_rank_that_the_kernel_killed_for_its_memory_is_called_so(project: Proj
     shape = ("--gpus", "0", "--nproc", "2", "--cpus", "2", "--mem", f"{MEGABYTES}M", "--time", "5", "--name", "eats")
     begin = time.monotonic()
     done = project.hpcenv("submit", "eats.py", *shape, "--wait", timeout=400)
-    assert time.monotonic() - begin < 300, f"who is left did not wait: {done.text}"
+    assert time.monotonic() - begin < 300, f"rank 0 waited: {done.text}"
     assert done.status == 137, done.text
     said = " ".join(done.text.split())
     assert "first failure: node n1, rank 1, SIGKILL for lack of memory; 1 other was cleaned up" in said, done.text
