@@ -387,14 +387,14 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
     if options.expand:
         launch_rules.check_expand(options.args)
-    launcher = launcher if options.call is None else options.call.launcher
-    if launcher == "torchrun" and torch == "absent" and options.trains:
+    chosen = launcher if options.call is None else options.call.launcher
+    if chosen == "torchrun" and torch == "absent" and options.trains:
         raise SubmitRejected(
             "the locked environment has no torch, and torchrun is a program of torch",
             hint="--launcher none starts your program once on each node, --launcher srun once for each rank",
         )
     return LaunchOptions(
-        launcher=launcher,
+        launcher=chosen,
         torchrun_args=options.torchrun_args,
         # With spare nodes, only the check decides which nodes train.
         expand=options.expand,
