@@ -188,7 +188,7 @@ RULES = {
         _rule(
             "mirror-left",
             "warn",
-            "whoever has the image installs from this server: another site may not reach it, and it may go away",
+            "everyone with the image installs from this server: another site may not reach it, and it may go away",
             "mount pip.conf or apt's sources during the build (RUN --mount=type=secret); `hpcenv image init` does",
         ),
         _rule(

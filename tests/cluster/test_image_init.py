@@ -92,7 +92,7 @@ def index_of(packages: list[Path]) -> str:
     """A `Packages` file of a flat repository."""
     said = []
     for path in packages:
-        fields = ("Package", "Version", "Architecture", "Multi-Arch", "Depends", "Provides", "Description")
+        fields = ("Package", "Version", "Architecture", "Multi-Arch", "Pre-Depends", "Depends", "Provides")
         control = subprocess.run(["dpkg-deb", "-f", path, *fields], check=True, capture_output=True, text=True).stdout
         plain = "".join(line for line in control.splitlines(keepends=True) if not line.startswith(" "))
         raw = path.read_bytes()
