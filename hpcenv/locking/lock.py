@@ -48,6 +48,7 @@ from hpcenv.incontainer.probe.rules import has_rule
 from hpcenv.judge import compare
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.image_rules import requirements
+from hpcenv.judge.compat.versions import sort_key
 from hpcenv.locking import lock_notes, overlay, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import (
@@ -877,10 +878,10 @@ def _host(
     workspace: Workspace, container: ContainerTable | None, values: Mapping[str, Any]
 ) -> lock_model.LockedHostTable:
     """Return the minimum that nodes must have to run this environment."""
-    cuda = str(values.get("torch.cuda", "none"))
-    floor = None
-    if cuda not in ("none", "absent"):
-        floor = driver_floor(compatibility.table(), cuda)
+    # jax.cuda has the major release only, which decides the oldest driver.
+    releases = [str(values[field]) for field in ("torch.cuda", "jax.cuda") if field in values]
+    floors = [driver_floor(compatibility.table(), cuda) for cuda in releases]
+    floor = max((one for one in floors if one is not None), key=lambda one: sort_key(one.version), default=None)
     variables = container.nvidia if container is not None else {}
     return lock_model.LockedHostTable(
         driver_min=floor.version if floor else None,

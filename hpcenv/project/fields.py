@@ -522,6 +522,17 @@ FIELDS: tuple[Field, ...] = (
         source="torch's own files; at level deep the running torch",
         why="two builds of one version may differ in it",
     ),
+    # -- JAX ------------------------------------------------------------------------------
+    Field(
+        "jax.*",
+        "must",
+        "package",
+        what="version of jax, of jaxlib or of the plug-in for CUDA (`cuda-plugin`); `jax.cuda` is the CUDA release that "
+        "the plug-in is for, `none` without one",
+        source="the installed packages; there are no such fields where jax is not installed",
+        why="kernels and numerics change between releases; the plug-in decides which drivers work",
+        hint=_REINSTALL,
+    ),
     # -- libraries ------------------------------------------------------------------------
     Field(
         "libs.ld-library-path",
