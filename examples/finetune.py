@@ -5,9 +5,9 @@ Runs on: every rank of a job, under torchrun or alone. Needs train.py beside it,
 
     hpcenv submit examples/finetune.py --nodes 2 --gpus 8 -- --model ORG/NAME --train-blocks 2
 
-`--model` is a folder, or a repository that `[[data]] hub` of hpcenv.toml names (docs/how-to/hub.md): the login node has
-fetched it, and the nodes need no network. Without `--model` the script makes a small GPT-2 with random weights that reads
-bytes, to try all else; it has learned nothing before.
+`--model` is a folder, or a repository that `[[data]] hub` of hpcenv.toml names (docs/how-to/hub.md): the login node
+has fetched it, and the nodes need no network. Without `--model` the script makes a small GPT-2 with random weights
+that reads bytes, to try all else; it has learned nothing before.
 """
 
 import argparse

@@ -4,12 +4,13 @@ Runs on: every rank of a job, as a task of srun, or alone. Needs jax (tried with
 
     hpcenv submit examples/jax_train.py --launcher srun --nodes 2 --gpus 8
 
-The ranks meet at MASTER_ADDR and MASTER_PORT, as hpcenv sets them. Under torchrun that port is torch's own, so the launcher
-is srun. A project without torch needs a line in hpcenv.toml: "torch.version" = "info" under [policy].
+The ranks meet at MASTER_ADDR and MASTER_PORT, as hpcenv sets them. Under torchrun that port is torch's own, so the
+launcher is srun. A project without torch needs a line in hpcenv.toml: "torch.version" = "info" under [policy].
 """
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import sys
 import time
@@ -47,8 +48,6 @@ def main():
 
 def has_gpus():
     """Whether JAX has its plug-in and the job GPUs: asked without starting a backend, which must come later."""
-    import importlib.util
-
     plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
     return os.path.exists("/dev/nvidiactl") and any(importlib.util.find_spec(name) for name in plugins)
 

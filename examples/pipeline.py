@@ -1,8 +1,9 @@
 """The model of train.py with one stage on each rank: pipeline parallelism by torch.distributed.pipelining.
 
 Runs on: every rank of a job, under torchrun. Needs train.py beside it, and what that needs; PyTorch >= 2.6.
-The batch is cut into parts; while one rank computes a part, the rank before it computes the next one (1F1B). Each rank
-writes its own blocks into one folder (torch.distributed.checkpoint), by names that do not depend on the number of ranks.
+The batch is cut into parts; while one rank computes a part, the rank before it computes the next one (1F1B). Each
+rank writes its own blocks into one folder (torch.distributed.checkpoint), by names that do not depend on the number of
+ranks.
 
     hpcenv submit examples/pipeline.py --nodes 2 --gpus 8 -- --blocks 32
 """

@@ -3,8 +3,8 @@
 Runs on: every rank of a job, under torchrun or alone. Needs train.py beside it, what that needs, and webdataset (tried
 with 1.0).
 
-A parallel file system opens files slowly and reads large ones fast. So pack once, on the login node, and name the folder as
-[[data]]; `hpcenv submit` then looks at a few files, not at all samples:
+A parallel file system opens files slowly and reads large ones fast. So pack once, on the login node, and name the
+folder as [[data]]; `hpcenv submit` then looks at a few files, not at all samples:
 
     python examples/shards.py --pack data/shards
     hpcenv submit examples/shards.py --nodes 2 --gpus 8 -- --shards data/shards

@@ -1,8 +1,8 @@
 """The model of train.py with tensor parallelism, and data parallelism between groups of ranks, by torch's DTensor.
 
 Runs on: every rank of a job, under torchrun. Needs train.py beside it, and what that needs; PyTorch >= 2.6.
-`--tensor T` ranks that follow each other divide each layer among themselves, and read the same excerpts: choose T so that
-these ranks are on one node. The groups divide the batch, as in fsdp2.py, whose checkpoints it has.
+`--tensor T` ranks that follow each other divide each layer among themselves, and read the same excerpts: choose T so
+that these ranks are on one node. The groups divide the batch, and the rest of the weights, as in fsdp2.py.
 
     hpcenv submit examples/tensor_parallel.py --nodes 2 --gpus 8 -- --tensor 4
 """
@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,9 @@ try:
     from hpcenv import training
 except ImportError:  # without hpcenv it trains, and saves nothing
     training = None
+
+# torch 2.13 warns of in-place operations on the output of the model; there are none here.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 
 # The hidden layer of each block is cut into columns, and the layer after it into rows: one all_reduce for the two.
 PLAN = {"think.1": ColwiseParallel(), "think.3": RowwiseParallel()}

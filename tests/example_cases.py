@@ -18,12 +18,14 @@ class Example:
         needs: `torch` runs in the test image, `frameworks` with the Python that `scripts/testbed frameworks` makes.
         arguments: of the script, beside those for steps and checkpoints.
         checkpoint_option: what the script calls the number of steps between checkpoints.
+        launcher: what starts its ranks.
     """
 
     script: str
     needs: str
     arguments: tuple[str, ...] = ()
     checkpoint_option: str = "--save-every"
+    launcher: str = "torchrun"
 
     @property
     def name(self) -> str:
@@ -43,6 +45,11 @@ EXAMPLES = (
     Example("train.py", "torch", checkpoint_option="--checkpoint-every"),
     Example("techniques.py", "torch", ("--precision", "bfloat16", "--accumulate", "2", "--recompute")),
     Example("fsdp2.py", "torch"),
+    Example("tensor_parallel.py", "torch"),
+    Example("pipeline.py", "torch"),
+    Example("shards.py", "frameworks"),
+    Example("finetune.py", "frameworks"),
+    Example("jax_train.py", "frameworks", launcher="srun"),
     Example("accelerate_train.py", "frameworks", ("--precision", "bf16", "--accumulate", "2")),
     Example("lightning_train.py", "frameworks", ("--precision", "bf16-mixed", "--accumulate", "2")),
     Example("deepspeed_zero.py", "frameworks", ("--stage", "1")),

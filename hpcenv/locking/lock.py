@@ -878,8 +878,8 @@ def _host(
     workspace: Workspace, container: ContainerTable | None, values: Mapping[str, Any]
 ) -> lock_model.LockedHostTable:
     """Return the minimum that nodes must have to run this environment."""
-    # jax.cuda has the major release only, which decides the oldest driver.
-    releases = [str(values[field]) for field in ("torch.cuda", "jax.cuda") if field in values]
+    # `jax.cuda` has the major releases only, which decide the oldest driver.
+    releases = [one for field in ("torch.cuda", "jax.cuda") for one in str(values.get(field, "none")).split(", ")]
     floors = [driver_floor(compatibility.table(), cuda) for cuda in releases]
     floor = max((one for one in floors if one is not None), key=lambda one: sort_key(one.version), default=None)
     variables = container.nvidia if container is not None else {}

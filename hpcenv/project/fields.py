@@ -523,15 +523,34 @@ FIELDS: tuple[Field, ...] = (
         why="two builds of one version may differ in it",
     ),
     # -- JAX ------------------------------------------------------------------------------
-    Field(
-        "jax.*",
-        "must",
-        "package",
-        what="version of jax, of jaxlib or of the plug-in for CUDA (`cuda-plugin`); `jax.cuda` is the CUDA release that "
-        "the plug-in is for, `none` without one",
-        source="the installed packages; there are no such fields where jax is not installed",
-        why="kernels and numerics change between releases; the plug-in decides which drivers work",
-        hint=_REINSTALL,
+    *(
+        Field(
+            f"jax.{name}",
+            "must",
+            "package",
+            what=what,
+            source="the installed packages; there is no such field where jax is not installed",
+            why=why,
+            hint=_REINSTALL,
+        )
+        for name, what, why in (
+            ("version", "version of jax", "kernels and numerics change between releases"),
+            (
+                "jaxlib",
+                "version of jaxlib, which has the compiler XLA",
+                "other code is compiled, which rounds differently",
+            ),
+            (
+                "cuda",
+                "CUDA release that JAX's plug-in is for, `none` without one",
+                "it decides which drivers work and which GPUs are supported",
+            ),
+            (
+                "cuda-plugin",
+                "version of JAX's plug-in for CUDA, `absent` without one",
+                "without it, or with one of another release, JAX computes on the CPU",
+            ),
+        )
     ),
     # -- libraries ------------------------------------------------------------------------
     Field(

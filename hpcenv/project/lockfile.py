@@ -629,9 +629,9 @@ def gpu_memory_gb(lockfile: Lockfile) -> int:
 
 
 def jax_cuda_of(lockfile: Lockfile) -> str | None:
-    """Return the CUDA release that JAX's plug-in is for, `13`; None without a plug-in."""
-    cuda = lockfile.facts.get("jax.cuda")
-    return cuda if isinstance(cuda, str) and cuda.isdigit() else None
+    """Return the CUDA release that JAX's plug-in is for, `13`; the newest of several, None without a plug-in."""
+    releases = str(lockfile.facts.get("jax.cuda", "")).split(", ")
+    return max((one for one in releases if one.isdigit()), key=int, default=None)
 
 
 GpuSupport = Literal["cuda", "hip", "none", "unknown"]

@@ -372,7 +372,7 @@ def _judge_package(compat: Compat, asked: CompatQuestion, name: str, version: st
 
 
 def _jax_cuda(name: str) -> str:
-    """Return the CUDA release of JAX's plug-in: `13` for `jax-cuda13-plugin`, and for `jax[cuda13]`, which installs it."""
+    """Return the CUDA release of JAX's plug-in: `13` for `jax-cuda13-plugin` and for `jax[cuda13]`, which brings it."""
     match = re.fullmatch(r"jax-cuda(\d+)-plugin|jax\[cuda(\d+)(?:-local)?\]", re.sub(r"[-_.]+", "-", name).lower())
     return (match[1] or match[2]) if match else ""
 

@@ -35,7 +35,10 @@ def project(request: pytest.FixtureRequest, case: Example) -> Project:
 
 
 def submit(project: Project, case: Example, run: str, *words: str) -> str:
-    project.must("submit", f"examples/{case.script}", *SHAPE, *THREADS, "--name", run, *words, "--", *case.words)
+    launcher = () if case.launcher == "torchrun" else ("--launcher", case.launcher)
+    project.must(
+        "submit", f"examples/{case.script}", *launcher, *SHAPE, *THREADS, "--name", run, *words, "--", *case.words
+    )
     return str(project.record(run, "submission.json")["job_id"])
 
 

@@ -6,7 +6,6 @@ Runs on: inside the image.
 from __future__ import annotations
 
 from hpcenv.incontainer.probe.table import Probe
-from hpcenv.incontainer.probe.values import Unknown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,13 +22,12 @@ def probe_jax(env: ProbedEnvironment) -> Facts:
     if "jax" not in versions:
         return {}
     plugins = sorted(name for name in versions if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
-    facts: Facts = {"jax.version": versions["jax"], "jax.jaxlib": versions.get("jaxlib", "absent")}
-    if len(plugins) > 1:
-        several = Unknown("several plug-ins are installed: " + ", ".join(plugins))
-        return {**facts, "jax.cuda": several, "jax.cuda-plugin": several}
-    facts["jax.cuda"] = plugins[0][len(_PREFIX) : -len(_SUFFIX)] if plugins else "none"
-    facts["jax.cuda-plugin"] = versions[plugins[0]] if plugins else "absent"
-    return facts
+    return {
+        "jax.version": versions["jax"],
+        "jax.jaxlib": versions.get("jaxlib", "absent"),
+        "jax.cuda": ", ".join(name[len(_PREFIX) : -len(_SUFFIX)] for name in plugins) or "none",
+        "jax.cuda-plugin": ", ".join(versions[name] for name in plugins) or "absent",
+    }
 
 
 PROBES: tuple[Probe, ...] = (Probe("jax", (), probe_jax),)
