@@ -55,8 +55,6 @@ def train(args, place):
         step += 1
         loss = take_step(schedule, optimizer, draw(text, args, place, step), place)
         time.sleep(args.sleep_per_step)
-        if training is not None:
-            training.log_metrics(step, loss=loss)
         if place.rank == 0 and (step == 1 or step % args.log_every == 0 or step == args.steps):
             say(f"step {step}  loss {loss:.9g}")
         stop = training is not None and training.stop_requested()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STEPS, SAVED_EVERY = 40, 10
+STEPS, SAVED_EVERY, RANKS = 40, 10, 4
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,9 @@ class Example:
         arguments: of the script, beside those for steps and checkpoints.
         checkpoint_option: what the script calls the number of steps between checkpoints.
         launcher: what starts its ranks.
+        losses: how many losses it records for each step: one on each rank for each batch that is added up; of a pipeline
+            the last rank records one for each part of the batch.
+        recorded_by: how many ranks record them.
     """
 
     script: str
@@ -26,6 +29,8 @@ class Example:
     arguments: tuple[str, ...] = ()
     checkpoint_option: str = "--save-every"
     launcher: str = "torchrun"
+    losses: int = RANKS
+    recorded_by: int = RANKS
 
     @property
     def name(self) -> str:
@@ -43,15 +48,17 @@ class Example:
 
 EXAMPLES = (
     Example("train.py", "torch", checkpoint_option="--checkpoint-every"),
-    Example("techniques.py", "torch", ("--precision", "bfloat16", "--accumulate", "2", "--recompute")),
+    Example(
+        "techniques.py", "torch", ("--precision", "bfloat16", "--accumulate", "2", "--recompute"), losses=2 * RANKS
+    ),
     Example("fsdp2.py", "torch"),
     Example("tensor_parallel.py", "torch"),
-    Example("pipeline.py", "torch"),
+    Example("pipeline.py", "torch", ("--parts", "8"), losses=8, recorded_by=1),
     Example("shards.py", "frameworks"),
     Example("finetune.py", "frameworks"),
     Example("jax_train.py", "frameworks", launcher="srun"),
-    Example("accelerate_train.py", "frameworks", ("--precision", "bf16", "--accumulate", "2")),
-    Example("lightning_train.py", "frameworks", ("--precision", "bf16-mixed", "--accumulate", "2")),
+    Example("accelerate_train.py", "frameworks", ("--precision", "bf16", "--accumulate", "2"), losses=2 * RANKS),
+    Example("lightning_train.py", "frameworks", ("--precision", "bf16-mixed", "--accumulate", "2"), losses=2 * RANKS),
     Example("deepspeed_zero.py", "frameworks", ("--stage", "1")),
     Example("deepspeed_zero.py", "frameworks", ("--stage", "2")),
     Example("deepspeed_zero.py", "frameworks", ("--stage", "3")),
