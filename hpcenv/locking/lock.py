@@ -777,7 +777,9 @@ def _lockfile(workspace: Workspace, container: ContainerTable | None, read: _Rea
 
 def _unknown(answer: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields that could not be read, with the reasons."""
-    return {**answer["unknown"], **_unknown_sources(answer)}
+    # Compilers are facts of a node, and no part of a lockfile.
+    unknown = {field: why for field, why in answer["unknown"].items() if not field.startswith("compilers.")}
+    return {**unknown, **_unknown_sources(answer)}
 
 
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:

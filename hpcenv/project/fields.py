@@ -552,6 +552,45 @@ FIELDS: tuple[Field, ...] = (
             ),
         )
     ),
+    # -- compilers ------------------------------------------------------------------------
+    *(
+        Field(
+            f"compilers.{name}",
+            "info",
+            "setting",
+            what=what,
+            source=f"`--version` of the program that {found}, inside the environment",
+            why=why,
+            hint="load the same module on all nodes, or use an image that has the compiler",
+            judged_by=("nodes",),
+        )
+        for name, what, found, why in (
+            (
+                "c",
+                "the C compiler that Triton uses, `absent` without one",
+                "CC names, else gcc or clang on PATH",
+                "torch.compile and own Triton kernels fail without it, at their first call",
+            ),
+            (
+                "cxx",
+                "the C++ compiler that torch's extensions and torch.compile on CPUs use, `absent` without one",
+                "CXX names, else c++ on PATH",
+                "what it compiles at run time rounds differently with another compiler",
+            ),
+            (
+                "nvcc",
+                "release of the CUDA compiler that torch's extensions use, `absent` without one",
+                "CUDA_HOME or CUDA_PATH has, else nvcc on PATH or in /usr/local/cuda",
+                "an extension with CUDA code cannot be compiled without it",
+            ),
+            (
+                "ptxas",
+                "release of the assembler that Triton uses for NVIDIA GPUs, `absent` without one",
+                "TRITON_PTXAS_PATH names, else Triton's own or that of /usr/local/cuda",
+                "an older one does not know newer GPUs",
+            ),
+        )
+    ),
     # -- libraries ------------------------------------------------------------------------
     Field(
         "libs.ld-library-path",

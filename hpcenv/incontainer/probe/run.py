@@ -9,6 +9,7 @@ import time
 
 from hpcenv.incontainer.probe import (
     compiled,
+    compilers,
     conda,
     content,
     forward_compat,
@@ -49,6 +50,7 @@ PROBES: tuple[Probe, ...] = (
     *python.PROBES,
     *variables.PROBES,
     *system.PROBES,
+    *compilers.PROBES,
     *packages.PROBES,
     *jax_version.PROBES,
     *torch_version.PROBES,
