@@ -30,7 +30,7 @@ _BUNDLED = "triton/backends/nvidia/bin/ptxas"
 
 
 def probe_compilers(env: ProbedEnvironment) -> Facts:
-    """Return the version of each compiler, `absent` if there is none."""
+    """Return the version of each compiler, `absent` for one that is not installed."""
     import subprocess
 
     started: dict[str, subprocess.Popen[bytes]] = {}
