@@ -1,9 +1,10 @@
-"""What the determinism profiles and the record of the losses cost per optimizer step, on the CPU of this machine.
+"""What the determinism profiles and the record of the losses cost per optimizer step, on the CPU or a GPU.
 
-    python -m benchmarks.determinism_cost [--json] [--rounds N]
+    python -m benchmarks.determinism_cost [--json] [--rounds N] [--device cuda]
 
 A training of a small network with convolutions and matrix products, in its own process with the start hook, beside
-the same training without it, alternately. Also the start of a Python process with the hook, without torch.
+the same training without it, alternately. On the CPU a step is counted in CPU time, on a GPU in time that
+passes. Also the start of a Python process with the hook, without torch.
 
 Must: with the profile `off`, which only records, a step takes at most 1.05 of the time. `seeded` and `bitwise` cost
 what their kernels cost, and a traced step (`--trace-steps`) what its hashes cost: they are printed, and have no limit.
@@ -32,10 +33,14 @@ KINDS = ("", "off", "seeded", "bitwise", "trace")
 EMPTY = "pass"
 STEPS = 150
 SCRIPT = f"""
-import time, torch
+import os, time, torch
 from torch import nn
 torch.set_num_threads(1)
 torch.manual_seed(0)
+torch.set_default_device(os.environ["DEVICE"])
+on_gpu = os.environ["DEVICE"] == "cuda"
+# On the CPU its own seconds: other programs may use the cores.
+wait, clock = (torch.cuda.synchronize, time.perf_counter) if on_gpu else (int, time.process_time)
 model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(1024, 256),
                       nn.GELU(), nn.Linear(256, 10))
 optimizer = torch.optim.AdamW(model.parameters())
@@ -46,12 +51,14 @@ def step():
     optimizer.step()
 for _ in range(20):
     step()
+wait()
 best = float("inf")
 for _ in range(3):
-    start = time.perf_counter()
+    start = clock()
     for _ in range({STEPS // 3}):
         step()
-    best = min(best, time.perf_counter() - start)
+    wait()
+    best = min(best, clock() - start)
 print(best / {STEPS // 3})
 """
 
@@ -61,14 +68,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    result = _measure(options.rounds)
+    result = _measure(options.rounds, options.device)
     if options.json:
         print(json.dumps(result))
     return 0 if result["met"] else 1
 
 
-def _measure(rounds: int) -> dict[str, Any]:
+def _measure(rounds: int, device: str = "cpu") -> dict[str, Any]:
     steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
     starts: dict[str, list[float]] = {kind: [] for kind in ("", "off")}
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +84,7 @@ def _measure(rounds: int) -> dict[str, Any]:
         node_code.copy_start_hook(hook)
         for _ in range(rounds):
             for kind in KINDS:
-                steps[kind].append(_seconds(SCRIPT, kind, hook, Path(folder)))
+                steps[kind].append(_seconds(SCRIPT, kind, hook, Path(folder), device))
             for kind, seconds in starts.items():
                 seconds.append(min(_seconds(EMPTY, kind, hook, Path(folder)) for _ in range(5)))
     plain = statistics.median(steps[""])
@@ -102,8 +110,8 @@ def _measure(rounds: int) -> dict[str, Any]:
     }
 
 
-def _seconds(script: str, profile: str, hook: Path, folder: Path) -> float:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _seconds(script: str, profile: str, hook: Path, folder: Path, device: str = "cpu") -> float:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "DEVICE": device}
     if profile:
         traced = profile == "trace"
         options: dict[str, Any] = {"profile": "off" if traced else profile, "seed": 0, "variables": {}, "record": True}

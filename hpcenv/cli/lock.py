@@ -130,7 +130,8 @@ def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: b
         _render.say(f"changed: {change}")
     torch, cuda = locked.facts.get("torch.version"), locked.facts.get("torch.cuda")
     python = locked.facts.get("python.version")
-    _render.say(f"python {python}, torch {torch}, CUDA {cuda}, {locked.packages.count} packages")
+    jax = f", jax {locked.facts['jax.version']}" if "jax.version" in locked.facts else ""
+    _render.say(f"python {python}, torch {torch}, CUDA {cuda}{jax}, {locked.packages.count} packages")
     by_conda = locked.packages.conda_package
     if by_conda:
         pinned = sum(table.proof == "pinned" for table in by_conda)

@@ -48,6 +48,7 @@ from hpcenv.incontainer.probe.rules import has_rule
 from hpcenv.judge import compare
 from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.image_rules import requirements
+from hpcenv.judge.compat.versions import sort_key
 from hpcenv.locking import lock_notes, overlay, required_hashes
 from hpcenv.locking.built_packages import BuiltPackage, parse_built
 from hpcenv.locking.conda_packages import (
@@ -776,7 +777,9 @@ def _lockfile(workspace: Workspace, container: ContainerTable | None, read: _Rea
 
 def _unknown(answer: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields that could not be read, with the reasons."""
-    return {**answer["unknown"], **_unknown_sources(answer)}
+    # Compilers are facts of a node, and no part of a lockfile.
+    unknown = {field: why for field, why in answer["unknown"].items() if not field.startswith("compilers.")}
+    return {**unknown, **_unknown_sources(answer)}
 
 
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
@@ -877,10 +880,10 @@ def _host(
     workspace: Workspace, container: ContainerTable | None, values: Mapping[str, Any]
 ) -> lock_model.LockedHostTable:
     """Return the minimum that nodes must have to run this environment."""
-    cuda = str(values.get("torch.cuda", "none"))
-    floor = None
-    if cuda not in ("none", "absent"):
-        floor = driver_floor(compatibility.table(), cuda)
+    # `jax.cuda` has the major releases only, which decide the oldest driver.
+    releases = [one for field in ("torch.cuda", "jax.cuda") for one in str(values.get(field, "none")).split(", ")]
+    floors = [driver_floor(compatibility.table(), cuda) for cuda in releases]
+    floor = max((one for one in floors if one is not None), key=lambda one: sort_key(one.version), default=None)
     variables = container.nvidia if container is not None else {}
     return lock_model.LockedHostTable(
         driver_min=floor.version if floor else None,

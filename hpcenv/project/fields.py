@@ -522,6 +522,75 @@ FIELDS: tuple[Field, ...] = (
         source="torch's own files; at level deep the running torch",
         why="two builds of one version may differ in it",
     ),
+    # -- JAX ------------------------------------------------------------------------------
+    *(
+        Field(
+            f"jax.{name}",
+            "must",
+            "package",
+            what=what,
+            source="the installed packages; there is no such field where jax is not installed",
+            why=why,
+            hint=_REINSTALL,
+        )
+        for name, what, why in (
+            ("version", "version of jax", "kernels and numerics change between releases"),
+            (
+                "jaxlib",
+                "version of jaxlib, which has the compiler XLA",
+                "other code is compiled, which rounds differently",
+            ),
+            (
+                "cuda",
+                "CUDA release that JAX's plug-in is for, `none` without one",
+                "it decides which drivers work and which GPUs are supported",
+            ),
+            (
+                "cuda-plugin",
+                "version of JAX's plug-in for CUDA, `absent` without one",
+                "without it, or with one of another release, JAX computes on the CPU",
+            ),
+        )
+    ),
+    # -- compilers ------------------------------------------------------------------------
+    *(
+        Field(
+            f"compilers.{name}",
+            "info",
+            "setting",
+            what=what,
+            source=f"`--version` of the program that {found}, inside the environment",
+            why=why,
+            hint="load the same module on all nodes, or use an image that has the compiler",
+            judged_by=("nodes",),
+        )
+        for name, what, found, why in (
+            (
+                "c",
+                "the C compiler that Triton uses, `absent` without one",
+                "CC names, else gcc or clang on PATH",
+                "torch.compile and own Triton kernels fail without it, at their first call",
+            ),
+            (
+                "cxx",
+                "the C++ compiler that torch's extensions and torch.compile on CPUs use, `absent` without one",
+                "CXX names, else c++ on PATH",
+                "what it compiles at run time rounds differently with another compiler",
+            ),
+            (
+                "nvcc",
+                "release of the CUDA compiler that torch's extensions use, `absent` without one",
+                "CUDA_HOME or CUDA_PATH has, else nvcc on PATH or in /usr/local/cuda",
+                "an extension with CUDA code cannot be compiled without it",
+            ),
+            (
+                "ptxas",
+                "release of the assembler that Triton uses for NVIDIA GPUs, `absent` without one",
+                "TRITON_PTXAS_PATH names, else Triton's own or that of /usr/local/cuda",
+                "an older one does not know newer GPUs",
+            ),
+        )
+    ),
     # -- libraries ------------------------------------------------------------------------
     Field(
         "libs.ld-library-path",

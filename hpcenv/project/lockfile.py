@@ -468,6 +468,7 @@ REQUIRED = ("python.version", "packages.env-digest", "torch.version")
 FACT_TABLES = {
     "python": "The interpreter and where it looks for modules.",
     "torch": "The build of torch, read without importing it.",
+    "jax": "JAX, its library and its plug-in for CUDA. Only where jax is installed.",
     "libs": "Libraries that torch loads, as the loader finds them, and the variables that change its search.",
     "loaded": "Files that the loader really mapped after `import torch`. Only with `lock --deep`.",
     "system": "The system inside.",
@@ -627,16 +628,26 @@ def gpu_memory_gb(lockfile: Lockfile) -> int:
     return gigabytes(lockfile.host.gpu_memory or "") or 0
 
 
+def jax_cuda_of(lockfile: Lockfile) -> str | None:
+    """Return the CUDA release that JAX's plug-in is for, `13`; the newest of several, None without a plug-in."""
+    releases = str(lockfile.facts.get("jax.cuda", "")).split(", ")
+    return max((one for one in releases if one.isdigit()), key=int, default=None)
+
+
 GpuSupport = Literal["cuda", "hip", "none", "unknown"]
 
 
 def gpu_support(lockfile: Lockfile) -> GpuSupport:
-    """Return which GPUs the locked torch can use: `none` for a CPU build, `unknown` without torch."""
+    """Return which GPUs the locked torch can use: `none` for a CPU build, `unknown` without torch.
+
+    A CPU build beside a JAX with its plug-in for CUDA is `unknown`, too: the job may use GPUs.
+    """
     if cuda_of(lockfile) is not None:
         return "cuda"
     if lockfile.facts.get("torch.hip") not in (None, "none", "absent"):
         return "hip"
-    return "none" if lockfile.facts.get("torch.cuda") == "none" else "unknown"
+    cpu_only = lockfile.facts.get("torch.cuda") == "none" and jax_cuda_of(lockfile) is None
+    return "none" if cpu_only else "unknown"
 
 
 def compares_gpus(lockfile: Lockfile, gpus: int) -> bool:

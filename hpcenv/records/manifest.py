@@ -154,16 +154,17 @@ class PackageExpectation:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuNeeds:
-    """What a CUDA build of torch needs from every node's driver and GPUs.
+    """What a CUDA build of torch, or JAX's plug-in for CUDA, needs from every node's driver and GPUs.
 
     Attributes:
-        cuda: CUDA release that torch was built for.
+        cuda: CUDA release that torch was built for; "" if only JAX uses GPUs.
         arch_list: architectures that it has kernels for; empty when that is not known.
         require: the image's NVIDIA_REQUIRE_* variables.
         table: the compatibility table (judge/compat/table.toml) as JSON: nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
         gpu_memory_gb: the least memory of each GPU, in 10^9 bytes; 0 for any.
         built: package and version -> architectures, for the packages that were compiled in the image for GPUs.
+        jax_cuda: CUDA release that JAX's plug-in is for; "" without one.
     """
 
     cuda: str
@@ -173,6 +174,7 @@ class GpuNeeds:
     gpu: str = ""
     gpu_memory_gb: int = 0
     built: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    jax_cuda: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

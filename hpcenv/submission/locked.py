@@ -243,12 +243,13 @@ def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint:
 
 
 def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNeeds | None:
-    """Return the requirements for drivers and GPUs of the nodes; None for a CPU build of torch."""
-    cuda = lock_model.cuda_of(locked)
-    if not gpus or cuda is None:
+    """Return the requirements for drivers and GPUs of the nodes; None if neither torch nor JAX is for CUDA."""
+    cuda, jax_cuda = lock_model.cuda_of(locked), lock_model.jax_cuda_of(locked)
+    if not gpus or (cuda is None and jax_cuda is None):
         return None
     return GpuNeeds(
-        cuda=cuda,
+        cuda=cuda or "",
+        jax_cuda=jax_cuda or "",
         arch_list=lock_model.arch_list_of(locked),
         require=dict(locked.host.nvidia_require),
         table=json.dumps(table, sort_keys=True),

@@ -14,6 +14,7 @@ from typing import Literal
 from hpcenv.errors import UsageError
 from hpcenv.judge.compat.compat_table import Compat, GpuModel, TorchRelease
 from hpcenv.judge.compat.drivers import check_driver
+from hpcenv.judge.compat.floors import driver_floor
 from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.kernels import covers
@@ -359,12 +360,38 @@ def _judge_kernels(
 
 
 def _judge_package(compat: Compat, asked: CompatQuestion, name: str, version: str) -> Judgement:
+    jax = _jax_cuda(name)
+    if jax:
+        return _judge_jax(compat, asked, f"{name} {version}", jax)
     known = library_of(name)
     if not known:
         return Judgement(result="unknown", what=compat.missing(f"the package {name}"))
     if known in PAIRS:
         return check_pair(compat, known, version, asked.torch).judgement
     return check_library(compat, asked.torch, asked.cuda, known, version).judgement
+
+
+def _jax_cuda(name: str) -> str:
+    """Return the CUDA release of JAX's plug-in: `13` for `jax-cuda13-plugin` and for `jax[cuda13]`, which brings it."""
+    match = re.fullmatch(r"jax-cuda(\d+)-plugin|jax\[cuda(\d+)(?:-local)?\]", re.sub(r"[-_.]+", "-", name).lower())
+    return (match[1] or match[2]) if match else ""
+
+
+def _judge_jax(compat: Compat, asked: CompatQuestion, package: str, cuda: str) -> Judgement:
+    """Say whether the driver and the GPU of the question run JAX's plug-in; it compiles its kernels where it runs."""
+    gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
+    judged = []
+    if asked.driver:
+        judged.append(_judge_driver(compat, asked, cuda, gpu))
+    if gpu is not None:
+        judged.append(check_toolkit(compat, cuda, gpu.compute_capability, gpu=gpu.name))
+    if not judged:
+        floor = driver_floor(compat, cuda)
+        what = f"{package} is for CUDA {cuda}, which needs driver >= {floor.version}" if floor else package
+        return Judgement(result="unknown", what=what, why=compat.floors_source, hint="say which: --driver VERSION")
+    worst = min(judged, key=lambda one: ("mismatch", "unknown", "match").index(one.result))
+    # The hint is about builds of torch.
+    return replace(worst, what=f"{package}: {worst.what}", hint="")
 
 
 def _check(part: Part, judged: Judgement) -> CompatCheck:
@@ -377,6 +404,9 @@ def _check(part: Part, judged: Judgement) -> CompatCheck:
 def _without_torch(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
     """Yield the checks that need only driver, CUDA and GPU."""
     for name, version in asked.packages:
+        if _jax_cuda(name):
+            yield _check("package", _judge_package(compat, asked, name, version))
+            continue
         what = f"whether {name} {version} fits depends on torch"
         yield CompatCheck(part="package", result="unknown", what=what, hint="say which: --torch VERSION")
     cuda = "" if asked.cuda == "cpu" else asked.cuda

@@ -27,6 +27,14 @@ floor = check_driver(table(), {cuda!r}, str(seen.values.get("host.driver-version
 print(json.dumps(dict(values=seen.values, unknown=seen.unknown,
                       floor=[floor.result, " ".join(filter(None, (floor.what, floor.why)))])))
 """
+# Alternates training without and with each profile; its status 1 is about the record of the losses.
+_PRICE = """
+import sys
+sys.path[:0] = {paths!r}
+sys.argv = ["determinism_cost", "--json", "--rounds", "2", "--device", "cuda"]
+from benchmarks.determinism_cost import main
+sys.exit(main())
+"""
 # Statuses of `verify` that come with a verdict: match, a must differs, a must is unknown.
 _JUDGED = (0, 90, 91)
 _NOT_ACCEPTED = 29
@@ -120,6 +128,13 @@ def all_parts(workshop: Workshop) -> tuple[Part, ...]:
             seconds=60,
             needs_gpu=True,
             run=lambda d: _start(workshop, d),
+        ),
+        Part(
+            name="price",
+            what="how much longer an optimizer step takes with the profiles `seeded` and `bitwise`",
+            seconds=90,
+            needs_gpu=True,
+            run=lambda d: _price(workshop, d),
         ),
         Part(
             name="repeat",
@@ -246,6 +261,15 @@ def _start(workshop: Workshop, deadline: Deadline) -> Sequence[str]:
         raise PartError(f"a run whose GPU is hidden ended with {done.status}: {done.end}")
     where = ", ".join(gpu[name] or f"{name} unknown" for name in ("model", "uuid", "bus"))
     return [f"{where}: {found['seconds']:.2f} s of the start", "hidden by CUDA_VISIBLE_DEVICES=-1: 90"]
+
+
+def _price(workshop: Workshop, deadline: Deadline) -> Sequence[str]:
+    workshop.need_hpcenv()
+    machine = workshop.machine
+    argv = [machine.python, "-c", _PRICE.format(paths=[str(ROOT), str(machine.site)])]
+    found: Any = deadline.json(argv, cwd=workshop.folder, statuses=(0, 1))
+    ratios = ", ".join(f"{name} {found[f'{name}_ratio']:.2f}" for name in ("seeded", "bitwise"))
+    return [f"a small network, {found['peer_s'] * 1000:.2f} ms for a step without hpcenv; times that with {ratios}"]
 
 
 def _without_names(line: str) -> str:

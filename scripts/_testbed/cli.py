@@ -231,7 +231,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("install", help="build this checkout's wheel and install it in the testbed")
 
     verbs.add_parser(
-        "frameworks", help="make /shared/frameworks/bin/python: hostenv's torch with Lightning and accelerate"
+        "frameworks",
+        help="make /shared/frameworks/bin/python: hostenv's torch, and the libraries of tests/packages/frameworks.in",
     )
 
     _add_fault(verbs.add_parser("fault", **_FAULT))

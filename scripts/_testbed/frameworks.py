@@ -1,4 +1,4 @@
-"""A second environment of jobs without a container: the same torch, with Lightning, accelerate and DeepSpeed beside it.
+"""A second environment of jobs without a container: the same torch, with other libraries for training beside it.
 
 On demand only (`scripts/testbed frameworks`): most tests need no framework, and CI has little
 time. It is installed like any other, so that every file is where its package's RECORD says
@@ -19,11 +19,11 @@ from .instance import Layout
 from .rootfs import Workshop
 
 FRAMEWORKS = "/shared/frameworks"
-REQUIREMENTS = ("lightning", "accelerate", "deepspeed")
+REQUIREMENTS = ("lightning", "accelerate", "deepspeed", "transformers", "webdataset", "jax")
 # It has no wheels. Nothing is compiled: with torch's Gloo, training on CPU needs none of its operators.
 _FROM_SOURCE = ("deepspeed",)
-_IMPORTS = "import torch, lightning, accelerate, deepspeed"
-_REVISION = 3
+_IMPORTS = "import torch, lightning, accelerate, deepspeed, transformers, webdataset, jax"
+_REVISION = 4
 _WORTH_IT = 1 << 16
 
 

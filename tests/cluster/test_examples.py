@@ -20,7 +20,6 @@ from .test_stop import is_there, log, wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long]
 assert frameworks  # the fixture
 
-RANKS = 4
 SHAPE = ("--nodes", "2", "--gpus", "0", "--nproc", "2", "--cpus", "2", "--time", "10")
 # The number of threads decides how sums are rounded.
 THREADS = ("--env", "OMP_NUM_THREADS=1")
@@ -35,7 +34,10 @@ def project(request: pytest.FixtureRequest, case: Example) -> Project:
 
 
 def submit(project: Project, case: Example, run: str, *words: str) -> str:
-    project.must("submit", f"examples/{case.script}", *SHAPE, *THREADS, "--name", run, *words, "--", *case.words)
+    launcher = () if case.launcher == "torchrun" else ("--launcher", case.launcher)
+    project.must(
+        "submit", f"examples/{case.script}", *launcher, *SHAPE, *THREADS, "--name", run, *words, "--", *case.words
+    )
     return str(project.record(run, "submission.json")["job_id"])
 
 
@@ -47,12 +49,12 @@ def has_completed(project: Project, run: str) -> str:
     return text
 
 
-def is_equal(project: Project, reference: str, run: str, *words: str) -> int:
+def is_equal(project: Project, case: Example, reference: str, run: str, *words: str) -> int:
     """`hpcenv compare` ends with 0, which is: equal to the last bit. Return the number of losses that it compared."""
     done = project.hpcenv("compare", reference, run, *words, "--json")
     assert done.status == 0, done.text
     (loss,) = [row for row in json.loads(done.stdout)["data"]["metrics"] if row["name"] == "loss"]
-    assert loss["ranks"] == RANKS
+    assert loss["ranks"] == case.recorded_by
     assert loss["equal"] == loss["compared"]
     return int(loss["equal"])
 
@@ -61,12 +63,6 @@ def checkpoint(project: Project, run: str, step: int) -> str:
     """The file or folder of a step."""
     place = f"runs/{run}/checkpoints/step-{step:08d}"
     return place if is_there(project, run, f"checkpoints/step-{step:08d}") else f"{place}.pt"
-
-
-def losses_per_step(case: Example) -> int:
-    """Each rank records one loss for each batch that is added up."""
-    words = dict(zip(case.arguments, case.arguments[1:], strict=False))
-    return RANKS * int(words.get("--accumulate", "1"))
 
 
 @pytest.mark.parametrize("case", EXAMPLES, ids=lambda case: case.name)
@@ -84,9 +80,9 @@ def test_trained_stopped_continued_and_compared(case: Example, project: Project)
     assert "attempt 1: match: 2 nodes" in text
     before = project.record(stopped, "attempts/0/finished.json")
     assert (before["saved"], before["again"]) == (True, True)
-    assert is_equal(project, whole, stopped) == STEPS * losses_per_step(case)
+    assert is_equal(project, case, whole, stopped) == STEPS * case.losses
 
     submit(project, case, onward, "--resume-from", checkpoint(project, whole, 2 * SAVED_EVERY))
     assert "step 10  loss" not in has_completed(project, onward)
     second_half = ("--steps", f"{2 * SAVED_EVERY + 1}:{STEPS}")
-    assert is_equal(project, whole, onward, *second_half) == (STEPS - 2 * SAVED_EVERY) * losses_per_step(case)
+    assert is_equal(project, case, whole, onward, *second_half) == (STEPS - 2 * SAVED_EVERY) * case.losses

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = os.environ.get("HPCENV_TEST_TORCH_PYTHON", sys.executable)
-# One that also has lightning, accelerate and deepspeed; `scripts/testbed frameworks` makes one.
+# One that also has what tests/packages/frameworks.in names; `scripts/testbed frameworks` makes one.
 FRAMEWORKS = os.environ.get("HPCENV_TEST_FRAMEWORKS_PYTHON", TORCH)
 LIMIT_S = 300
 RANKS = 3  # two ranks' gradients add up to the same bits in any order, three ranks' need not
@@ -134,6 +135,127 @@ def test_accelerate(tmp_path, flags):
 def test_lightning(tmp_path, flags):
     needs(FRAMEWORKS, "torch", "lightning")
     resumes_bit_for_bit(tmp_path, "lightning_train.py", RANKS, "--batch-size", "2", *flags, python=FRAMEWORKS)
+
+
+@pytest.mark.parametrize("script", ["fsdp2.py", "tensor_parallel.py", "pipeline.py"])
+def test_what_needs_torch_only_starts(tmp_path, script):
+    """The short one of the long tests below."""
+    needs(TORCH, "torch", "numpy")
+    losses, _ = train(script, tmp_path / "none", 2, "--steps", "2")
+    assert sorted(losses) == ["1", "2"]
+
+
+@pytest.mark.long
+def test_tensor_parallel_resumes_also_with_other_groups(tmp_path):
+    needs(TORCH, "torch.distributed.tensor.parallel", "numpy")
+    losses = resumes_bit_for_bit(tmp_path, "tensor_parallel.py", 4, "--tensor", "2")
+    other = after_three(tmp_path / "whole", tmp_path / "one-group")
+    resumed, err = train("tensor_parallel.py", other, 2, "--tensor", "2")
+    assert "hpcenv: step-00000003: the world size was 4 and is 2 now" in err
+    assert {step: pytest.approx(float(losses[step]), abs=1e-3) for step in resumed} == {
+        step: float(loss) for step, loss in resumed.items()
+    }
+
+
+@pytest.mark.long
+def test_a_pipeline_resumes_also_with_other_stages(tmp_path):
+    needs(TORCH, "torch.distributed.pipelining", "numpy")
+    losses = resumes_bit_for_bit(tmp_path, "pipeline.py", 4)
+    other = after_three(tmp_path / "whole", tmp_path / "two-stages")
+    resumed, err = train("pipeline.py", other, 2)
+    assert "hpcenv: step-00000003: the world size was 4 and is 2 now" in err
+    assert {step: pytest.approx(float(losses[step]), abs=1e-3) for step in resumed} == {
+        step: float(loss) for step, loss in resumed.items()
+    }
+
+
+@pytest.mark.long
+def test_many_small_files_in_shards(tmp_path):
+    needs(FRAMEWORKS, "torch", "webdataset")
+    argv = [FRAMEWORKS, str(ROOT / "examples" / "shards.py"), "--pack"]
+    for folder in ("first", "second"):
+        subprocess.run([*argv, str(tmp_path / folder)], check=True, timeout=LIMIT_S, env=environment(ROOT))
+    first, second = (sorted((tmp_path / folder).iterdir()) for folder in ("first", "second"))
+    assert [path.name for path in first] == [f"play-{number:04d}.tar" for number in range(16)]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.mark.long
+def test_shards_resume_in_a_later_epoch_too(tmp_path):
+    needs(FRAMEWORKS, "torch", "webdataset")
+    # The play has about 2,600 excerpts: three ranks read all of them in two steps.
+    words = ("--batch-size", "300")
+    resumes_bit_for_bit(tmp_path, "shards.py", RANKS, *words, python=FRAMEWORKS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("given", [False, True], ids=["random weights", "a folder"])
+def test_finetune(tmp_path, given):
+    needs(FRAMEWORKS, "torch", "transformers")
+    words = ("--batch-size", "2")
+    if given:
+        subprocess.run([FRAMEWORKS, "-c", SMALL_MODEL, str(tmp_path / "model")], check=True, env=environment(ROOT))
+        words += ("--model", str(tmp_path / "model"), "--train-blocks", "1", "--length", "16")
+    resumes_bit_for_bit(tmp_path, "finetune.py", RANKS, *words, python=FRAMEWORKS)
+
+
+# A Llama with random weights, and a tokenizer of characters, as `save_pretrained` writes them.
+SMALL_MODEL = """
+import sys
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+letters = {chr(number): number for number in range(128)}
+tokenizer = Tokenizer(models.WordLevel(letters, unk_token="?"))
+tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(sys.argv[1])
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2)
+LlamaForCausalLM(LlamaConfig(vocab_size=128, **sizes)).save_pretrained(sys.argv[1])
+"""
+
+
+def train_with_jax(checkpoints, ranks):
+    """The ranks as tasks of srun would be: each with its numbers, and one place to meet."""
+    port = free_port()
+    words = [FRAMEWORKS, str(ROOT / "examples" / "jax_train.py"), "--steps", "6", "--save-every", "3"]
+    processes = []
+    for rank in range(ranks):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environ = {**environment(checkpoints), **place, **meeting}
+        processes.append(
+            subprocess.Popen(
+                [*words, "--log-every", "1"], env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
+    try:
+        said = [process.communicate(timeout=LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks, said
+    return dict(re.findall(r"^step (\d+)  loss (\S+)", said[0][0], re.MULTILINE))
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.long
+def test_jax_resumes_and_the_ranks_add_up_their_gradients(tmp_path):
+    needs(FRAMEWORKS, "jax", "numpy")
+    losses = train_with_jax(tmp_path / "whole", 2)
+    assert sorted(losses) == ["1", "2", "3", "4", "5", "6"]
+    assert float(losses["6"]) < float(losses["1"])
+    assert (tmp_path / "whole" / "step-00000003.json").is_file()
+    resumed = train_with_jax(after_three(tmp_path / "whole", tmp_path / "half"), 2)
+    assert resumed == {step: losses[step] for step in ("4", "5", "6")}
+    # One rank has the same global batch.
+    one = train_with_jax(tmp_path / "one", 1)
+    assert {step: float(loss) for step, loss in one.items()} == {
+        step: pytest.approx(float(loss), abs=1e-4) for step, loss in losses.items()
+    }
 
 
 @pytest.mark.long

@@ -90,7 +90,7 @@ def test_without_a_gpu_all_else_runs_to_the_end_and_the_status_says_so() -> None
     assert done.returncode == 3, done.stderr
     found = json.loads(done.stdout)
     states = {part["name"]: part["state"] for part in found["parts"]}
-    on_gpu = ("CUDA start", "matmul", "AMP", "NCCL", "driver floor", "GPUs at the start")
+    on_gpu = ("CUDA start", "matmul", "AMP", "NCCL", "driver floor", "GPUs at the start", "price")
     assert {name for name, state in states.items() if state == "not run"} == set(on_gpu), done.stderr
     assert {name for name, state in states.items() if state == "passed"} == {"facts", "gate", "local run", "repeat"}
     assert "/tmp/" not in done.stdout

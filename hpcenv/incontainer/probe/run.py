@@ -9,10 +9,12 @@ import time
 
 from hpcenv.incontainer.probe import (
     compiled,
+    compilers,
     conda,
     content,
     forward_compat,
     interpreter,
+    jax_version,
     libraries,
     network,
     outside_libraries,
@@ -48,7 +50,9 @@ PROBES: tuple[Probe, ...] = (
     *python.PROBES,
     *variables.PROBES,
     *system.PROBES,
+    *compilers.PROBES,
     *packages.PROBES,
+    *jax_version.PROBES,
     *torch_version.PROBES,
     *libraries.EARLY_PROBES,
     *torch_binary.PROBES,

@@ -43,15 +43,23 @@ def _may_set_path(manifest: Manifest, facts: Facts) -> bool:
 
 
 def judge_driver(
-    table: Compat, needs: GpuNeeds, facts: Facts, *, driver: str, package: CudaCompat | None, capability: str
+    table: Compat,
+    cuda: str,
+    facts: Facts,
+    *,
+    driver: str,
+    package: CudaCompat | None,
+    capability: str,
+    holder: str = " in the image",
 ) -> Judgement:
     """Judge the driver of a node together with the package that the ranks load."""
     models = facts.values.get("host.gpu-models")
     return check_driver(
         table,
-        needs.cuda,
+        cuda,
         driver,
         node=facts.node,
+        holder=holder,
         forward_compat=None if package is None else package.version,
         gpus=models if isinstance(models, tuple) else (),
         compute_capability=capability,
@@ -65,7 +73,7 @@ def library_path(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compa
     if package is None or package.first:
         return ""
     driver = str(facts.values.get("host.driver-version", ""))
-    if judge_driver(table, needs, facts, driver=driver, package=package, capability="").result != "match":
+    if judge_driver(table, needs.cuda, facts, driver=driver, package=package, capability="").result != "match":
         return ""
     others = [part for part in package.library_path.split(":") if part not in ("", _OF_THE_NODE)]
     return ":".join((package.folder, *others))

@@ -1,4 +1,4 @@
-"""Judge the driver and the GPUs of a node by the needs of the locked torch and of the image. Pure.
+"""Judge the driver and the GPUs of a node by the needs of the locked torch, of JAX and of the image. Pure.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only.
 """
@@ -16,6 +16,7 @@ from hpcenv.judge.compat.gpu_names import gpu_by_name
 from hpcenv.judge.compat.image_rules import evaluate_require, requirements
 from hpcenv.judge.compat.judgement import Judgement
 from hpcenv.judge.compat.kernels import covers, covers_built
+from hpcenv.judge.compat.toolkits import check_toolkit
 from hpcenv.judge.compat.torch_builds import X86_64
 from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
@@ -26,7 +27,7 @@ from hpcenv.records.verdict import Finding
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
     """Return the findings on a driver or GPUs that do not meet the needs of the run.
 
-    Nothing is judged if the run uses no GPU or torch is a CPU build.
+    Nothing is judged if the run uses no GPU, or neither torch nor JAX is for CUDA.
     """
     needs = manifest.gpu_needs
     if needs is None:
@@ -62,20 +63,30 @@ def table(text: str) -> Compat:
 
 def _driver(facts: Facts, needs: GpuNeeds, table: Compat, package: CudaCompat | None) -> Iterable[_RuleRow]:
     driver, problem = _text(facts, "host.driver-version")
-    minimum = driver_floor(table, needs.cuda)
     capability = next(iter(_capabilities(facts)), "")
-    judged = forward_compat.judge_driver(table, needs, facts, driver=driver, package=package, capability=capability)
-    wanted = f">= {minimum.version}" if minimum else f"for CUDA {needs.cuda}"
-    yield "host.driver-version", wanted, problem or driver, judged
+    for cuda, holder in ((needs.cuda, " in the image"), (needs.jax_cuda, " of JAX's plug-in")):
+        if not cuda:
+            continue
+        minimum = driver_floor(table, cuda)
+        judged = forward_compat.judge_driver(
+            table, cuda, facts, driver=driver, package=package, capability=capability, holder=holder
+        )
+        wanted = f">= {minimum.version}" if minimum else f"for CUDA {cuda}"
+        yield "host.driver-version", wanted, problem or driver, judged
 
 
 def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]:
-    """Judge whether torch, and packages compiled in the image, have kernels for each kind of GPU on the node."""
+    """Judge whether torch, JAX and packages compiled in the image have kernels for each kind of GPU on the node."""
     field, locked = "host.gpu-compute-capabilities", ", ".join(needs.arch_list) or "unknown"
     gpus, models = _capabilities(facts), _models(facts)
     driver, _ = _text(facts, "host.driver-version")
     for capability in sorted(set(gpus)):
         name = models[gpus.index(capability)] if len(models) == len(gpus) else ""
+        if needs.jax_cuda:  # JAX compiles its kernels where it runs
+            wanted = f"CUDA {needs.jax_cuda} of JAX's plug-in"
+            yield field, wanted, capability, check_toolkit(table, needs.jax_cuda, capability, gpu=name)
+        if not needs.cuda:
+            continue
         judged = covers(
             table, needs.arch_list, capability, gpu=name, cuda=needs.cuda, driver=driver,
             machine=str(facts.values.get("host.machine", X86_64)),

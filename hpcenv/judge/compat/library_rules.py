@@ -21,7 +21,7 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
     """Return the libraries and packages that do not fit torch; nothing without GPUs or with a CPU build of torch."""
     needs = manifest.gpu_needs
     torch = facts.values.get("torch.version")
-    if needs is None or not isinstance(torch, str):
+    if needs is None or not needs.cuda or not isinstance(torch, str):
         return []
     packages = [(package.name, package.version) for package in manifest.packages]
     versions = tuple(sorted(versions_of(facts.values, packages).items()))

@@ -15,6 +15,7 @@ from lock_world import check_project, lock_project
 from hpcenv.errors import EnvironmentUnreadable, FileUnusable, LockfileNewer, PinsDiffer, SpecError
 from hpcenv.locking.lock import LockResult
 from hpcenv.project import lockfile as lock_model
+from hpcenv.submission.locked import gpu_needs
 
 from ...conftest import TORCH, make_python  # noqa: TID252
 
@@ -401,3 +402,30 @@ def test_a_moved_environment_is_the_same(tmp_path: Path) -> None:
     moved = tmp_path / "there"
     shutil.move(folder, moved)
     assert check_project(moved, {"PATH": os.environ["PATH"]}).reasons == ()
+
+
+def test_jax_and_its_plugin_are_locked_and_say_which_driver_runs_them(tmp_path: Path) -> None:
+    packages = {name: f"{name}-0.10.2.dist-info" for name in ("jax", "jaxlib", "jax_cuda13_plugin")}
+    files = {
+        f"{info}/{file}": text
+        for name, info in packages.items()
+        for file, text in (("METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.10.2\n"), ("RECORD", ""))
+    }
+    make_python(tmp_path / "env", {**TORCH, **files})
+    (tmp_path / "hpcenv.toml").write_text('image = "host"\npython = "env/bin/python"\n')
+    locked = lock_here(tmp_path).lockfile
+    assert {field: value for field, value in locked.facts.items() if field.startswith("jax")} == {
+        "jax.version": "0.10.2", "jax.jaxlib": "0.10.2", "jax.cuda": "13", "jax.cuda-plugin": "0.10.2"
+    }  # fmt: skip
+    assert (locked.facts["torch.cuda"], locked.host.driver_min) == ("none", "580.65.06")
+    # torch is built for CPUs, and the job may use GPUs all the same.
+    assert (lock_model.gpu_support(locked), lock_model.compares_gpus(locked, 1)) == ("unknown", True)
+    needs = gpu_needs(locked, gpus=1, table={})
+    assert needs is not None
+    assert (needs.cuda, needs.jax_cuda) == ("", "13")
+
+
+def test_without_jax_nothing_of_it_is_locked(project: Path) -> None:
+    assert "jax" not in lockfile(project).read_text()
+    locked = lock_here(project).lockfile
+    assert (lock_model.jax_cuda_of(locked), gpu_needs(locked, gpus=1, table={})) == (None, None)

@@ -202,6 +202,24 @@ def test_packages_are_named_with_their_version():
             version_of(text)
 
 
+@pytest.mark.parametrize("torch", ["", "2.9.1"])
+@pytest.mark.parametrize(
+    ("package", "driver", "gpu", "result", "says"),
+    [
+        ("jax-cuda13-plugin", "535.183.06", "", "mismatch", "too old for CUDA 13: needs >= 580.65.06"),
+        ("jax_cuda12_plugin", "535.183.06", "", "match", "driver 535.183.06 runs CUDA 12"),
+        ("jax[cuda13]", "580.95.05", "V100", "mismatch", "CUDA 13 has dropped V100"),
+        ("jax[cuda12-local]", "580.95.05", "V100", "match", "runs CUDA 12"),
+        ("jax-cuda13-plugin", "", "", "unknown", "is for CUDA 13, which needs driver >= 580.65.06"),
+        ("jax-cuda99-plugin", "580.95.05", "", "unknown", "which driver CUDA 99 needs is not in the table"),
+    ],
+)
+def test_the_driver_is_judged_for_the_plugin_of_jax(torch, package, driver, gpu, result, says):
+    question = CompatQuestion(torch=torch, driver=driver, gpu=gpu, packages=((package, "0.10.2"),))
+    (check,) = [one for one in ask(TABLE, question, today=TODAY).checks if one.part == "package"]
+    assert (check.result, says in check.what) == (result, True), check
+
+
 TEXTS = st.text(max_size=12)
 NUMBERS = st.just("") | st.from_regex(r"[0-9]{1,2}\.[0-9]{1,2}", fullmatch=True)
 DRIVERS = NUMBERS | st.from_regex(r"[0-9]{3,4}(\.[0-9]{1,3}){0,2}", fullmatch=True)

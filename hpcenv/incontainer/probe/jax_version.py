@@ -1,0 +1,33 @@
+"""JAX, its library and its plug-in for CUDA, by their packages. JAX is not imported.
+
+Runs on: inside the image.
+"""
+
+from __future__ import annotations
+
+from hpcenv.incontainer.probe.table import Probe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hpcenv.incontainer.probe.environment import ProbedEnvironment
+    from hpcenv.incontainer.probe.values import Facts
+
+# `jax-cuda13-plugin` is for CUDA 13; it finds the release of its libraries when JAX starts.
+_PREFIX, _SUFFIX = "jax-cuda", "-plugin"
+
+
+def probe_jax(env: ProbedEnvironment) -> Facts:
+    """Return the versions of JAX's packages. Without jax there are no such fields, so other lockfiles stay as they are."""
+    versions = {dist.name: dist.version for dist in env.dists or ()}
+    if "jax" not in versions:
+        return {}
+    plugins = sorted(name for name in versions if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
+    return {
+        "jax.version": versions["jax"],
+        "jax.jaxlib": versions.get("jaxlib", "absent"),
+        "jax.cuda": ", ".join(name[len(_PREFIX) : -len(_SUFFIX)] for name in plugins) or "none",
+        "jax.cuda-plugin": ", ".join(versions[name] for name in plugins) or "absent",
+    }
+
+
+PROBES: tuple[Probe, ...] = (Probe("jax", (), probe_jax),)
