@@ -447,7 +447,9 @@ def _begin(
     argv = agent_argv(
         manifest,
         node.this_node.node,
-        words=starts.launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank),
+        words=starts.launcher_words(
+            manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank, memory=_memory(node.environ)
+        ),
         gate_options=gate.options,
         ranks=node.ranks,
         local_rank=node.local_rank,
@@ -469,6 +471,12 @@ def _begin(
     what = "torchrun" if manifest.launch.launcher == "torchrun" else "the training"
     child = _start(start, () if sif is None else (sif[0],), stack, output, what=what)
     return Begun(child=child, gate=gate, before=before)
+
+
+def _memory(environ: Mapping[str, str]) -> int:
+    """Return what Slurm gave to the job on this node, in MiB; 0 if that is not known, or all of the node."""
+    given = environ.get("SLURM_MEM_PER_NODE", "")
+    return int(given) if given.isdecimal() else 0
 
 
 def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str, str]:
