@@ -444,12 +444,14 @@ def _begin(
     # Ranks with another folder belong to the smoke test.
     watched_in = folder_of_ranks(outside, in_container=sif is not None) if manifest.watch and not node.ranks else ""
     variables = _variables(node, settings, watched_in)
+    memory = _memory(node.environ)
+    words = starts.launcher_words(
+        manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank, memory=memory
+    )
     argv = agent_argv(
         manifest,
         node.this_node.node,
-        words=starts.launcher_words(
-            manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank, memory=_memory(node.environ)
-        ),
+        words=words,
         gate_options=gate.options,
         ranks=node.ranks,
         local_rank=node.local_rank,

@@ -246,7 +246,8 @@ class LaunchOptions:
 
     Attributes:
         launcher: `torchrun`; `srun`, which starts one Slurm task for each rank; `none`, which starts the program once
-            on each node; `ray`, which starts Ray on all nodes and the program on the first; or `tasks`, which starts plain processes without a rendezvous (incontainer/tasks.py).
+            on each node; `ray`, which starts Ray on all nodes and the program on the first; or `tasks`, which starts
+            plain processes without a rendezvous (incontainer/tasks.py).
         torchrun_args: more arguments for torchrun, each literal.
         cpu_binding: `near-gpu`: each rank runs on the CPUs near its GPU; `off`.
         expand: words such as `{master_addr}` in the program's arguments are replaced on each node.
