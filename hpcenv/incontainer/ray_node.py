@@ -53,10 +53,12 @@ _PORT_OPTIONS = ("node-manager-port", "object-manager-port", "runtime-env-agent-
 _FOR_WORKERS = 16  # the ports before this one are for the daemons
 _LARGEST_LOG = 8 << 20
 
-# Waits until Ray has N nodes; prints the names of those it has. Public functions of Ray only.
+# Waits until Ray has N nodes; prints the names of those it has. Public functions of Ray only. It imports Ray while the
+# head starts, and connects when its standard input is closed.
 _COUNT = """\
 import sys, time
 import ray
+sys.stdin.read()
 count, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
 ray.init(log_to_driver=False, logging_level="error")
 while True:
@@ -164,8 +166,6 @@ class RayNode:
             self._ray = subprocess.Popen(
                 [*words, *self._options(ports)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
-        if self.is_head:
-            self._wait_for_head()
         os.environ["RAY_ADDRESS"] = self._address
 
     def _options(self, ports: Ports) -> List[str]:
@@ -209,11 +209,13 @@ class RayNode:
         """Wait until all nodes are there."""
         argv = [sys.executable, "-c", _COUNT, str(self.nodes), str(_SECONDS_TO_MEET)]
         with open(self._log, "ab") as log:
-            counting = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+            counting = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        assert counting.stdin is not None and counting.stdout is not None
+        self._wait_for_head()
+        counting.stdin.close()
         while counting.poll() is None:
             self.require_ray()
             time.sleep(_CHECK_SECONDS)
-        assert counting.stdout is not None
         names = counting.stdout.read().decode(errors="replace").split()
         if counting.returncode != 0:
             raise RayFailed("Ray's head does not answer: %s" % self._last_line())

@@ -15,7 +15,6 @@ _BY_RAY = "Ray's scheduler starts its workers as the script asks for them"
 _NO_RANKS = "the workers of Ray are no ranks, and hpcenv does not look into them"
 _REASONS = {
     "nproc": (f"{_BY_RAY}; Ray itself gets the CPUs and GPUs of each node", "--cpus and --gpus say what Ray gets"),
-    "record_metrics": (_NO_RANKS, "leave it out; Ray Train reports metrics"),
     "hash_parameters_every": (_NO_RANKS, "leave it out"),
     "trace_steps": (_NO_RANKS, "leave it out"),
     "stop_after_steps": (_NO_RANKS, "leave it out"),

@@ -82,7 +82,8 @@ def _no_checkpoint(word: str, folder: Path) -> FileUnusable:
 def compare(checkpoint: Path | None, locked: Lockfile, request: Request, manifest: Manifest) -> list[str]:
     """Return a note for each value that the checkpoint was written with and that this run will not have.
 
-    With `--launcher none` and `ray` the program itself decides how many ranks there are: the world size is not compared.
+    With `--launcher none` and `ray` the program itself decides how many ranks there are, so the world size is not
+    compared.
     """
     if checkpoint is None:
         return []
