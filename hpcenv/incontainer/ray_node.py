@@ -42,6 +42,8 @@ _OLDEST = (2, 52)
 # How long the nodes wait for each other: an image may have to be read on all of them.
 _SECONDS_TO_MEET = 300.0
 _SECONDS_TO_END = 5.0
+# `ray start` gives its raylet 30 s, and has no option for that (2.60): a busy node, or one that reads Ray over a network.
+_STARTS = 3
 _CHECK_SECONDS = 0.1
 # A path of a socket has at most 107 bytes (unix(7)), and Ray's own part of it about 70.
 _LONGEST_FOLDER = 26
@@ -53,12 +55,10 @@ _PORT_OPTIONS = ("node-manager-port", "object-manager-port", "runtime-env-agent-
 _FOR_WORKERS = 16  # the ports before this one are for the daemons
 _LARGEST_LOG = 8 << 20
 
-# Waits until Ray has N nodes; prints the names of those it has. Public functions of Ray only. It imports Ray while the
-# head starts, and connects when its standard input is closed.
+# Waits until Ray has N nodes; prints the names of those it has. Public functions of Ray only.
 _COUNT = """\
 import sys, time
 import ray
-sys.stdin.read()
 count, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
 ray.init(log_to_driver=False, logging_level="error")
 while True:
@@ -116,7 +116,7 @@ class RayNode:
         folder: of Ray's files, on the node's disk; only this user may enter it.
     """
 
-    def __init__(self, words: List[str]) -> None:
+    def __init__(self, words: List[str], proc: Any) -> None:
         given = dict(word[2:].partition("=")[::2] for word in words)
         self.name = given["node"]
         self.nodes = int(given["nodes"])
@@ -127,6 +127,7 @@ class RayNode:
         self._gpus = int(given["gpus"])
         self._memory = int(given["memory"]) << 20
         self._meet = given["meet"]
+        self._proc = proc
         self._ray = None  # type: Any
         os.makedirs(self.log_dir, exist_ok=True)
         self._log = os.path.join(self.log_dir, "ray.log")
@@ -161,12 +162,32 @@ class RayNode:
         )
         if not self.is_head:
             self._wait_for_head()
+        for left in reversed(range(_STARTS)):
+            try:
+                self._start_once(ports)
+                break
+            except RayFailed as error:
+                if not left:
+                    raise
+                print("hpcenv: node %s: %s; it is started again" % (self.name, error), file=sys.stderr, flush=True)
+                self._kill_below()
+        os.environ["RAY_ADDRESS"] = self._address
+
+    def _start_once(self, ports: Ports) -> None:
+        """Start Ray, and wait until it says that it runs."""
         words = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py"), "ray", "start"]
         with open(self._log, "ab") as log:
+            begin = log.tell()
             self._ray = subprocess.Popen(
                 [*words, *self._options(ports)], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
-        os.environ["RAY_ADDRESS"] = self._address
+        while True:
+            self.require_ray()
+            with open(self._log, "rb") as log:
+                log.seek(begin)
+                if b"Ray runtime started" in log.read():
+                    return
+            time.sleep(_CHECK_SECONDS)
 
     def _options(self, ports: Ports) -> List[str]:
         cpus = len(os.sched_getaffinity(0))
@@ -209,10 +230,8 @@ class RayNode:
         """Wait until all nodes are there."""
         argv = [sys.executable, "-c", _COUNT, str(self.nodes), str(_SECONDS_TO_MEET)]
         with open(self._log, "ab") as log:
-            counting = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        assert counting.stdin is not None and counting.stdout is not None
-        self._wait_for_head()
-        counting.stdin.close()
+            counting = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        assert counting.stdout is not None
         while counting.poll() is None:
             self.require_ray()
             time.sleep(_CHECK_SECONDS)
@@ -249,7 +268,7 @@ class RayNode:
         said = [line for line in lines if "exit code" in line] or lines or ["it said nothing"]
         return said[-1]
 
-    def end(self, proc: Any, keep_logs: bool) -> None:
+    def end(self, keep_logs: bool) -> None:
         """End everything below this process, and remove the folder."""
         if self._ray is not None and self._ray.poll() is None:
             self._ray.terminate()
@@ -257,20 +276,24 @@ class RayNode:
                 self._ray.wait(_SECONDS_TO_END)
             except subprocess.TimeoutExpired:
                 pass
+        self._kill_below()
+        if keep_logs:
+            self._keep_logs()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _kill_below(self) -> None:
         until = time.monotonic() + _SECONDS_TO_END
         while time.monotonic() < until:
-            left = [pid for pid, _ in proc.descendants(os.getpid()) if proc.state(pid)[0] not in ("Z", "X", "")]
+            below = self._proc.descendants(os.getpid())
+            left = [pid for pid, _ in below if self._proc.state(pid)[0] not in ("Z", "X", "")]
             if not left:
-                break
+                return
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except OSError:
                     pass
             time.sleep(0.02)
-        if keep_logs:
-            self._keep_logs()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _keep_logs(self) -> None:
         def left_out(folder: str, names: List[str]) -> List[str]:
@@ -304,7 +327,7 @@ def run(argv: List[str], tasks: Any, proc: Any) -> Dict[str, Any]:
     node = None  # type: Any
     try:
         _require_token_support()
-        node = RayNode(argv[:end])
+        node = RayNode(argv[:end], proc)
         ports = Ports(_FOR_WORKERS + 64 + 4 * len(os.sched_getaffinity(0)))
         node.start(ports)
         record["status"], record["ranks"] = (
@@ -317,7 +340,7 @@ def run(argv: List[str], tasks: Any, proc: Any) -> Dict[str, Any]:
         if node is not None:
             if node.is_head:
                 node.tell_end(record["status"])
-            node.end(proc, keep_logs=record["status"] != 0)
+            node.end(keep_logs=record["status"] != 0)
     return record
 
 
