@@ -11,6 +11,7 @@ Options: those of tasks.py for one program, and
     --address=HOST:PORT   of Ray's head
     --local-address=IP    of this node, for the other nodes
     --gpus=N --memory=MB  what Slurm gave to the job on this node; memory is 0 if that is not known
+    --folder=DIR          for Ray's files; it is made with mode 0700, because Ray gives its own folders mode 0777
     --meet=PREFIX         PREFIX.token is the file with the token; the head makes PREFIX.ended when the script has ended
 
 `ray start --block` is a child of the agent, and is ended with everything below it. `ray stop` would end each Ray of this
@@ -20,8 +21,6 @@ user on the node (ray#59551). A Ray that ends before the script ends the job, an
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import json
 import os
 import random
 import shutil
@@ -29,7 +28,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -45,8 +43,6 @@ _SECONDS_TO_END = 5.0
 # `ray start` gives its raylet 30 s, and has no option for that (2.60): a busy node, or one that reads Ray over a network.
 _STARTS = 3
 _CHECK_SECONDS = 0.1
-# A path of a socket has at most 107 bytes (unix(7)), and Ray's own part of it about 70.
-_LONGEST_FOLDER = 26
 _PR_SET_CHILD_SUBREAPER = 36
 # Ports come in blocks, below those that the kernel gives to connections (ip_local_port_range, 32768 by default).
 _FIRST_PORT, _END_OF_PORTS, _BLOCK = 10240, 32768, 128
@@ -131,21 +127,15 @@ class RayNode:
         self._ray = None  # type: Any
         os.makedirs(self.log_dir, exist_ok=True)
         self._log = os.path.join(self.log_dir, "ray.log")
-        self.folder = self._make_folder()
+        self.folder = given["folder"]
+        self._make_folder()
 
-    def _make_folder(self) -> str:
-        """Make the folder. Its path is the same on all nodes: Ray before 2.5x takes that of the head on all of them."""
+    def _make_folder(self) -> None:
         with open(self._meet + ".token", encoding="ascii") as file:
             token = file.read()
-        # With emulated nodes, all of them are on one machine.
-        own = self.name if self._local_address.startswith("127.") else ""
-        name = "/hpcenv-" + hashlib.sha256((token + own).encode()).hexdigest()[:12]
-        above = tempfile.gettempdir()
-        folder = (above if len(above) + len(name) <= _LONGEST_FOLDER + 20 else "/tmp") + name
-        os.mkdir(folder, 0o700)
-        with os.fdopen(os.open(folder + "/token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        os.mkdir(self.folder, 0o700)
+        with os.fdopen(os.open(self.folder + "/token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
-        return folder
 
     def start(self, ports: Ports) -> None:
         """Start Ray; on another node than the first, wait for the head before."""

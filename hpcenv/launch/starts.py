@@ -45,6 +45,7 @@ def launcher_words(
     ranks: Path | None = None,
     local_rank: int | None = None,
     memory: int = 0,
+    ray_folder: str = "",
 ) -> list[str]:
     """Return what the agent starts, as words of its command line.
 
@@ -55,13 +56,15 @@ def launcher_words(
         ranks: folder for the output of the ranks; None for the folder of the training.
         local_rank: the only rank that the agent starts; None for all ranks of the node.
         memory: what Slurm gave to the job on this node, in MiB; 0 if that is not known.
+        ray_folder: for the files of Ray on this node.
     """
     log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)
     launcher = manifest.launch.launcher
     if launcher == "torchrun":
         return ["--", *torchrun_argv(manifest, settings, nodes=nodes, log_dir=log_dir)]
     if launcher == "ray":
-        words = ["--tasks", *ray_options(manifest, settings, nodes=nodes, memory=memory), f"--log-dir={log_dir}"]
+        words = ["--tasks", *ray_options(manifest, settings, nodes=nodes), f"--memory={memory}"]
+        words += [f"--folder={ray_folder}", f"--log-dir={log_dir}"]
         return [*words, "--", *python_words(manifest), *arguments(manifest, settings, nodes=nodes, log_dir=log_dir)]
     words = ["--tasks", f"--nodes={nodes}", f"--node-rank={settings.node_rank}"]
     words += [f"--tasks-per-node={manifest.nproc_per_node}", f"--log-dir={log_dir}"]
@@ -73,7 +76,7 @@ def launcher_words(
     return [*words, "--", *python_words(manifest), *arguments(manifest, settings, nodes=nodes, log_dir=log_dir)]
 
 
-def ray_options(manifest: Manifest, settings: NodeSettings, *, nodes: int, memory: int) -> list[str]:
+def ray_options(manifest: Manifest, settings: NodeSettings, *, nodes: int) -> list[str]:
     """Return the options of incontainer/ray_node.py for one node."""
     return [
         "--ray",
@@ -84,7 +87,6 @@ def ray_options(manifest: Manifest, settings: NodeSettings, *, nodes: int, memor
         f"--address={_endpoint(settings)}",
         f"--local-address={settings.local_address}",
         f"--gpus={manifest.gpus_per_node}",
-        f"--memory={memory}",
         f"--meet={RunFolder(Path(manifest.run_folder)).ray_of(settings.rendezvous.id)}",
     ]
 
