@@ -79,10 +79,10 @@ def main():
     else:
         ray.ask(given["node-name"], given["address"])
     print("Ray runtime started.", flush=True)
-    while raylet.poll() is None:
-        time.sleep(0.05)
-    print("Some Ray subprocesses exited unexpectedly:\\n  raylet [exit code=%d]" % raylet.returncode, flush=True)
-    sys.exit(1)
+    while True:
+        time.sleep(1)
+        if raylet.poll() is not None:
+            sys.exit("Remaining processes will be killed.")
 """
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -233,10 +234,17 @@ class RayNode:
         print("hpcenv: Ray has %d nodes: %s" % (len(names), " ".join(names)), flush=True)
 
     def require_ray(self) -> None:
-        """Raise RayFailed if Ray has ended on this node."""
-        if self._ray is not None and self._ray.poll() is not None:
-            code = self._ray.returncode
-            raise RayFailed("Ray ended with %d: %s" % (code if code >= 0 else 128 - code, self._last_line()))
+        """Raise RayFailed if Ray, or one of its daemons, has ended on this node."""
+        if self._ray is None:
+            return
+        # `ray start` looks once a second. Before that, the script may already have failed because of this node.
+        for pid in self._proc.children(self._ray.pid):
+            state, code = self._proc.state(pid)
+            if state == "Z" and code and code != signal.SIGTERM:
+                raise RayFailed("%s ended with %d" % (_name_of(pid), 128 + code if code < 128 else code >> 8))
+        code = self._ray.poll()
+        if code is not None:
+            raise RayFailed("`ray start` ended with %d: %s" % (code if code >= 0 else 128 - code, self._last_line()))
 
     def has_ended(self) -> bool:
         """Return whether the head says that the script has ended."""
@@ -252,11 +260,9 @@ class RayNode:
             os.unlink(self._meet + ".token")
 
     def _last_line(self) -> str:
-        """Return what `ray start` says of the process that ended, or else its last line."""
         with open(self._log, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-20000:].splitlines() if line.strip()]
-        said = [line for line in lines if "exit code" in line] or lines or ["it said nothing"]
-        return said[-1]
+            lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", file.read()[-20000:]).splitlines() if line.strip()]
+        return lines[-1].strip() if lines else "it said nothing"
 
     def end(self, keep_logs: bool) -> None:
         """End everything below this process, and remove the folder."""
@@ -297,6 +303,14 @@ class RayNode:
             shutil.copytree(os.path.realpath(logs), os.path.join(self.log_dir, "ray-logs"), ignore=left_out)
         except (OSError, shutil.Error):
             pass  # Ray had not begun to write, or the disk is full: ray.log is there
+
+
+def _name_of(pid: int) -> str:
+    try:
+        with open("/proc/%d/comm" % pid, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "a daemon"
 
 
 def _not_loopback(address: str) -> str:

@@ -183,8 +183,8 @@ def test_the_node_whose_ray_dies_is_named(job):
     os.kill(job.raylet(1), signal.SIGKILL)
     status, said, record = job.end(1)
     assert status == 1
-    assert said == "hpcenv: node n1: Ray ended with 1: raylet [exit code=-9]\n"
-    assert record["error"] == "Ray ended with 1: raylet [exit code=-9]"
+    assert said == "hpcenv: node n1: sleep ended with 137\n"
+    assert record["error"] == "sleep ended with 137"
     assert (job.folder / "logs" / "n1" / "ray-logs" / "raylet.out").read_text() == "a line of raylet"
     assert not Path(job.seen(1)[0]["options"]["temp-dir"]).exists()
 
@@ -202,7 +202,7 @@ def test_a_ray_that_does_not_start_in_its_time_is_started_again(job):
     (job.folder / "seen" / "n1.slow").touch()
     status, said, _ = job.start().end(0)
     assert status == 0, said
-    assert "Ray ended with 1: The current node timed out during startup.; it is started again" in job.end(1)[1]
+    assert "`ray start` ended with 1: The current node timed out during startup.; it is started again" in job.end(1)[1]
     assert len(job.seen(1)) == 2
 
 
