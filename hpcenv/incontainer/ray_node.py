@@ -151,6 +151,7 @@ class RayNode:
             AUTOSCALER_METRIC_PORT=str(ports.first + len(_PORT_OPTIONS)),
             DASHBOARD_METRIC_PORT=str(ports.first + len(_PORT_OPTIONS) + 1),
         )
+        os.environ.setdefault("VLLM_HOST_IP", self._local_address)  # vLLM compares it with Ray's address of the node
         if not self.is_head:
             self._wait_for_head()
         for left in reversed(range(_STARTS)):
