@@ -66,10 +66,11 @@ def project(cluster: Cluster) -> Project:
     made = _project(cluster, name, f'image = "host"\npython = "{venv}/bin/python"\n')
     packages = ray_world.site_packages()
     cluster.must(HOST_PYTHON, "-m", "venv", "--without-pip", venv)
-    packed = subprocess.Popen(["tar", "c", "--exclude=*.pth", "-C", str(packages), "."], stdout=subprocess.PIPE)
+    pack = ["tar", "c", "--exclude=*.pth", "-C", str(packages), "."]
     unpack = [str(TESTBED), "exec", "--node", "login", "--user", "alice", "--", "tar", "x", "-C", f"{venv}/{SITE}"]
-    subprocess.run(unpack, stdin=packed.stdout, check=True, timeout=300)
-    assert packed.wait() == 0
+    with subprocess.Popen(pack, stdout=subprocess.PIPE) as packed:
+        subprocess.run(unpack, stdin=packed.stdout, check=True, timeout=300)
+    assert packed.returncode == 0
     cluster.write(f"{venv}/{SITE}/hostenv.pth", f"/shared/hostenv/{SITE}\n")
     cluster.write(f"{made.folder}/train.py", TRAIN)
     cluster.write(f"{made.folder}/stranger.py", STRANGER)
