@@ -23,6 +23,8 @@ def locked(folder: Path, version: str) -> Path:
     for name in files:
         files[name] += "vllm = ray.cli:main\n" if name.endswith("entry_points.txt") else ""
     python = make_python(folder / "venv", files)
+    (python.parent / "vllm").write_text(f"#!{python}\n")
+    (python.parent / "vllm").chmod(0o755)
     project = folder / "project"
     project.mkdir()
     (project / "train.py").write_text("import ray\nray.init()\nprint('TRAINS', len(ray.nodes()))\n")
@@ -57,7 +59,7 @@ def test_its_commands_are_accepted(project: Path, words: list[str], fake_slurm: 
 
 
 def test_two_emulated_nodes_have_one_ray(project: Path) -> None:
-    words = ("--launcher", "ray", "--nodes", "2", "--gpus", "0", "--cluster", "local", "--name", "two")
+    words = ("--launcher", "ray", "--nodes", "2", "--gpus", "0", "--cluster", "local", "--name", "two", "--wait")
     done = hpcenv("submit", "train.py", *words, cwd=project, timeout=100)
     assert done.status == 0, done.stdout + done.stderr
     run = project / "runs" / "two"
