@@ -486,8 +486,8 @@ def _begin(
 def _ray_folder(node: _Node, settings: NodeSettings, stack: ExitStack) -> str:
     """Return the path of a folder for Ray's files, which the agent makes; also removed here, if the agent was killed.
 
-    Nobody can guess it. It is the same on all nodes: some versions of Ray use the one of the head everywhere. If nodes
-    are emulated, they are one machine.
+    Other users cannot guess it. It is the same on all nodes: some versions of Ray use the one of the head everywhere.
+    If nodes are emulated, they are one machine.
     """
     token = Path(f"{node.run.ray_of(settings.rendezvous.id)}.token").read_text()
     own = node.this_node.node if node.manifest.cluster == "local" else ""

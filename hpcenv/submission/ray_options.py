@@ -50,6 +50,6 @@ def require_locked_ray(locked: Lockfile) -> None:
     if match and (int(match[1]), int(match[2])) < (2, 52):
         raise UsageError(
             f"`--launcher ray`: Ray {versions[0]} is too old",
-            why="it has no token: whoever reaches a port of it could run code as you",
+            why="it has no token: each user who reaches a port of it could run code as you",
             hint="install Ray 2.52 or later, and lock again",
         )
