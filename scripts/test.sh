@@ -31,7 +31,7 @@ logs=$(mktemp -d)
 first=${HPCENV_TESTBED_INSTANCE:-$(printf %s "$PWD" | sha256sum | cut -c 1-8)}
 export HPCENV_TEST_TESTBEDS="$first ${first:0:9}b" PATH=$venv/bin:$PATH DS_BUILD_OPS=0 DEBIAN_FRONTEND=noninteractive
 export HPCENV_TEST_TORCH_PYTHON=$venv/bin/python
-for one in hub frameworks hydra exports sessions trackers; do export "HPCENV_TEST_${one^^}_PYTHON=$venv/$one/bin/python"; done
+for one in hub frameworks hydra exports ray sessions trackers; do export "HPCENV_TEST_${one^^}_PYTHON=$venv/$one/bin/python"; done
 
 check() { # NAME COMMAND...: its output is shown, its failure is kept
   printf '\n[%4d s] == %s\n' $((SECONDS - began)) "$1"
@@ -76,7 +76,7 @@ environment() { # FOLDER LOCK [PACKAGE]: by the locked pip, for older ones canno
 install() { # FOLDER: what it locks; torch, whose build depends on the index; this checkout
   environment "$venv" "$1/$lock" torch==2.13.0 && pip install -qq --no-deps --no-build-isolation -e . || return
   for one in hub hydra exports sessions ${HPCENV_TEST_LONG:+trackers}; do environment "$venv/$one" "$1/$one.txt" || return; done
-  [ -z "${HPCENV_TEST_LONG:-}" ] || environment "$venv/frameworks" "$1/frameworks.txt" torch==2.13.0
+  for one in ${HPCENV_TEST_LONG:+frameworks ray}; do environment "$venv/$one" "$1/$one.txt" torch==2.13.0 || return; done
 }
 check "packages" install "$PWD/tests/packages" || exit
 if [ $newest -eq 1 ]; then

@@ -4,6 +4,7 @@ Runs on: inside the image (or in a host environment), alone: standard library an
 
     python3 agent.py RECORD [--start-gate FOLDER] -- TORCHRUN-ARGUMENTS...
     python3 agent.py RECORD [--start-gate FOLDER] --tasks ARGUMENTS...   # tasks.py starts the program, not torchrun
+    python3 agent.py RECORD [--start-gate FOLDER] --tasks --ray ARGUMENTS...   # ray_node.py starts Ray and the program
 
 With --start-gate it imports torch and waits in FOLDER for the launch step outside, before it starts anything
 (start_gate.py in this folder; container/start_gate.py is the other side).
@@ -414,7 +415,10 @@ def run_tasks(record_path: str, argv: List[str]) -> int:
     _own_import_path()
     tasks = _beside("tasks")
     _outlive(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
-    record = tasks.run(argv, _beside("rank_watch"), _proc)
+    if argv[:1] == ["--ray"]:
+        record = _beside("ray_node").run(argv, tasks, _proc)
+    else:
+        record = tasks.run(argv, _beside("rank_watch"), _proc)
     if record["status"] != 0:
         _write(record_path, record)
     return int(record["status"])

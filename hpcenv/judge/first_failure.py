@@ -234,7 +234,7 @@ def _of_candidate(
     record, rank = first.record, first.rank
     if rank is None:
         detail = visible(record.detail)[:_MESSAGE]
-        who = "torchrun" if record.launcher == "torchrun" else "the agent"
+        who = {"torchrun": "torchrun", "ray": "Ray"}.get(record.launcher, "the agent")
         parts = [f"node {visible(record.node)}", f"{who} ended with {_ended(record.status, record.signal)}"]
         if record.status in _GATE and detail:
             parts = parts[:1] if record.node not in detail else []  # torchrun was not started

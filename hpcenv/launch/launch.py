@@ -60,6 +60,9 @@ _MOST_COUNTERS = 8
 
 _CODE = "code.digest"
 
+# The path of a socket has at most 107 bytes (unix(7)); the names of ours and of Ray's folders below need up to 86.
+_LONGEST_ABOVE_RAY = 20
+
 GATE_STATUSES = (NodeRejected.exit_status, NodesUnknown.exit_status)
 
 
@@ -444,10 +447,19 @@ def _begin(
     # Ranks with another folder belong to the smoke test.
     watched_in = folder_of_ranks(outside, in_container=sif is not None) if manifest.watch and not node.ranks else ""
     variables = _variables(node, settings, watched_in)
+    words = starts.launcher_words(
+        manifest,
+        settings,
+        nodes=nodes,
+        ranks=node.ranks,
+        local_rank=node.local_rank,
+        memory=_memory(node.environ),
+        ray_folder=_ray_folder(node, settings, stack) if manifest.launch.launcher == "ray" else "",
+    )
     argv = agent_argv(
         manifest,
         node.this_node.node,
-        words=starts.launcher_words(manifest, settings, nodes=nodes, ranks=node.ranks, local_rank=node.local_rank),
+        words=words,
         gate_options=gate.options,
         ranks=node.ranks,
         local_rank=node.local_rank,
@@ -469,6 +481,29 @@ def _begin(
     what = "torchrun" if manifest.launch.launcher == "torchrun" else "the training"
     child = _start(start, () if sif is None else (sif[0],), stack, output, what=what)
     return Begun(child=child, gate=gate, before=before)
+
+
+def _ray_folder(node: _Node, settings: NodeSettings, stack: ExitStack) -> str:
+    """Return the path of a folder for Ray's files, which the agent makes; also removed here, if the agent was killed.
+
+    Other users cannot guess it. It is the same on all nodes: some versions of Ray use the one of the head everywhere.
+    If nodes are emulated, they are one machine.
+    """
+    token = Path(f"{node.run.ray_of(settings.rendezvous.id)}.token").read_text()
+    own = node.this_node.node if node.manifest.cluster == "local" else ""
+    name = f"hpcenv-{hashlib.sha256(f'{token}{own}'.encode()).hexdigest()[:12]}"
+    if node.manifest.environment.kind == "sif":
+        return f"/tmp/{name}"  # noqa: S108  (a path in the container, whose /tmp is removed)
+    above = tempfile.gettempdir()
+    folder = f"{above if len(above) <= _LONGEST_ABOVE_RAY else '/tmp'}/{name}"  # noqa: S108
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _memory(environ: Mapping[str, str]) -> int:
+    """Return what Slurm gave to the job on this node, in MiB; 0 if that is not known, or all of the node."""
+    given = environ.get("SLURM_MEM_PER_NODE", "")
+    return int(given) if given.isdecimal() else 0
 
 
 def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from hpcenv.incontainer import proc
 from hpcenv.process import below, parent_of
 
 _PR_SET_CHILD_SUBREAPER = 36
+_MARKS = frozenset({b"LOCAL_RANK", b"HPCENV_RAY_SCRIPT"})
 
 
 def adopt_orphans() -> None:
@@ -36,13 +37,14 @@ def ranks_below(pid: int) -> tuple[int, ...]:
     """Return the ranks that torchrun `pid` started, without the processes that the ranks started.
 
     A rank has LOCAL_RANK in its environment, and its parent, torchrun, does not. The children of
-    a rank, for example the workers of a data loader, inherit the variable.
+    a rank, for example the workers of a data loader, inherit the variable. The script of Ray counts as a rank: it has
+    another variable (incontainer/ray_node.py).
     """
     return tuple(rank for rank in below(pid) if _has_rank(rank) and not _has_rank(parent_of(rank)))
 
 
 def _has_rank(pid: int | None) -> bool:
-    return pid is not None and b"LOCAL_RANK" in proc.variables(pid)
+    return pid is not None and not _MARKS.isdisjoint(proc.variables(pid))
 
 
 def send(pids: Iterable[int], number: int) -> None:

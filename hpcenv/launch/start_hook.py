@@ -37,6 +37,8 @@ def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = (), watch:
         cpus: for each local rank, its bound CPUs; empty for a rank that is not bound.
         watch: path at which the ranks see the folder for their pulses; empty if they are not watched.
     """
+    if manifest.launch.launcher == "ray":
+        return {}  # each worker process of Ray would have it, and none is a rank when it starts
     if not manifest.start_hook_sha256 or not (is_needed(manifest) or any(cpus)):
         return {}
     options: dict[str, object] = {

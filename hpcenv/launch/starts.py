@@ -3,8 +3,9 @@
 Runs on: COMPUTE NODE. Standard library only. Pure.
 
 `torchrun`: one agent on each node starts torchrun, which starts the ranks. `srun`: one agent in each Slurm task starts
-one rank. `none`: one agent on each node starts the program once, and the program starts the ranks. `tasks`: one agent
-on each node starts plain processes, for functions (api/executor.py).
+one rank. `none`: one agent on each node starts the program once, and the program starts the ranks. `ray`: one agent on
+each node starts Ray, and the one on the first node starts the script. `tasks`: one agent on each node starts plain
+processes, for functions (api/executor.py).
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def launcher_words(
     nodes: int,
     ranks: Path | None = None,
     local_rank: int | None = None,
+    memory: int = 0,
+    ray_folder: str = "",
 ) -> list[str]:
     """Return what the agent starts, as words of its command line.
 
@@ -52,11 +55,17 @@ def launcher_words(
         nodes: number of nodes that train.
         ranks: folder for the output of the ranks; None for the folder of the training.
         local_rank: the only rank that the agent starts; None for all ranks of the node.
+        memory: what Slurm gave to the job on this node, in MiB; 0 if that is not known.
+        ray_folder: for the files of Ray on this node.
     """
     log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)
     launcher = manifest.launch.launcher
     if launcher == "torchrun":
         return ["--", *torchrun_argv(manifest, settings, nodes=nodes, log_dir=log_dir)]
+    if launcher == "ray":
+        words = ["--tasks", *ray_options(manifest, settings, nodes=nodes), f"--memory={memory}"]
+        words += [f"--folder={ray_folder}", f"--log-dir={log_dir}"]
+        return [*words, "--", *python_words(manifest), *arguments(manifest, settings, nodes=nodes, log_dir=log_dir)]
     words = ["--tasks", f"--nodes={nodes}", f"--node-rank={settings.node_rank}"]
     words += [f"--tasks-per-node={manifest.nproc_per_node}", f"--log-dir={log_dir}"]
     if launcher == "srun":
@@ -65,6 +74,21 @@ def launcher_words(
     elif launcher == "none":
         words += ["--program", *_set(program_variables(manifest, settings, nodes=nodes, log_dir=log_dir))]
     return [*words, "--", *python_words(manifest), *arguments(manifest, settings, nodes=nodes, log_dir=log_dir)]
+
+
+def ray_options(manifest: Manifest, settings: NodeSettings, *, nodes: int) -> list[str]:
+    """Return the options of incontainer/ray_node.py for one node."""
+    return [
+        "--ray",
+        "--tasks-per-node=1",
+        f"--nodes={nodes}",
+        f"--node-rank={settings.node_rank}",
+        f"--node={settings.node}",
+        f"--address={_endpoint(settings)}",
+        f"--local-address={settings.local_address}",
+        f"--gpus={manifest.gpus_per_node}",
+        f"--meet={RunFolder(Path(manifest.run_folder)).ray_of(settings.rendezvous.id)}",
+    ]
 
 
 def _set(variables: Mapping[str, str]) -> list[str]:
@@ -157,12 +181,16 @@ def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log
 
 def _rendezvous_options(settings: NodeSettings) -> list[str]:
     """Return the rendezvous options of torchrun."""
-    rendezvous = settings.rendezvous
-    host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
     return [
         "--rdzv_backend=c10d",
-        f"--rdzv_endpoint={host}:{rendezvous.port}",
-        f"--rdzv_id={rendezvous.id}",
+        f"--rdzv_endpoint={_endpoint(settings)}",
+        f"--rdzv_id={settings.rendezvous.id}",
         f"--rdzv_conf=is_host={int(settings.node_rank == 0)}",
         f"--local_addr={settings.local_address}",
     ]
+
+
+def _endpoint(settings: NodeSettings) -> str:
+    rendezvous = settings.rendezvous
+    host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
+    return f"{host}:{rendezvous.port}"

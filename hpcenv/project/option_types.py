@@ -44,7 +44,7 @@ class OptionValues:
     assume_shared: bool = False
     module: bool = False
     entry: bool = False
-    launcher: Literal["torchrun", "srun", "none"] | None = None
+    launcher: Literal["torchrun", "srun", "none", "ray"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     expand: bool = False
     torchrun_args: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class SubmitTable(Document):
     dependency: Word | None = None
     comment: Text | None = None
     assume_shared: bool = False
-    launcher: Literal["torchrun", "srun", "none"] | None = None
+    launcher: Literal["torchrun", "srun", "none", "ray"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     rocm: bool = False
     runtime: Text | None = None
@@ -174,7 +174,7 @@ class SubmitKeywords(TypedDict, total=False):
     cluster: Literal["slurm", "local"]
     module: bool
     entry: bool
-    launcher: Literal["torchrun", "srun", "none"]
+    launcher: Literal["torchrun", "srun", "none", "ray"]
     cpu_binding: Literal["near-gpu", "off"]
     expand: bool
     torchrun_args: Sequence[str]

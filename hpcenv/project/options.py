@@ -409,8 +409,9 @@ OPTIONS: tuple[Option, ...] = (
         kind="choice",
         choices=LAUNCHERS,
         group="What runs",
-        help="What starts the ranks: torchrun; srun, one Slurm task for each rank; or none: the program is started "
-        "once on each node, and starts the ranks itself. Default: torchrun.",
+        help="What starts the ranks: torchrun; srun, one Slurm task for each rank; none: the program is started "
+        "once on each node, and starts the ranks itself; or ray: Ray runs on all nodes, and the program on the first. "
+        "Default: torchrun.",
         places=EVERYWHERE,
     ),
     Option(

@@ -30,7 +30,7 @@ class SiteSubmitTable(Document):
     reservation: Word | None = None
     exclude: Word | None = None
     comment: Text | None = None
-    launcher: Literal["torchrun", "srun", "none"] | None = None
+    launcher: Literal["torchrun", "srun", "none", "ray"] | None = None
     cpu_binding: Literal["near-gpu", "off"] | None = None
     rocm: bool = False
     setup: tuple[str, ...] = ()

@@ -13,10 +13,12 @@ from hpcenv.records.session import SessionOptions
 Severity = Literal["must", "warn", "info"]
 DeterminismProfile = Literal["off", "seeded", "bitwise"]
 DETERMINISM_PROFILES: tuple[DeterminismProfile, ...] = ("off", "seeded", "bitwise")
-Launcher = Literal["torchrun", "srun", "none"]
+Launcher = Literal["torchrun", "srun", "none", "ray"]
 CpuBinding = Literal["near-gpu", "off"]
 CPU_BINDINGS: tuple[CpuBinding, ...] = ("near-gpu", "off")
-LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none")
+LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none", "ray")
+# The program starts the ranks itself: hpcenv knows neither their number nor their environment.
+WITHOUT_RANKS: tuple[Launcher, ...] = ("none", "ray")
 Value = str | int | float | bool | tuple[str, ...]
 
 
@@ -246,7 +248,8 @@ class LaunchOptions:
 
     Attributes:
         launcher: `torchrun`; `srun`, which starts one Slurm task for each rank; `none`, which starts the program once
-            on each node; or `tasks`, which starts plain processes without a rendezvous (incontainer/tasks.py).
+            on each node; `ray`, which starts Ray on all nodes and the program on the first; or `tasks`, which starts
+            plain processes without a rendezvous (incontainer/tasks.py).
         torchrun_args: more arguments for torchrun, each literal.
         cpu_binding: `near-gpu`: each rank runs on the CPUs near its GPU; `off`.
         expand: words such as `{master_addr}` in the program's arguments are replaced on each node.

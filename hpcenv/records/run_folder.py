@@ -291,6 +291,10 @@ class RunFolder:
     def env_of(self, node: str) -> Path:
         return self.env / f"{node}.json"
 
+    def ray_of(self, rendezvous: str) -> Path:
+        """How the names of two files begin: the token of Ray, which is removed, and the mark that its script ended."""
+        return self.env / f"ray-{rendezvous}"
+
     @property
     def launched(self) -> Path:
         """The nodes that train, for srun's --nodelist; written if the job has spare nodes."""

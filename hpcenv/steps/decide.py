@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, read_end, save_record, write_text
+from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import SRUN_GAVE_UP, NodeSettings, Verdict
 from hpcenv.steps import smoke_judge
@@ -44,7 +46,7 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
         manifest, place.nodes, reported, problems, attempt=place.attempt, job_id=place.job_id, window=window
     )
     if verdict.rendezvous is not None:
-        _write_settings(run, manifest.run, place, verdict, choice)
+        _write_settings(run, manifest, place, verdict, choice)
     # The verdict is written last: a reader who finds it also finds the settings.
     save_record(verdict, run.verdict)
     print(verdict_table.brief(verdict, lockfile=manifest.lockfile), flush=True)
@@ -62,16 +64,20 @@ def _use_image(sif: str) -> None:
             os.utime(Path(sif).with_suffix(".json"))
 
 
-def _write_settings(run: RunFolder, name: str, place: ThisNode, verdict: Verdict, choice: Choice) -> None:
+def _write_settings(run: RunFolder, manifest: Manifest, place: ThisNode, verdict: Verdict, choice: Choice) -> None:
     assert verdict.rendezvous is not None
     # They are not flushed to disk: each attempt writes them again, and a large job has a thousand of them.
     write_text("\n".join(verdict.launched) + "\n", run.launched, durable=False)
     if any(setting.value.startswith(f"{run.flight}/") for settings in choice.settings.values() for setting in settings):
         run.flight_of(place.attempt).mkdir(parents=True, exist_ok=True)
+    if manifest.launch.launcher == "ray":
+        token = os.open(f"{run.ray_of(verdict.rendezvous.id)}.token", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(token, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
     for rank, node in enumerate(verdict.launched):
         settings = NodeSettings(
             schema=SCHEMA,
-            run=name,
+            run=manifest.run,
             node=node,
             attempt=place.attempt,
             node_rank=rank,

@@ -13,7 +13,7 @@ from hpcenv.incontainer.start_hook.switches import SWITCHES, variables_of
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.option_values import first_and_last
 from hpcenv.project.spec import Project
-from hpcenv.records.manifest import DeterminismOptions, Launcher, RecordingOptions, Setting
+from hpcenv.records.manifest import WITHOUT_RANKS, DeterminismOptions, Launcher, RecordingOptions, Setting
 from hpcenv.submission.request import SubmitOptions
 
 
@@ -40,14 +40,14 @@ def determinism_options(
     profile = options.determinism or locked.determinism.profile
     seed = project.determinism.seed if options.seed is None else options.seed
     seeds = profile == "off" and (options.seed is not None or "seed" in project.determinism.model_fields_set)
-    if launcher == "none" and (seeds or profile != "off"):
-        raise _not_ours(options, profile, seed, seeds=seeds)
+    if launcher in WITHOUT_RANKS and (seeds or profile != "off"):
+        raise _not_ours(options, profile, seed, seeds=seeds, launcher=launcher)
     nccl = _nccl(locked) if backend == "nccl" else None
     given = variables_of(profile, seed=seed, nccl=nccl, gpus=gpus > 0, seeds=seeds)
     return DeterminismOptions(profile=profile, seed=seed, seeds=seeds, variables=given)
 
 
-def _not_ours(options: SubmitOptions, profile: str, seed: int, *, seeds: bool) -> UsageError:
+def _not_ours(options: SubmitOptions, profile: str, seed: int, *, seeds: bool, launcher: str) -> UsageError:
     if seeds:
         typed, option, line = options.seed is not None, f"--seed {seed}", f"seed = {seed}"
     else:
@@ -55,7 +55,7 @@ def _not_ours(options: SubmitOptions, profile: str, seed: int, *, seeds: bool) -
     asked = f"`{option}`" if typed else f"`{line}` under [determinism]"
     without = f"without {asked}" if typed or seeds else "--determinism off"
     return UsageError(
-        f"`--launcher none` and {asked} contradict each other",
+        f"`--launcher {launcher}` and {asked} contradict each other",
         why="the program starts the ranks itself, so hpcenv cannot seed them or set their switches",
         hint=f"{without}, and hpcenv.training.seed_everything({seed}) in the script; or another --launcher",
     )

@@ -66,6 +66,7 @@ from hpcenv.submission.locked_container import LockedSif, identify_sif
 from hpcenv.submission.node_code import start_hook_digest
 from hpcenv.submission.node_share import NodeShare
 from hpcenv.submission.plan import Call, EarlierRuns, Plan, Request, render_script
+from hpcenv.submission.ray_options import require_locked_ray
 from hpcenv.submission.request import (
     Cluster,
     MergedOptions,
@@ -308,6 +309,8 @@ def _shape(wanted: _Wanted) -> _Shape:
     request = replace(request, fingerprint=edited or lockfile.fingerprint)
     origins = choose_site.with_origins(wanted.merged.origins, profile)
     notes += _idle_gpus(options, request, origins, lockfile)
+    if options.launcher == "ray":
+        require_locked_ray(lockfile)
     if options.script is not None and wanted.script is not None:
         nodes, nproc, launcher = request.nodes, request.nproc_per_node, options.launcher or "torchrun"
         ranks = LaunchShape(launcher=launcher, nodes=nodes, nproc_per_node=nproc)

@@ -31,6 +31,7 @@ from hpcenv.records.request import RequestRecord
 from hpcenv.records.session import SessionOptions
 from hpcenv.submission import launch_options as launch_rules
 from hpcenv.submission.plan import Call, Request
+from hpcenv.submission.ray_options import require_for_ray
 
 _HELP = Command("hpcenv", "submit", "--help")
 _IN_PYTHON = "docs/reference/options.md lists the keywords: `--gpu-type` is `gpu_type=`"
@@ -304,7 +305,7 @@ def make_request(options: SubmitOptions) -> Request:
     """
     gpus = options.gpus or 0
     nproc = options.nproc if options.nproc is not None else gpus
-    if options.session is not None:
+    if options.session is not None or (options.launcher == "ray" and not gpus):
         nproc = 1
     if nproc == 0:
         missing = "neither --gpus nor" if options.gpus is None else "there is a rank for each GPU, --gpus is 0, and no"
@@ -384,6 +385,8 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
         return LaunchOptions(launcher="none")
     launcher = options.launcher or "torchrun"
     launch_rules.check_launcher(launcher, options.torchrun_args)
+    if launcher == "ray":
+        require_for_ray(options)
     launch_rules.check_torchrun_args(options.torchrun_args, torch=torch)
     if options.expand:
         launch_rules.check_expand(options.args)
@@ -398,7 +401,9 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
         torchrun_args=options.torchrun_args,
         # With spare nodes, only the check decides which nodes train.
         expand=options.expand,
-        cpu_binding=launch_rules.cpu_binding(options.cpu_binding, options.torchrun_args, options.srun),
+        cpu_binding="off"
+        if launcher == "ray"
+        else launch_rules.cpu_binding(options.cpu_binding, options.torchrun_args, options.srun),
     )
 
 

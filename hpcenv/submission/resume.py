@@ -16,7 +16,7 @@ from hpcenv.incontainer.provenance import CHECKPOINTS
 from hpcenv.launch.run_variables import commit_of
 from hpcenv.project.context import Context
 from hpcenv.project.lockfile import Lockfile
-from hpcenv.records.manifest import Manifest
+from hpcenv.records.manifest import WITHOUT_RANKS, Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.find import find_run
 from hpcenv.submission.plan import EarlierRuns, Request
@@ -82,7 +82,8 @@ def _no_checkpoint(word: str, folder: Path) -> FileUnusable:
 def compare(checkpoint: Path | None, locked: Lockfile, request: Request, manifest: Manifest) -> list[str]:
     """Return a note for each value that the checkpoint was written with and that this run will not have.
 
-    With `--launcher none` the program itself decides how many ranks there are, and the world size is not compared.
+    With `--launcher none` and `ray` the program itself decides how many ranks there are, so the world size is not
+    compared.
     """
     if checkpoint is None:
         return []
@@ -91,7 +92,7 @@ def compare(checkpoint: Path | None, locked: Lockfile, request: Request, manifes
     torch = str(locked.facts.get("torch.version", ""))
     now: dict[str, Any] = {
         "torch": torch if re.match("[0-9]", torch) else None,
-        "world_size": None if manifest.launch.launcher == "none" else request.nodes * request.nproc_per_node,
+        "world_size": None if manifest.launch.launcher in WITHOUT_RANKS else request.nodes * request.nproc_per_node,
         "fingerprint": request.fingerprint or None,
         "commit": commit_of(manifest.source) or None,
     }

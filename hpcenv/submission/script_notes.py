@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpcenv.records.manifest import Launcher
+from hpcenv.records.manifest import WITHOUT_RANKS, Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list
         script: its name, for the notes.
         content: its bytes.
         tree: the result of `compile`. The module `ast` is not needed, and its import would cost time.
-        shape: how the script will start. With `--launcher none` the program starts the ranks: no notes then.
+        shape: how the script will start. With `--launcher none` and `ray` the program starts the ranks: no notes then.
     """
     found = {text: line for line, text in _relative_imports(script, tree)}
-    if shape.launcher == "none" or not _WORDS.search(content):
+    if shape.launcher in WITHOUT_RANKS or not _WORDS.search(content):
         return [f"`{script}`, line {line}: {text}" for text, line in found.items()]
     nodes = list(_walk(tree))
     for rule in (_data_parallel, _spawn, _own_address, _local_rank_argument):

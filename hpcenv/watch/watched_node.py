@@ -50,7 +50,7 @@ class WatchedNode:
 
         With `--launcher srun` each task of the node has its own launch step.
         """
-        if self.manifest.launch.launcher not in ("torchrun", "none"):
+        if self.manifest.launch.launcher not in ("torchrun", "none", "ray"):
             return None
         return lambda: [self.launch, *(pid for pid, _ in proc.descendants(self.launch) if pid != os.getpid())]
 

@@ -1,0 +1,55 @@
+"""What `--launcher ray` needs of the options and of the lockfile.
+
+Runs on: LOGIN NODE. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hpcenv.errors import UsageError
+from hpcenv.project.lockfile import Lockfile
+from hpcenv.project.option_types import OptionValues
+
+_BY_RAY = "Ray's scheduler starts its workers as the script asks for them"
+_NO_RANKS = "the workers of Ray are no ranks, and hpcenv does not look into them"
+_REASONS = {
+    "nproc": (f"{_BY_RAY}; Ray itself gets the CPUs and GPUs of each node", "--cpus and --gpus say what Ray gets"),
+    "hash_parameters_every": (_NO_RANKS, "leave it out"),
+    "trace_steps": (_NO_RANKS, "leave it out"),
+    "stop_after_steps": (_NO_RANKS, "leave it out"),
+}
+
+
+def require_for_ray(options: OptionValues) -> None:
+    """Refuse options that a run with Ray cannot honour.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, (why, hint) in _REASONS.items():
+        if getattr(options, name):
+            what = f"`--{name.replace('_', '-')}` and `--launcher ray` contradict each other"
+            raise UsageError(what, why=why, hint=hint)
+
+
+def require_locked_ray(locked: Lockfile) -> None:
+    """Refuse an environment without Ray, or with one that has no token.
+
+    Raises:
+        UsageError: it cannot start Ray.
+    """
+    versions = [] if locked.packages is None else [dist.version for dist in locked.packages.dist if dist.name == "ray"]
+    if not versions:
+        raise UsageError(
+            "`--launcher ray`: the environment has no Ray",
+            why="the lockfile has no package `ray`",
+            hint="install ray into the image or the host environment, and lock again",
+        )
+    match = re.match(r"(\d+)\.(\d+)", versions[0])
+    if match and (int(match[1]), int(match[2])) < (2, 52):
+        raise UsageError(
+            f"`--launcher ray`: Ray {versions[0]} is too old",
+            why="it has no token: each user who reaches a port of it could run code as you",
+            hint="install Ray 2.52 or later, and lock again",
+        )
