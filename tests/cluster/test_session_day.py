@@ -68,8 +68,8 @@ def _needs_of_hpcenv() -> str:
 
 @pytest.fixture(scope="module")
 def day(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project on the host, in whose Python JupyterLab, TensorBoard and hpcenv are installed; it has no torch, so any
-    of the testbed's GPUs may be asked for."""
+    """A project on the host, in whose Python JupyterLab, TensorBoard and hpcenv are installed; its torch is that
+    of the testbed, which cannot use GPUs: `--allow-cpu-torch` stands beside `--gpus`."""
     place = tmp_path_factory.mktemp("day")
     (place / "needs.txt").write_text(_needs_of_hpcenv())
     pip = (sys.executable, "-m", "pip")
@@ -83,9 +83,9 @@ def day(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Project:
     packed = subprocess.run(["tar", "-C", str(place), "-c", "wheels"], capture_output=True, check=True).stdout
     unpack = [str(TESTBED), "exec", "--node", "login", "--user", "alice", "--cwd", made.folder, "--", "tar", "-x"]
     subprocess.run(unpack, input=packed, check=True, timeout=300)
-    install = "/shared/python3.11/bin/python3.11 -m venv venv && venv/bin/pip install -qq --no-index --no-deps wheels/*.whl && rm -r wheels"
+    install = "/shared/python3.11/bin/python3.11 -m venv venv && venv/bin/pip install -qq --no-index --no-deps wheels/*.whl && rm -r wheels && echo /shared/hostenv/lib/python3.11/site-packages > venv/lib/python3.11/site-packages/torch.pth"
     cluster.must("sh", "-c", install, cwd=made.folder, timeout=600)
-    spec = 'image = "host"\npython = "venv/bin/python"\n[policy]\n"torch.version" = "info"\n'
+    spec = 'image = "host"\npython = "venv/bin/python"\n'
     cluster.write(f"{made.folder}/hpcenv.toml", spec)
     made.must("lock", "--no-wheels", timeout=600)
     return made
@@ -160,7 +160,7 @@ def wait_until(project: Project, run: str, state: str) -> None:
 def submit_in_a_notebook(day: Project, browser: Browser, address: str, tmp_path: Path) -> None:
     """The cell of the page submits a job; it gets nothing of the session's own job."""
     cell = "\n".join(code("docs/how-to/session-services.md", "Submit from a notebook", "python"))
-    fits = cell.replace("gpus=8", "gpus=4")
+    fits = cell.replace("gpus=8", "gpus=4, allow_cpu_torch=True")
     day.cluster.write(f"{day.folder}/notes.ipynb", notebook(f"{fits}\nprint('SUBMITTED', job.run.name)"))
     run_cell(browser, address, "notes.ipynb", "SUBMITTED train-")
     browser.picture(pictures("day-notebook.png", tmp_path))
@@ -182,7 +182,13 @@ def test_the_day_of_the_page(day: Project, laptop: Laptop, cluster: Cluster, tmp
     """But for `--gpus 8`: the testbed has two nodes with 8 GPUs, and the notebook has one of them."""
     run, seen = "", []
     for line in code("docs/how-to/sessions.md", "A day", "bash"):
-        words = shlex.split(line.replace(" RUN", f" {run}").replace("--gpus 8", "--gpus 4"))
+        words = shlex.split(
+            re.sub(
+                r"--gpus [14]",
+                r"\g<0> --allow-cpu-torch",
+                line.replace(" RUN", f" {run}").replace("--gpus 8", "--gpus 4"),
+            )
+        )
         verb = words[2] if words[1] == "session" else words[1]
         seen.append(verb)
         if verb == "shell":
