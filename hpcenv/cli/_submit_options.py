@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -32,10 +33,16 @@ def submit_options(
         rare_groups: groups whose options are all rare in this command.
         only: names of the options that it gets; None for all.
     """
-    for row in reversed(in_place("command")):
-        if only is not None and row.name not in only:
+    rows = in_place("command")
+    lacking = [row.flag for row in rows if only is not None and row.name not in only]
+    for row in reversed(rows):
+        if row.flag in lacking:
             continue
-        words = {**_words(row), "rare": row.rare or row.group in rare_groups}
+        # No sentence about an option that the command lacks.
+        said = (
+            one for one in re.split(r"(?<=\.) ", row.help) if not any(re.search(rf"{flag}\b", one) for flag in lacking)
+        )
+        words = {**_words(row), "help": " ".join(said), "rare": row.rare or row.group in rare_groups}
         command = click.option(*_spelling(row), row.name, cls=GroupedOption, **words)(command)
     return command
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
 from hpcenv.cli import _accept, _render, _session
 from hpcenv.cli._help_all import GroupedCommand
-from hpcenv.errors import HpcenvError, UsageError
+from hpcenv.errors import HpcenvError, Interrupted, UsageError
+from hpcenv.records.session import SessionFolder
 from hpcenv.runs.attach import attach, plan_attach
 from hpcenv.runs.cancel import cancel
+from hpcenv.runs.entries import open_run
 
 # A connection that was lost ends the job after it: time to come back with `hpcenv attach`.
 _SECONDS_UNUSED = 600
@@ -52,14 +56,27 @@ def command(keep: bool, accept: str | None, **params: Any) -> int:
             f"{result.run}, node {door.node}; the job {'goes on' if keep else 'ends'} when you leave this shell"
         )
         return attach(plan_attach(_render.cwd(), folder, environ=os.environ, tty=True))
+    except Interrupted as stop:
+        raise stop if keep else Interrupted("interrupted; the job is cancelled") from stop
     finally:
         if not keep:
-            _end(folder)
+            _end(result.run_folder)
 
 
-def _end(folder: str) -> None:
-    """Cancel the job. The status of the shell counts, not whether Slurm answers at once."""
+def _end(folder: Path) -> None:
+    """Cancel the job, and remove the session's folder, which no later shell uses.
+
+    The status of the shell counts, not whether Slurm answers at once.
+    """
     try:
-        cancel(_render.cwd(), folder, environ=os.environ, pause=time.sleep)
+        session = open_run(folder).manifest.session
+        cancel(_render.cwd(), str(folder), environ=os.environ, pause=time.sleep)
     except HpcenvError as error:
         _render.tell(f"the job may still run: {error.what}")
+        return
+    assert session is not None
+    lasting = SessionFolder(Path(session.folder))
+    if any(not path.name.startswith(".") for path in lasting.home.iterdir()):
+        _render.tell(f"note: you have left files in the home of this session: {lasting.home}")
+    else:
+        shutil.rmtree(lasting.path, ignore_errors=True)

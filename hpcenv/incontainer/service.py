@@ -57,6 +57,9 @@ def main(path: str) -> int:
         except OSError as error:
             print("no network namespace: %s" % error, file=sys.stderr)
             return NO_NAMESPACE
+    if config["private"] and os.readlink("/proc/self/ns/net") == config["network"]:
+        print("no network namespace: this is that of the node", file=sys.stderr)
+        return NO_NAMESPACE
     return relay(argv, config["socket"], config["port"] or free_port(), private=config["private"])
 
 

@@ -6,23 +6,21 @@ Runs on: COMPUTE NODE, as one process beside what holds the job. Standard librar
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pwd
 import select
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.container.manifest import open_manifest
-from hpcenv.errors import FileUnusable, HpcenvError
+from hpcenv.errors import HpcenvError
 from hpcenv.machine.this_node import ThisNode, find_this_node
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
@@ -30,15 +28,13 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionFolder, SessionNode
 from hpcenv.sessions import ports
+from hpcenv.sessions.folders import locked, node_folder, require_private
 from hpcenv.sessions.notices import Notices, say
 from hpcenv.sessions.services import Services, serving
 from hpcenv.sessions.ssh import find_sshd, sshd_config
 
-_PREFIX = "hpcenv-session-"
 _SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_BETWEEN_STARTS = 0.2
-# Paths of Unix sockets are at most 107 bytes long; those of Jupyter's kernels need 58 of them.
-_LONGEST_FOLDER = 48
 
 
 def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
@@ -71,9 +67,14 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
 def _wait_for_start(path: Path) -> bool:
     """Wait until the start gate has passed this node; return whether the session did not end before."""
     while not path.exists():
-        if select.select([sys.stdin], [], [], _SECONDS_BETWEEN_STARTS)[0]:
+        if _is_over(_SECONDS_BETWEEN_STARTS):
             return False
     return True
+
+
+def _is_over(seconds: float) -> bool:
+    """Return whether the session ends within this time: standard input is closed."""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def _end_with(error: HpcenvError | OSError, run: RunFolder, manifest: Manifest, this_node: ThisNode) -> None:
@@ -102,51 +103,9 @@ def _serving(
         settings=SessionFolder(Path(session.folder)).jupyter,
         logs=run.session / "logs",
         say=say,
+        is_over=_is_over,
         allow_port=session.allow_port,
     )
-
-
-@contextmanager
-def node_folder() -> Iterator[NodeFolder]:
-    """Make the folder of a session on this node, which only its user can read; remove it after the block.
-
-    Also remove what a session of this user left here whose processes were killed: its lock is free.
-    """
-    place = tempfile.gettempdir()
-    if len(place) + len(_PREFIX) + 8 > _LONGEST_FOLDER:
-        place = "/tmp"  # noqa: S108  (the folder gets a name that cannot be guessed, and mode 0700)
-    for old in Path(place).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another session of this user may just end
-            if old.lstat().st_uid == os.getuid() and (lock := _locked(old)) is not None:
-                shutil.rmtree(old, ignore_errors=True)
-                os.close(lock)
-    try:
-        # Locked before it has its name: without a lock it would be what a dead session left.
-        made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
-        lock = _locked(made)
-        path = made.rename(made.with_name(made.name[1:]))
-    except OSError as error:
-        raise FileUnusable("this node cannot make a folder for the session", why=str(error)) from error
-    try:
-        yield NodeFolder(path)
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _locked(path: Path) -> int | None:
-    """Open and lock a file or folder; None if another process has the lock."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _prepare(
@@ -155,6 +114,8 @@ def _prepare(
     """Write what a connection needs into the folder."""
     assert manifest.session is not None
     session = SessionFolder(Path(manifest.session.folder))
+    for place in (session.path.parent, session.path, session.home):  # it has waited in the queue
+        require_private(place)
     folder.open.mkdir(mode=0o700)
     folder.empty_home.mkdir(mode=0o700)
     folder.sockets.mkdir(mode=0o700)
@@ -192,7 +153,7 @@ def _watch(
     assert manifest.session is not None
     folder, unused = NodeFolder(Path(door.folder)), manifest.session.ends_unused
     notices, last_used = Notices(environ), time.monotonic()
-    while not select.select([sys.stdin], [], [], _SECONDS_BETWEEN_LOOKS)[0]:
+    while not _is_over(_SECONDS_BETWEEN_LOOKS):
         terminals = open_terminals(folder)
         notices.give(time.time(), [path for path in terminals if path])
         if terminals:
@@ -213,7 +174,7 @@ def open_terminals(folder: NodeFolder) -> list[str]:
     """Return the terminal of each open shell or connection, empty where it has none; forget those that have ended."""
     found = []
     for path in folder.open.glob("[!.]*"):
-        lock = _locked(path)
+        lock = locked(path)
         if lock is None:
             with contextlib.suppress(OSError):
                 found.append(path.read_text(encoding="utf-8"))

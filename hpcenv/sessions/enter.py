@@ -130,7 +130,7 @@ def _inside(
 ) -> int:
     """Start a command with the variables of the launch step, of which sshd and srun drop some."""
     with marked_open(folder):
-        given = {name: environ[name] for name in _OF_CONNECTION if name in environ}
+        given = {name: environ[name] for name in (*_OF_CONNECTION, *_OF_SOCKETS) if name in environ}
         return attach_step.attach(run, _environment(folder), command, secrets=secrets, given=given, binds=binds)
 
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping
+
+from hpcenv import process
+from hpcenv.errors import HpcenvError
 
 MINUTES = (30, 5)
 
@@ -31,6 +35,7 @@ class Notices:
         end = environ.get("SLURM_JOB_END_TIME", "")
         self._ends = int(end) if end.isdecimal() else None
         self._left = list(MINUTES)
+        self._environ = environ
 
     def give(self, now: float, terminals: Iterable[str]) -> None:
         """Write the notice that is due, if there is one, to the terminals and the job's log."""
@@ -48,12 +53,31 @@ class Notices:
 
     def due(self, now: float) -> str:
         """Return the notice that is due; empty without one."""
-        if self._ends is None:
+        if self._ends is None or not self._passed(self._ends - now):
             return ""
-        passed = [minutes for minutes in self._left if self._ends - now <= minutes * 60]
+        asked = _asked_end(self._environ)
+        if asked not in (None, self._ends):
+            self._ends, self._left = asked, list(MINUTES)
+        passed = self._passed(self._ends - now)
         if not passed:
             return ""
         self._left = [minutes for minutes in self._left if minutes not in passed]
         left = max(0, round((self._ends - now) / 60))
         at = time.strftime("%H:%M", time.localtime(self._ends))
         return f"this session ends at {at}, in {left} min (its time limit): save your work"
+
+    def _passed(self, seconds: float) -> list[int]:
+        return [minutes for minutes in self._left if seconds <= minutes * 60]
+
+
+def _asked_end(environ: Mapping[str, str]) -> int | None:
+    """Ask Slurm when the job ends: the limit may have been moved since its start. None if it does not say."""
+    squeue, job = shutil.which("squeue", path=environ.get("PATH")), environ.get("SLURM_JOB_ID")
+    if squeue is None or job is None:
+        return None
+    try:
+        argv = [squeue, "--noheader", "--jobs", job, "--format", "%e"]
+        said = process.run(argv, timeout=20, env={**environ, "SLURM_TIME_FORMAT": "%s"}).stdout.strip()
+    except HpcenvError:
+        return None
+    return int(said) if said.isdecimal() else None

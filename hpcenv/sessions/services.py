@@ -29,21 +29,18 @@ from typing import Any
 
 from hpcenv import process
 from hpcenv.container.manifest import open_manifest
-from hpcenv.errors import FileUnusable, ToolFailed, ToolMissing, UsageError
+from hpcenv.errors import ToolFailed, ToolMissing, UsageError
 from hpcenv.launch import attach, processes
 from hpcenv.records.files import read_end
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import SessionService
 from hpcenv.sessions import tools
+from hpcenv.sessions.folders import require_private
 from hpcenv.sessions.training_curves import Curves
 
 # The statuses of incontainer/service.py.
 _MISSING, _NO_NAMESPACE, _OPEN_TO_OTHERS = 127, 126, 125
-
-# Paths of Unix sockets are at most 107 bytes long: unix(7). Jupyter adds `jupyter/kernel-UUID-ipc-N`.
-_LONGEST_PATH = 107
-_LONGEST_ADDED = len("/jupyter/kernel-00000000-0000-0000-0000-000000000000-ipc-5")
 
 # A program may load a model before it listens; Jupyter in a cold SIF takes tens of seconds.
 _SECONDS_TO_START = 300.0
@@ -86,7 +83,14 @@ class Service:
 
 
 def render(
-    request: SessionService, manifest: Manifest, folder: str, *, settings: str, token: str, allow_port: bool = False
+    request: SessionService,
+    manifest: Manifest,
+    folder: str,
+    *,
+    settings: str,
+    token: str,
+    network: str,
+    allow_port: bool = False,
 ) -> Service:
     """Return how a service is started. Pure.
 
@@ -94,6 +98,7 @@ def render(
         folder: of the session on this node.
         settings: a lasting folder for what the user sets in Jupyter.
         token: for Jupyter.
+        network: the node's network namespace, in which a program must not be.
         allow_port: let a program listen on 127.0.0.1 of the node.
 
     Raises:
@@ -109,6 +114,7 @@ def render(
         "port": request.port,
         "private": private,
         "own_network": private and not in_image,
+        "network": network,
         "variables": {},
         # What ranks can import: hpcenv.training, and in an image without sbatch what to type instead of hpcenv.submit.
         "python_path": str(RunFolder(Path(manifest.run_folder)).inside) if in_image else "",
@@ -221,6 +227,7 @@ def serving(
     settings: Path,
     logs: Path,
     say: Callable[[str], None],
+    is_over: Callable[[float], bool],
     allow_port: bool = False,
 ) -> Iterator[Services]:
     """Start the services, and end them and remove their files after the block.
@@ -232,10 +239,11 @@ def serving(
         settings: a lasting folder for what the user sets in Jupyter; it is made.
         logs: folder for the output of the services.
         say: called with one line for the job's log.
+        is_over: called while a service starts, with seconds; returns whether the session ends within them.
         allow_port: let programs listen on 127.0.0.1 of the node, and say what that means.
 
     Raises:
-        FileUnusable: the folder can be read by others, or is too deep for a socket.
+        FileUnusable: the folder can be read by others.
         ToolMissing: the environment lacks the program of a service.
         ToolFailed: a service does not start, or is not as closed as it must be.
         NodesUnknown: as for `launch.attach.prepared`.
@@ -245,10 +253,8 @@ def serving(
     for place in (settings, logs):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     token = secrets.token_urlsafe(32)
-    services = [
-        render(one, manifest, str(folder), settings=str(settings), token=token, allow_port=allow_port)
-        for one in requests
-    ]
+    places = {"settings": str(settings), "network": os.readlink("/proc/self/ns/net")}
+    services = [render(one, manifest, str(folder), **places, token=token, allow_port=allow_port) for one in requests]
     for one in services if allow_port else ():
         if one.config["port"] is not None:
             say(f"hpcenv: {one.name} listens on 127.0.0.1: every user of this node can connect to it")
@@ -262,7 +268,7 @@ def serving(
         for one in services:
             running.append(_start(one, manifest, run, environ, logs, needs))  # noqa: PERF401  (a later one may fail)
         for started in running:
-            _wait(started, manifest)
+            _wait(started, manifest, is_over)
         watched = [Path(name) for one in requests if one.kind == "tensorboard" for name in one.argv]
         if watched:
             stack.enter_context(Curves(folder / "curves", watched))
@@ -271,27 +277,6 @@ def serving(
 
 def _program(manifest: Manifest, name: str) -> str:
     return str(RunFolder(Path(manifest.run_folder)).code / "hpcenv" / "incontainer" / name)
-
-
-def require_private(folder: Path) -> None:
-    """Refuse a folder that others can read, or in which the path of a socket would be too long.
-
-    Raises:
-        FileUnusable: the folder cannot be used.
-    """
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise FileUnusable(
-            f"`{folder}` is not a folder for a session",
-            why=f"mode {stat.S_IMODE(status.st_mode):04o}, owner {status.st_uid}: others could use its sockets",
-            hint="it must be your own, with mode 0700",
-        )
-    if len(os.fsencode(folder)) + _LONGEST_ADDED > _LONGEST_PATH:
-        raise FileUnusable(
-            f"`{folder}` is too long for a socket",
-            why=f"a path of a Unix socket has at most {_LONGEST_PATH} bytes",
-            hint="set TMPDIR to a shorter path on the node's own disk",
-        )
 
 
 def _write(service: Service) -> None:
@@ -349,7 +334,7 @@ def _end(running: Sequence[Running]) -> None:
 # -- is it there, and closed? ---------------------------------------------------------------
 
 
-def _wait(running: Running, manifest: Manifest) -> None:
+def _wait(running: Running, manifest: Manifest, is_over: Callable[[float], bool]) -> None:
     """Wait until a service answers on its socket.
 
     Raises:
@@ -361,7 +346,8 @@ def _wait(running: Running, manifest: Manifest) -> None:
             raise _not_started(running, manifest)
         if time.monotonic() > deadline:
             raise ToolFailed(f"{service.name} did not answer in {_SECONDS_TO_START:.0f} s", why=str(running.log))
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if is_over(_SECONDS_BETWEEN_LOOKS):
+            raise ToolFailed(f"the session ended before {service.name} answered", why=str(running.log))
     if stat.S_IMODE(os.stat(service.socket).st_mode) & 0o077:
         raise ToolFailed(f"the socket of {service.name} is open to other users", why=service.socket)
     if service.request.kind == "jupyter" and _status_without_token(service.socket) != http.client.FORBIDDEN:

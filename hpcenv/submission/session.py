@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from hpcenv.records.session import SessionFolder, SessionOptions, SessionService
 from hpcenv.runs.entries import Submitted
 from hpcenv.runs.find import list_runs
 from hpcenv.runs.state import read_states
+from hpcenv.sessions.folders import require_private
 from hpcenv.sessions.ssh import parse_keys
 from hpcenv.submission.request import SubmitOptions, detect_cluster
 
@@ -113,20 +113,13 @@ def prepare_folder(folder: SessionFolder, keys: Sequence[str]) -> None:
         for path in (folder.path.parent, folder.path, folder.home):
             if not os.path.lexists(path):
                 path.mkdir(mode=0o700)
-            _require_private(path)
+            require_private(path)
         write_text("".join(f"{key}\n" for key in keys), folder.authorized_keys, mode=0o600)
     except OSError as error:
         raise FileUnusable(f"cannot make the folder of the session `{folder.path}`", why=str(error)) from error
     if not folder.host_key.exists():
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", folder.path.name, "-f", str(folder.host_key)]
         process.run(argv, timeout=60)
-
-
-def _require_private(path: Path) -> None:
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise FileUnusable(
-            f"`{path}` is not a folder for a session",
-            why=f"mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}: others could read the session's files",
-            hint=("it must be your own: ", Command("chmod", "700", str(path))),
-        )
+    elif not folder.public_key.exists():
+        known = process.run(["ssh-keygen", "-y", "-f", str(folder.host_key)], timeout=60).stdout
+        write_text(known, folder.public_key)

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.cluster
 
 # It prints text, and sets what must not reach a session.
 BASHRC = "echo NOISE; export PYTHONPATH=/evil LD_PRELOAD=libm.so.6 PATH=/evil:$PATH\n"
+# How long one connection is held by a long test.
+MINUTES = int(os.environ.get("HPCENV_TEST_SESSION_MINUTES", "60"))
 ON_NODE = "ls -d /tmp/hpcenv-[!0-9]* 2>/dev/null; ps -u alice -o args= | grep -v -e '^ps' -e grep -e 'sh -c'; true"
 
 
@@ -51,7 +53,7 @@ def session(cluster: Cluster, laptop: Laptop, sif_project: Project) -> Iterator[
     """The session `lab` in an image, open, and known to the laptop."""
     cluster.write("/home/alice/.bashrc", BASHRC)
     try:
-        said = sif_project.must("session", "start", "lab", "--time", "40", timeout=400)
+        said = sif_project.must("session", "start", "lab", "--time", str(40 + MINUTES), timeout=400)
         assert "session lab is open on n1" in said
         ask = f"cd {sif_project.folder} && /shared/hpcenv/venv/bin/hpcenv session ssh-config lab --login login"
         block = laptop.ssh("login", ask)
@@ -145,6 +147,59 @@ def test_a_port_inside_is_forwarded_and_named(session: Session) -> None:
         server.wait()
 
 
+SOCKET = "import os, socket; s = socket.socket(socket.AF_UNIX); s.bind(os.environ['TMPDIR'] + '/x.sock'); s.listen(); \
+print(os.environ['TMPDIR'], flush=True); c, _ = s.accept(); c.sendall(b'from the socket')"
+
+
+def test_a_socket_inside_the_image_is_forwarded(session: Session) -> None:
+    """As an editor's server does it: it listens in TMPDIR, and sshd, outside of the image, opens the socket."""
+    laptop = session.laptop
+    words = laptop.command("ssh", "-o", "BatchMode=yes", "lab", f'python3 -c "{SOCKET}"')
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as server:
+        folder = server.stdout.readline().strip()  # type: ignore[union-attr]
+        assert folder.startswith("/tmp/hpcenv-session-"), folder
+        forward = laptop.command("ssh", "-o", "BatchMode=yes", "-N", "-L", f"127.0.0.1:9001:{folder}/x.sock", "lab")
+        with subprocess.Popen(forward, stdin=subprocess.DEVNULL) as through:
+            read = "import socket; print(socket.create_connection(('127.0.0.1', 9001)).recv(99).decode())"
+            until = time.monotonic() + 60
+            while "from the socket" not in (said := laptop.run("python3", "-c", read)).stdout:
+                assert time.monotonic() < until, said.text
+                time.sleep(0.5)
+            through.terminate()
+        assert server.wait(60) == 0
+    session.laptop.ssh("lab", f"rm {folder}/x.sock")
+
+
+def test_a_cut_connection_ends_what_it_started_and_is_opened_again(session: Session, cluster: Cluster) -> None:
+    laptop = session.laptop
+    words = laptop.command("ssh", "-o", "BatchMode=yes", "lab", "echo up; exec sleep 4321")
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout.readline() == "up\n"  # type: ignore[union-attr]
+        # The connection to the login node, which all others share.
+        cut = laptop.run("ssh", "-o", "ControlPath=~/.ssh/hpcenv-%C", "-O", "exit", "login")
+        assert cut.status == 0, cut.text
+        assert client.wait(60) == 255
+    again = laptop.ssh("lab", "echo again")
+    assert (again.status, again.stdout) == (0, "again\n"), again.text
+    until = time.monotonic() + 60
+    while "sleep 4321" in (left := cluster.run("ps", "-u", "alice", "-o", "args=", node="n1")).stdout:
+        assert time.monotonic() < until, left.text
+        time.sleep(1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(60 * MINUTES + 600)
+def test_a_connection_of_an_hour(session: Session) -> None:
+    words = session.laptop.command("ssh", "-o", "BatchMode=yes", "lab", "cat")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as client:
+        for minute in range(MINUTES + 1):
+            client.stdin.write(f"{minute}\n")  # type: ignore[union-attr]
+            assert client.stdout.readline() == f"{minute}\n"  # type: ignore[union-attr]
+            time.sleep(60 if minute < MINUTES else 0)
+        client.stdin.close()  # type: ignore[union-attr]
+        assert client.wait(60) == 0
+
+
 def test_what_is_refused(session: Session, cluster: Cluster) -> None:
     laptop = session.laptop
     remote = laptop.ssh("-o", "ExitOnForwardFailure=yes", "-R", "12345:localhost:22", "lab", "true")
@@ -212,6 +267,55 @@ def test_a_shell_is_left_and_its_job_ends(host_project: Project, cluster: Cluste
     assert re.search(r"on 42 n[12] \S+/runs/.sessions-2001/shell-[0-9a-f]{8}/home", done.stdout), done.text
     (line,) = [one for one in host_project.json("list")["data"]["runs"] if one["run"].startswith("shell-")]
     assert (line["state"], line["kind"]) == ("cancelled", "session")
+    assert "shell-" not in cluster.must("ls", "runs/.sessions-2001", cwd=host_project.folder)
+
+
+WEB = ("--serve", "8501", "--", "python3", "-m", "http.server", "--bind", "127.0.0.1", "8501")
+
+
+@pytest.mark.long
+def test_after_the_time_limit_nothing_is_left(host_project: Project, cluster: Cluster) -> None:
+    host_project.must("session", "start", "limit", "--nodelist", "n1", "--time", "1", *WEB, timeout=400)
+    assert "hpcenv-session-" in cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout
+    until = time.monotonic() + 300
+    while (status := host_project.json("status", "limit")["data"])["state"] == "running":
+        assert time.monotonic() < until
+        time.sleep(2)
+    print(status["state"], status.get("detail"))
+    while left := cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout:
+        assert time.monotonic() < until, left
+        time.sleep(2)
+
+
+@pytest.mark.long
+def test_a_killed_node_leaves_nothing_that_others_can_read_and_the_next_session_removes_it(
+    host_project: Project, cluster: Cluster
+) -> None:
+    """First everything of the user is killed, so that nothing can clean up; then the machine loses its power."""
+    start = ("session", "start", "power", "--nodelist", "n2", "--time", "20")
+    folders = ("sh", "-c", "ls -d /tmp/hpcenv-session-* 2>/dev/null")
+    host_project.must(*start, *WEB, timeout=400)
+    (old,) = cluster.run(*folders, node="n2", user="root").stdout.split()
+    cluster.must("pkill", "-KILL", "-u", "alice", node="n2", user="root")
+    host_project.hpcenv("cancel", "power")
+    assert cluster.must(*folders, node="n2", user="root").split() == [old]
+    assert cluster.must("stat", "-c", "%a %U", old, node="n2", user="root") == "700 alice\n"
+    assert "Permission denied" in cluster.run("ls", old, node="n2", user="bob").text
+    host_project.must(*start, *WEB, timeout=400)
+    (new,) = cluster.must(*folders, node="n2", user="root").split()
+    assert new != old
+    cluster.testbed("fault", "kill", "n2")
+    try:
+        host_project.hpcenv("cancel", "power", timeout=400)
+    finally:
+        assert cluster.testbed("fault", "heal", "n2").status == 0
+    until = time.monotonic() + 300
+    while "idle" not in cluster.run("sinfo", "-h", "-n", "n2", "-o", "%T").stdout.replace("idle*", ""):
+        assert time.monotonic() < until
+        time.sleep(2)
+    for path in cluster.run(*folders, node="n2", user="root").stdout.split():
+        assert "Permission denied" in cluster.run("ls", path, node="n2", user="bob").text
+    print("left after the power was lost:", cluster.run("sh", "-c", ON_NODE, node="n2", user="root").stdout)
 
 
 def test_a_node_that_differs_opens_no_session(host_project: Project, cluster: Cluster) -> None:

@@ -12,9 +12,10 @@ import pytest
 import run_folders as folders
 
 from hpcenv.records.files import save_record
-from hpcenv.records.session import SessionNode, SessionOptions
+from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions
 from hpcenv.records.submission import Submission
 from hpcenv.runs.session import plan_connect
+from hpcenv.submission.session import prepare_folder
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl me@laptop\n"
 
@@ -90,6 +91,17 @@ def test_a_folder_that_others_can_read_is_refused(hpcenv: Any, slurm: Any, share
     done = start(hpcenv, slurm, shared_project)
     assert (done.status, "others could read the session's files" in done.stderr) == (19, True), done.stderr
     assert slurm.calls("sbatch") == []
+
+
+def test_a_lost_public_key_is_made_again_from_the_host_key(tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path / "sessions" / "lab")
+    folder.path.parent.mkdir(mode=0o700)
+    prepare_folder(folder, [])
+    private, public = folder.host_key.read_bytes(), folder.public_key.read_text()
+    folder.public_key.unlink()
+    prepare_folder(folder, [])
+    assert folder.host_key.read_bytes() == private
+    assert folder.public_key.read_text().split()[:2] == public.split()[:2]
 
 
 def test_keys_with_options_alone_are_no_key(hpcenv: Any, slurm: Any, shared_project: Path) -> None:

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 import run_folders as folders
 
+from hpcenv import filesystem
+from hpcenv.errors import FileUnusable
 from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionNode, SessionOptions
 from hpcenv.sessions import door
 from hpcenv.sessions.enter import marked_open
+from hpcenv.sessions.folders import node_folder
 from hpcenv.sessions.notices import Notices
 from hpcenv.sessions.ports import listening
 
@@ -37,6 +40,17 @@ def test_a_short_session_gets_one_notice_for_both() -> None:
     notices = Notices({"SLURM_JOB_END_TIME": "100000"})
     assert "in 4 min" in notices.due(100000 - 4 * 60)
     assert notices.due(100000 - 3 * 60) == ""
+
+
+def test_a_limit_that_was_moved_moves_the_notices(tmp_path: Path) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text('#!/bin/sh\n[ "$SLURM_TIME_FORMAT $*" = "%s --noheader --jobs 7 --format %e" ] && echo 107200\n')
+    squeue.chmod(0o755)
+    notices = Notices({"SLURM_JOB_END_TIME": "100000", "SLURM_JOB_ID": "7", "PATH": str(tmp_path)})
+    assert notices.due(100000 - 29 * 60) == ""
+    assert notices.due(100000 - 60) == ""
+    assert "in 30 min" in notices.due(107200 - 30 * 60)
+    assert "in 5 min" in notices.due(107200 - 5 * 60)
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_END_TIME": "Unknown"}])
@@ -63,7 +77,7 @@ def test_a_port_that_a_program_opens_is_named() -> None:
 
 def test_the_folder_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with door.node_folder() as folder:
+    with node_folder() as folder:
         assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
         (folder.path / "x").write_text("secret")
         place = folder.path.parent
@@ -76,10 +90,35 @@ def test_what_a_killed_session_left_goes_and_an_open_one_stays(tmp_path: Path, m
     monkeypatch.setattr("tempfile.tempdir", "t")
     os.mkdir("t")
     os.mkdir("t/hpcenv-session-dead", 0o700)
-    with door.node_folder() as first:
+    with node_folder() as first:
         assert not os.path.exists("t/hpcenv-session-dead")
-        with door.node_folder():
+        with node_folder():
             assert first.path.is_dir()
+
+
+def test_a_shared_disk_is_not_the_place_of_a_nodes_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real mounts: the kind of one, then of all, counts as that of a network file system."""
+    kinds = {place: filesystem.mount_of(Path(os.path.realpath(place))).kind for place in ("/tmp", "/dev/shm")}  # type: ignore[union-attr]
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    monkeypatch.setattr(filesystem, "_NETWORK", frozenset({kinds["/tmp"]}))
+    if kinds["/tmp"] != kinds["/dev/shm"]:
+        with node_folder() as folder:
+            assert folder.path.parent == Path("/dev/shm")
+    monkeypatch.setattr(filesystem, "_NETWORK", frozenset(kinds.values()))
+    with pytest.raises(FileUnusable, match="no disk of its own"), node_folder():
+        pass
+
+
+def test_a_lasting_folder_that_others_can_read_by_now_opens_no_session(tmp_path: Path) -> None:
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting", 0o750)))
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.session.mkdir()
+    run.session_start_of("l0").touch()
+    with door_of(run, "l0", "l0") as child:
+        assert child.wait(60) == 1
+    found = load_record(SessionNode, run.session_of("l0"))
+    assert (found.folder, "mode 0750" in found.problem) == ("", True), found.problem
+    assert run.session_end.exists()
 
 
 def test_an_open_shell_is_seen_until_it_ends_also_by_a_kill(tmp_path: Path) -> None:
@@ -99,9 +138,17 @@ def test_an_open_shell_is_seen_until_it_ends_also_by_a_kill(tmp_path: Path) -> N
     assert list(folder.open.iterdir()) == []
 
 
+def lasting(folder: Path, mode: int = 0o700) -> Path:
+    """The folder of a session on the shared disk, as the login node makes it."""
+    folder.mkdir(mode=0o700)
+    (folder / "home").mkdir(mode=0o700)
+    folder.chmod(mode)
+    return folder
+
+
 def test_a_session_without_use_ends_and_its_folder_goes(tmp_path: Path) -> None:
     """The process beside the launch step, as a node starts it."""
-    options = SessionOptions(name="a", folder=str(tmp_path / "lasting"), ends_unused=1)
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting")), ends_unused=1)
     run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
     run.session.mkdir()
     run.session_start_of("l0").touch()
@@ -143,7 +190,7 @@ def wait_for(path: Path, seconds: float) -> bool:
 
 
 def test_a_session_opens_when_the_start_gate_has_passed_its_node(tmp_path: Path) -> None:
-    options = SessionOptions(name="a", folder=str(tmp_path / "lasting"))
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting")))
     run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
     run.session.mkdir()
     with door_of(run, "l0", "l0") as child:
@@ -161,7 +208,7 @@ def test_a_session_opens_when_the_start_gate_has_passed_its_node(tmp_path: Path)
 
 
 def test_a_node_without_shells_does_not_end_the_session_of_another(tmp_path: Path) -> None:
-    options = SessionOptions(name="a", folder=str(tmp_path / "lasting"), ends_unused=1)
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting")), ends_unused=1)
     run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
     run.session.mkdir()
     run.session_start_of("l1").touch()
@@ -174,9 +221,9 @@ def test_a_node_without_shells_does_not_end_the_session_of_another(tmp_path: Pat
 
 
 def test_a_node_that_cannot_make_the_folder_says_so_and_ends_the_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    options = SessionOptions(name="a", folder='relative"quoted')
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / 'it "quoted"')))
     run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
     run.session.mkdir()
     run.session_start_of("l0").touch()

@@ -28,7 +28,8 @@ from hpcenv.machine.this_node import LOCAL_JOB, LOCAL_NODE, LOCAL_NODES
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import SessionService
 from hpcenv.sessions import services
-from hpcenv.sessions.services import Services, render, require_private, serving
+from hpcenv.sessions.folders import require_private
+from hpcenv.sessions.services import Services, render, serving
 from tests.kernel_client import CONNECTED
 
 PYTHON = os.environ.get("HPCENV_TEST_SESSIONS_PYTHON") or sys.executable
@@ -61,7 +62,9 @@ def rendered(make_manifest: Any) -> Any:
         manifest = make_manifest()
         kind = "sif" if in_image else "host"
         manifest = replace(manifest, environment=replace(manifest.environment, kind=kind))
-        return render(request, manifest, "/tmp/s", **{"settings": "/home/me/lab", "token": "t0ken", **more})
+        return render(
+            request, manifest, "/tmp/s", **{"settings": "/home/me/lab", "token": "t0ken", "network": "net:[1]", **more}
+        )
 
     return call
 
@@ -105,16 +108,12 @@ def test_a_command_needs_a_port(rendered: Any, request_: SessionService) -> None
         rendered(request_)
 
 
-def test_a_folder_that_others_can_read_or_that_is_too_deep_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     open_folder = tmp_path / "open"
     open_folder.mkdir(mode=0o750)
     with pytest.raises(FileUnusable, match="mode 0750") as caught:
         require_private(open_folder)
-    assert "0700" in str(caught.value)
-    deep = tmp_path / ("x" * 60)
-    deep.mkdir(mode=0o700)
-    with pytest.raises(FileUnusable, match="too long for a socket"):
-        require_private(deep)
+    assert "chmod 700" in str(caught.value)
 
 
 # -- started on this machine --------------------------------------------------------------
@@ -147,8 +146,14 @@ def serve(
     checked: tuple[RunFolder, dict[str, str]], folder: Path, *requests: SessionService, said: list[str] | None = None, **more: Any
 ) -> AbstractContextManager[Services]:  # fmt: skip
     run, environ = checked
-    places = {"folder": folder, "settings": run.path / "lab", "logs": run.path / "services"}
-    return serving(requests, run=run, environ=environ, say=[].append if said is None else said.append, **places, **more)
+    places = {"folder": folder, "settings": run.path / "lab", "logs": run.path / "services", "is_over": goes_on, **more}
+    return serving(requests, run=run, environ=environ, say=[].append if said is None else said.append, **places)
+
+
+def goes_on(seconds: float) -> bool:
+    """The session does not end."""
+    time.sleep(seconds)
+    return False
 
 
 def get(path: str, url: str = "/", method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, bytes]:
@@ -250,6 +255,29 @@ def test_a_program_of_somebody_else_on_the_port_is_not_taken_for_the_service(che
             with serve(checked, folder, request, allow_port=True):
                 pass
     assert caught.value.exit_status == ToolFailed.exit_status
+
+
+def test_the_end_of_the_session_ends_the_wait_for_a_service(checked: Any, folder: Path) -> None:
+    before = set(process.below(os.getpid()))
+    silent = wanted("command", ("sleep", "600"), free_port())
+    with (
+        pytest.raises(ToolFailed, match="the session ended before port-"),
+        serve(checked, folder, silent, is_over=lambda _seconds: True),
+    ):
+        pass
+    assert set(process.below(os.getpid())) - before == set()
+
+
+def test_a_service_that_is_still_in_the_network_of_the_node_is_refused(tmp_path: Path) -> None:
+    """The container runtime was asked for a namespace, and gave none."""
+    config = {"socket": str(tmp_path / "s"), "module": "", "argv": ["touch", str(tmp_path / "started")], "port": 80}
+    config |= {"private": True, "own_network": False, "variables": {}, "python_path": ""}
+    config |= {"network": os.readlink("/proc/self/ns/net")}
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    words = [sys.executable, inside.__file__, str(tmp_path / "c.json")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (inside.NO_NAMESPACE, "no network namespace: this is that of the node\n")
+    assert not (tmp_path / "started").exists()
 
 
 def test_an_environment_without_the_program_says_what_to_type(checked: Any, folder: Path) -> None:
