@@ -78,7 +78,7 @@ def _place() -> str:
         if len(place) + len(_PREFIX) + 8 <= _LONGEST_FOLDER and mount is not None and not mount.network:
             return place
     raise FileUnusable(
-        "this node has no disk of its own for the folder of a session",
+        "this node has no local disk for the folder of a session",
         why=f"the paths are too long, or on a network file system: {', '.join(places)}",
     )
 
