@@ -105,7 +105,7 @@ def test_a_shared_disk_is_not_the_place_of_a_nodes_own_folder(tmp_path: Path, mo
         with node_folder() as folder:
             assert folder.path.parent == Path("/dev/shm")
     monkeypatch.setattr(filesystem, "_NETWORK", frozenset(kinds.values()))
-    with pytest.raises(FileUnusable, match="no disk of its own"), node_folder():
+    with pytest.raises(FileUnusable, match="no local disk"), node_folder():
         pass
 
 
