@@ -313,7 +313,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "sessions/tools.py: hpcenv lock": "after the packages of the line before it: tests/unit/sessions/test_tools.py reads both",
     "sessions/tools.py: python3 -m pip install *": "it needs an index: tests/unit/sessions/test_tools.py reads it",
     "sessions/tools.py: sh image/add-tools.sh": "tests/cluster/test_session_services.py types it, with a real image",
-    "submission/session.py: chmod 700 *": "the folder of a session must be open to others: a program of the shell, not of hpcenv",
+    "sessions/folders.py: chmod 700 *": "the folder of a session must be open to others: a program of the shell, not of hpcenv",
     "submission/session.py: hpcenv attach *": "it needs a session: tests/cluster/test_sessions.py types it",
     "submission/session.py: hpcenv cancel *": "it needs a session: tests/cluster/test_sessions.py types it",
     "submission/session.py: hpcenv run": "it is the command in place of a session on a machine without Slurm",
