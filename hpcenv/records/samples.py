@@ -219,7 +219,7 @@ class NewSamples:
         return [self._node(path, attempt) for path in paths]
 
     def _node(self, path: Path, attempt: int) -> NodeSamples:
-        """Return the newest samples of a node; a line without its end is read the next time."""
+        """Return the newest samples of a node. An incomplete last line is left for the next call."""
         name, problem = path.name.removesuffix(".jsonl"), ""
         position, samples = self._files.get(path, (0, ()))
         try:

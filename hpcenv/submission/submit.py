@@ -193,7 +193,7 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
         job_ids: jobs that are known to be queued.
 
     Returns:
-        The error to raise: with what could not be undone.
+        The error to raise. If a job may still be queued, the error says so.
     """
     if isinstance(error, SubmitRejected) and plan.requested:
         error = error.changed(why="\n".join(filter(None, (error.why, f"requested: {', '.join(plan.requested)}"))))

@@ -41,13 +41,13 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
 
 @contextmanager
 def beside(manifest: Manifest, step: str, *, seconds_to_end: float) -> Iterator[None]:
-    """Run a step beside this one inside the block: it ends when its standard input is closed.
+    """Run another step in a child process until the block ends: closing its standard input ends it.
 
     Args:
-        seconds_to_end: then it is killed.
+        seconds_to_end: how long the child may take to end before it is killed.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the child cannot be started.
     """
     argv = [sys.executable, "-I", str(RunFolder(Path(manifest.run_folder)).step), step, manifest.run_folder]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict
 
 
 class Trial:
-    """Calls the task function, in the place of which it is submitted, with its frozen config.
+    """What a job runs instead of the task function: it calls that function with its frozen config.
 
     Args:
         task: the function under `@hydra.main`; hpcenv names the run by it, and copies its file.
