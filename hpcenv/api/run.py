@@ -189,7 +189,7 @@ def usage(since: str = "30d", *, by: By = "run", project: str | Path = ".", runs
 
     Raises:
         RunNotFound: no project.
-        UsageError: `since` is no length of time.
+        UsageError: `since` is not a length of time.
     """
     try:
         begin = time.time() - duration.parse(since, number="seconds")

@@ -96,7 +96,7 @@ def fetch_sif(
 ) -> BuiltImage:
     """Return a SIF in the store; download it from a registry if the store does not have it.
 
-    Its bytes are hashed, also if the store already has the SIF.
+    Its bytes are hashed, even if the store already has the SIF.
 
     Args:
         wanted: the registry and the repository.

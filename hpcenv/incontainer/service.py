@@ -185,7 +185,7 @@ def pump(source: Any, target: Any) -> None:
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # One side is gone: nothing more can be sent in either direction.
+        # One side has closed: nothing more can be sent in either direction.
         for end in (source, target):
             try:
                 end.shutdown(socket.SHUT_RDWR)

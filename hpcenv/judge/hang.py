@@ -25,7 +25,7 @@ from hpcenv.records.hangs import (
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-# A rank that reads or writes so much between two looks works: it saves or loads.
+# A rank that reads or writes this many bytes between two looks is working: it saves or loads.
 _LEAST_BYTES = 1 << 20
 # A rank whose children use this share of a CPU works: a compiler, or workers that compute. Its own main thread does
 # nothing at all where it waits, and gets little of a CPU that it shares.
@@ -190,7 +190,7 @@ def _at(looks: Sequence[RankStacks]) -> str:
 
 
 def _ranks_by(key: Callable[[RankStacks], _Key], looks: Iterable[RankStacks]) -> dict[_Key, list[int]]:
-    """Return the ranks of which the same is said, the lowest first."""
+    """Return, for each key, the ranks that have it, the lowest first."""
     found: dict[_Key, list[int]] = {}
     for look in sorted(looks, key=lambda one: one.rank):
         found.setdefault(key(look), []).append(look.rank)

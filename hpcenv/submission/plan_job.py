@@ -95,7 +95,7 @@ class _Wanted:
 
     Attributes:
         profile: the site profile; its values are not yet those for this run.
-        request: what Slurm is asked for, without the values of the site profile.
+        request: what is requested from Slurm, without the values of the site profile.
         earlier: the runs of `--after`.
         script, content: the file that the ranks start and its bytes; None if it is not known.
     """
@@ -115,7 +115,7 @@ class _Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What Slurm is asked for, with the origin of every value, and the lockfile and site profile behind it.
+    """What is requested from Slurm, with the origin of every value, and the lockfile and site profile behind it.
 
     Attributes:
         path, content: of the lockfile.

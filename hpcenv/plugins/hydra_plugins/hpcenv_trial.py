@@ -1,7 +1,7 @@
 """One trial of a Hydra sweep: Hydra's own `run_job`, with the config that was composed at submission.
 
 Runs on: every rank, inside the image. Standard library, Hydra, and the copies of submitit and cloudpickle that the run
-brings; Python 3.8 to 3.14. An image need not have hpcenv: submission/function.py sends this file with the run.
+brings; Python 3.8 to 3.14. An image may lack hpcenv: submission/function.py sends this file with the run.
 """
 
 import json
