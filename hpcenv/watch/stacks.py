@@ -24,7 +24,7 @@ _SECONDS_TO_ANSWER = 5.0
 # After the stacks: torch's record needs Python's lock.
 _SECONDS_FOR_OPERATIONS = 1.0
 # A thread that wants Python's lock asks for it every 5 ms (sys.getswitchinterval), and sleeps in between. Python code
-# gives the lock away when it is asked. After this number of vain requests, a C call holds it.
+# gives the lock away when it is asked. If this number of requests has no effect, a C call holds it.
 _ASKED_IN_VAIN = 200
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MOST_BYTES = 1 << 20
