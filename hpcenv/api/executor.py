@@ -36,8 +36,8 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
 class Executor(ScriptExecutor):
     """Submits functions as `submitit.SlurmExecutor` does, as jobs whose nodes are checked first.
 
-    A job starts the function only if every node agrees with the project's lockfile. Otherwise it ends with status 90,
-    and `job.result()` raises an error with the table of differences.
+    A job starts the function only if every node agrees with the project's lockfile. Otherwise it ends with exit status
+    90, and `job.result()` raises an error with the table of differences.
 
     Args:
         folder: the folder for functions, results and logs, in submitit's layout; all nodes must see it.

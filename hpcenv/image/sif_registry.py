@@ -32,7 +32,7 @@ from hpcenv.progress import Event, OnEvent
 
 __all__ = ["OTHER_COMPRESSION", "fetch_sif", "resolve_sif"]
 
-# A hint for somebody who may not use Apptainer.
+# A hint for a user who perhaps has no Apptainer.
 OTHER_COMPRESSION = (
     "the user who pushed it can make a SIF that it reads: hpcenv image build --compression gzip, then apptainer push"
 )

@@ -101,7 +101,7 @@ def free_port() -> int:
 def relay(argv: List[str], path: str, port: int, *, private: bool) -> int:
     """Start the program, and connect a Unix socket with its port until it ends; return its exit status.
 
-    The socket is made when the port answers: who waits for the socket waits for the program.
+    The socket is made when the port answers: a process that waits for the socket waits for the program.
     """
     if not private and answers(port):
         print("another program listens on port %d already" % port, file=sys.stderr)

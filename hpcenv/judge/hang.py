@@ -133,7 +133,7 @@ def _wait_of(look: RankStacks) -> _Wait | None:
 
 
 def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
-    """Yield one line: who waits where, and who did not come; all ranks' places where none waits."""
+    """Yield one line: which ranks wait where, and which did not come; the places of all ranks if no rank waits."""
     waits = {rank: wait for rank, look in looks.items() if (wait := _wait_of(look)) is not None}
     keys = _ranks_by(lambda look: waits[look.rank].key, (looks[rank] for rank in waits))
     named = len({key[0] for key in keys}) > 1
@@ -213,7 +213,7 @@ def _state_and_call(process: ProcessState) -> str:
 
 
 def _call(process: ProcessState) -> str:
-    """Return the system call of a process, if it is one of a file."""
+    """Return the system call of a process, if the call is about a file."""
     if not process.file or process.file.startswith(("socket:", "pipe:", "anon_inode:")):
         return f"in the kernel at {process.wchan}" if process.state == "D" and process.wchan else ""
     return f"{process.call} of {process.file}" + (f" on {process.mount}" if process.mount else "")

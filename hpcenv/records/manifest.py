@@ -88,7 +88,7 @@ class Environment:
         gpus: pass NVIDIA's driver of the host into the container (`--nv`).
         rocm: pass ROCm's libraries of the host into the container (`--rocm`).
         wrapper: command of the site that starts every program in the container, for the check as for the ranks.
-        wrapper_origin: who asks for it, and why.
+        wrapper_origin: the place that requests it, and why.
         overlay: what is mounted over the SIF; None without one.
         revision: of the lockfile: what its digests cover (incontainer/probe/rules.py). Older manifests have none.
     """
@@ -467,7 +467,7 @@ class Manifest:
         stage: None to use SIF and data where they are.
         launch, stop: torchrun's options, and what happens before the job's end.
         preflight: which checks of the nodes run; none in a manifest from before they existed.
-        smoke: None where no smoke test is wanted.
+        smoke: None if no smoke test is requested.
         pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
         secrets: variables that are read on the nodes.
         secret_values: file of the user with the values of those from `env:`; see `records/secret_file.py`.

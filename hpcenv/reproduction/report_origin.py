@@ -72,7 +72,7 @@ def _bundle(run: RunFolder) -> str:
 
 
 def _sites(run: RunFolder) -> list[str]:
-    """Return the site profiles of which a variable or a bind came."""
+    """Return the site profiles that set a variable or a bind."""
     try:
         manifest = load_record(Manifest, run.manifest)
     except RecordInvalid:

@@ -44,7 +44,7 @@ class UsageRow:
         failed: how many of the runs failed.
         lost: hours of failed runs after their last checkpoint.
         without_hours: runs that are not in `asked`: how long they ran, or with how many GPUs, is not known.
-        without_checkpoint: failed runs that are not in `lost`: hpcenv knows of no checkpoint of theirs.
+        without_checkpoint: failed runs that are not in `lost`: hpcenv knows no checkpoint of them.
         gone: runs whose folder was removed.
     """
 

@@ -78,7 +78,7 @@ def scope_for(manifest: Manifest, environ: Mapping[str, str]) -> LocalScope:
 
 
 def _limits(manifest: Manifest) -> tuple[list[_Limit], list[str]]:
-    """Return the limits, and what has none."""
+    """Return the limits, and the names of what has no limit."""
     limits, absent = [], []
     mem, cpus = manifest.mem, manifest.cpus_per_task * manifest.nodes
     if mem and mem != "0":

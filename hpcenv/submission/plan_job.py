@@ -359,7 +359,7 @@ def _idle_gpus(options: SubmitOptions, request: Request, origins: Mapping[str, s
 
 
 def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
-    """Return the environment that the nodes must have; refuse it if it already differs from the locked one here."""
+    """Return the environment that the nodes must have; refuse it if it differs on this machine already."""
     options, context, lockfile = wanted.options, wanted.context, shape.lockfile
     lock = options.lock if options.lockfile is None else str(options.lockfile)
     environment = environment_of(

@@ -143,7 +143,7 @@ def make_folder(path: Path) -> None:
 
 
 def wait_for_disk(run: RunFolder, *elements: Path) -> None:
-    """Wait until the disk has what the first step of the job reads.
+    """Wait until the files that the first step of the job reads are on the disk.
 
     Otherwise, if the login node fails, a queued job may find no manifest: other nodes see a new file, but it may only
     be in the memory of this node.

@@ -1,4 +1,4 @@
-"""Ask a rank of this node for its stacks, without disturbing it; and what the kernel says of it.
+"""Ask a rank of this node for its stacks, without disturbing it, and read what the kernel says about it.
 
 Runs on: COMPUTE NODE. Standard library only. The other side is incontainer/start_hook/stacks.py. Only a process that
 has marked itself gets the signal, and only if its thread would catch it: the signal would end any other.
