@@ -35,7 +35,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- HashesUnproved       47   a package's wheel is not proved, and hashes are required
-    |- DataUnavailable      48   data of a hub are not here as the hub has them
+    |- DataUnavailable      48   data of a hub are missing, or differ from those of the hub
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only warnings differ
@@ -346,7 +346,7 @@ class HashesUnproved(HpcenvError):
 
 
 class DataUnavailable(HpcenvError):
-    """Data of a hub are not here as the hub has them: not fetched, changed since, or refused by the hub."""
+    """Data of a hub are missing or differ from those of the hub: not fetched, changed since, or refused by the hub."""
 
     code = "data-unavailable"
     exit_status = 48

@@ -87,7 +87,7 @@ def visibility(path: Path, *, home: Path) -> Visibility:
 
 def _existing(path: Path) -> Path:
     # os.path never raises here; Path.resolve and Path.exists do, for loops of links and for
-    # folders that may not be entered.
+    # folders that the user must not enter.
     place = Path(os.path.realpath(path))
     while not os.path.exists(place):
         place = place.parent
@@ -102,7 +102,7 @@ def mount_of(path: Path) -> Mount | None:
     """Return the mount with the longest point above `path`; later lines cover earlier ones.
 
     Args:
-        path: absolute and without links; it need not exist.
+        path: absolute and without links; it may be missing.
     """
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()

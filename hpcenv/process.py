@@ -43,7 +43,7 @@ _FEED_BUFFER = 1 << 20
 _LOOK_SECONDS = 0.2
 # How long a child may keep the output open after the end of the program, before the child is killed.
 _SECONDS_FOR_CHILDREN = 2.0
-# How long to wait after SIGKILL. A process that hangs in the kernel (state D) needs longer: it is not waited for.
+# How long to wait after SIGKILL. A process that hangs in the kernel (state D) needs longer; nothing waits for it.
 _SECONDS_AFTER_KILL = 5.0
 # The longest line that is kept: a program may write without any newline.
 _LONGEST_LINE = 1 << 20
@@ -102,7 +102,7 @@ def run(
         cwd: the folder in which it runs.
         accept: exit statuses that are not an error.
         pass_fds: open files that the program inherits under the same numbers.
-        slow: seconds after which `explain` is called once; if it returns an error, the program is not waited for.
+        slow: seconds after which `explain` is called once; if it returns an error, nothing waits for the program.
 
     Raises:
         ToolMissing: the program does not exist.
@@ -261,7 +261,7 @@ def kill_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Whether a program has ended. No other process gets its process id until its end is waited for."""
+    """Whether a program has ended. No other process gets its process id until this process has waited for it."""
     if child.returncode is not None:
         return True
     try:

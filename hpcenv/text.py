@@ -76,7 +76,7 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
 
 
 def cut(text: str, most: int) -> str:
-    """Return at most so many characters of a text; three dots stand for the rest."""
+    """Return at most this number of characters of a text; three dots stand for the rest."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

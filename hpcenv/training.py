@@ -357,7 +357,7 @@ def _start_hook() -> Any:
 
 
 def _tell_pulse(*, begins: bool) -> None:
-    """Tell who watches this rank that it saves: it makes no step then, and does not hang."""
+    """Tell the process that watches this rank that the rank saves: it then makes no step, but does not hang."""
     module = sys.modules.get("_hpcenv_start_hook.pulse")
     if module is not None:
         module.saves(begins)

@@ -190,7 +190,8 @@ def diff(
         left, right: each is the path of a lockfile, the name of a lockfile of the project, a lockfile as it was in a
             commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
         project: a folder of the project; relative paths begin there.
-        determinism: judge both sides by this profile. Use `bitwise` for runs that should agree in every bit.
+        determinism: use the severities of this profile for both sides: `bitwise` for runs that should agree in every
+            bit.
         runs_dir: folder of runs, if not the project's.
 
     Raises:

@@ -36,8 +36,8 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
 class Executor(ScriptExecutor):
     """Submits functions as `submitit.SlurmExecutor` does, as jobs whose nodes are checked first.
 
-    A job starts the function only if every node agrees with the project's lockfile. Otherwise it ends with status 90,
-    and `job.result()` raises an error with the table of differences.
+    A job starts the function only if every node agrees with the project's lockfile. Otherwise it ends with exit status
+    90, and `job.result()` raises an error with the table of differences.
 
     Args:
         folder: the folder for functions, results and logs, in submitit's layout; all nodes must see it.
@@ -113,7 +113,7 @@ class Executor(ScriptExecutor):
             return list(self._submission(list(delayed_submissions)).submit())
 
     def _submission(self, submissions: list[utils.DelayedSubmission]) -> FunctionSubmission:
-        # Imported here, because submitit loads this module for every AutoExecutor, also for another cluster.
+        # Imported here, because submitit loads this module for every AutoExecutor, even for another cluster.
         from hpcenv.api.function_submission import FunctionSubmission
 
         return FunctionSubmission(

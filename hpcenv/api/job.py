@@ -273,7 +273,7 @@ def _refresh(folder: Path) -> None:
 def open_job(
     run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None
 ) -> Job[RunStatus]:
-    """Open the job of a run again. Its result is the status of the run, also if a function ran.
+    """Open the job of a run again. Its result is the status of the run, even if a function ran.
 
     Arguments and errors are those of `status`.
     """

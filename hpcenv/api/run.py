@@ -135,7 +135,7 @@ def stacks(
 
     Args:
         run, project, runs_dir: as for `status`.
-        rank: the only rank that is wanted; None for all.
+        rank: the only rank to show; None for all.
 
     Raises:
         RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
@@ -189,7 +189,7 @@ def usage(since: str = "30d", *, by: By = "run", project: str | Path = ".", runs
 
     Raises:
         RunNotFound: no project.
-        UsageError: `since` is no length of time.
+        UsageError: `since` is not a length of time.
     """
     try:
         begin = time.time() - duration.parse(since, number="seconds")
@@ -228,7 +228,7 @@ def list_runs(
 
     Raises:
         RunNotFound: no project, or no such sweep.
-        UsageError: a state or name does not exist, or a condition is none.
+        UsageError: a state or name does not exist, or a condition is not valid.
     """
     return list_lines(
         project_folder(project),

@@ -1,4 +1,4 @@
-"""`--export DIR` of `hpcenv submit` and `hpcenv rerun`: a folder with a job in place of a submission."""
+"""`--export DIR` of `hpcenv submit` and `hpcenv rerun`: a folder with a job instead of a submission."""
 
 from __future__ import annotations
 

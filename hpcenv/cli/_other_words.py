@@ -74,7 +74,7 @@ _KEYS = {option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option
 
 
 def command(group: str, typed: Sequence[str]) -> UsageError | None:
-    """Return the error for a word in the place of a command; None if nothing stands for it.
+    """Return the error for a word instead of a command; None if nothing stands for it.
 
     Args:
         group: what stands before it, `hpcenv` or `hpcenv image`.
@@ -105,7 +105,7 @@ def option(command_path: str, typed: str) -> UsageError | None:
 
 
 def value(command_path: str, message: str) -> str | None:
-    """Return what to do in place of a value that a command no longer takes; None for any other value.
+    """Return what to do instead of a value that a command no longer takes; None for any other value.
 
     Args:
         command_path: `hpcenv export`.

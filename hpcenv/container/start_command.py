@@ -205,7 +205,7 @@ def _origin(name: str, *, on_host: bool) -> str:
 
 
 def is_passed(name: str, passed: Sequence[str]) -> bool:
-    """Return whether the user asked for a variable of the job, by its name or by a pattern."""
+    """Return whether the user requested a variable of the job, by its name or by a pattern."""
     if name in passed:
         return True
     # Shell functions are variables too (`BASH_FUNC_module%%`); programs do not need them.

@@ -9,7 +9,7 @@ gate. When it waits, Apptainer has opened all its files. Every rename changes th
 still leads to the checked file, with the same `ctime`, it always led there, and the training may start.
 
 The command that waits is incontainer/agent.py, which starts torchrun. Before it waits it imports torch, and
-reports which libraries the loader has mapped: they are judged here too. incontainer/start_gate.py is the side inside
+reports which libraries the loader has mapped: they are compared here too. incontainer/start_gate.py is the side inside
 the container, and defines the messages.
 """
 

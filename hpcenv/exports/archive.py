@@ -23,7 +23,7 @@ _NOT_HERE = (
     "judge/use.py",
 )  # fmt: skip
 
-# Any Python 3 reads this. The modules need 3.10; without it nothing can be told.
+# Any Python 3 reads this. The modules need 3.10; without it the check cannot find out anything.
 _MAIN = """\
 import os, sys
 

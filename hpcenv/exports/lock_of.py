@@ -26,7 +26,7 @@ def container_lock(
     variables: Sequence[Setting],
     data: Sequence[RecordedData],
 ) -> Manifest:
-    """Return what one container is compared with: a run of one node, in a Python that is there already.
+    """Return what one container is compared with: the manifest of a run on one node, in a Python that exists already.
 
     Args:
         path: of the lockfile, for messages.

@@ -178,7 +178,7 @@ def _needs(training: Training, claim: Claim | None) -> Iterator[str]:
 
 
 def _from(name: str, source: str) -> str:
-    """Return a word for kubectl that has no value of a secret: every user of the machine could read it there."""
+    """Return a word for kubectl that contains no secret: every user of the machine can read command lines."""
     kind, _, place = source.partition(":")
     return f"--from-file={name}=" + (f'<(printf %s "${place}")' if kind == "env" else place)
 

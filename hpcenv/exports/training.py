@@ -57,7 +57,7 @@ class Training:
         variables: name -> value, no credentials among them.
         secrets: only where the values are.
         data: folders that must be there.
-        lost: what no engine does of what was asked, or what Slurm would do, one sentence each.
+        lost: one sentence for each request that no engine fulfils, or that only Slurm would fulfil.
         notes: what the user should know about the code.
     """
 

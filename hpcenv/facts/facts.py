@@ -513,7 +513,7 @@ def compare_packages(
 ) -> list[Difference]:
     """Return how the installed distributions differ from the locked ones. Pure.
 
-    The digests over all packages only show that something differs; this shows what. Where the packages could
+    The digests over all packages only show that something differs; this shows what. If the packages could
     not be read, their count is unknown, and none of them is said to be absent.
     """
     if "packages.count" in answer.get("unknown", {}):

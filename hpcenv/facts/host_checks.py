@@ -98,7 +98,7 @@ class _CheckGroup(threading.Thread):
             self._problem = str(error)
 
     def outcomes(self) -> list[CheckOutcome]:
-        """Wait for the outcomes, at most until the time limit; outcomes that are missing then are unknown."""
+        """Wait until the time limit at most; return the outcomes. A check that gave none by then is `unknown`."""
         if not self._checks:
             return []
         # A little longer than the time limit of this thread's child processes.

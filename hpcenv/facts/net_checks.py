@@ -24,7 +24,7 @@ _RAS_PORT = 28028
 # listen there, and refuses. A refusal is an answer; a firewall gives none, or says that the host is unreachable.
 _PORT = 20998
 # A packet that is lost when all nodes of a job ask the first one at once is sent again after 1 s and after 3 s
-# (RFC 6298, section 2: the initial timeout is 1 s, and doubles): that is no firewall.
+# (RFC 6298, section 2: the initial timeout is 1 s, and doubles): that is not a firewall.
 _CONNECT_SECONDS = 4.0
 # When one address has answered, the other addresses get only a little time.
 _MORE_SECONDS = 0.1

@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 A file system that hangs keeps each process that touches it. So a child process looks at each folder, with a time limit;
-this process never waits longer, also if the child survives SIGKILL (state D). A folder that hangs is not touched again.
+this process never waits longer, even if the child survives SIGKILL (state D). A folder that hangs is not touched again.
 """
 
 from __future__ import annotations

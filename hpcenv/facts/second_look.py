@@ -82,7 +82,7 @@ def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
 
 
 def _named(look: Mapping[str, object], first: Look, added: int) -> tuple[str, ...]:
-    """Return the changed files, or that some are gone. No file is named if each was only written again.
+    """Return the changed files, or that some are missing. No file is named if each was only written again.
 
     A file that could not be opened the first time, either, did not change.
     """

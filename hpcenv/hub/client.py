@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE. Needs the extra `hub`, and loads its library (0.3 s), so import it only where a hub is contacted.
 
 huggingface_hub 2.4 sends the requests, repeats them, and continues a download that breaks. This module adds the hooks
-that judge each request (hub/guard.py), and explains errors. hub/fetch.py compares the files that arrived: the library
+that check each request (hub/guard.py), and explains errors. hub/fetch.py compares the files that arrived: the library
 checks only the size of a file. Docs/decisions/0036 says what else was tried.
 """
 

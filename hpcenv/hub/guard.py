@@ -146,7 +146,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 def _is_internal(host: str) -> bool:
     """Return whether a host is not on the public internet; False if its name does not resolve here.
 
-    Where a proxy is used, names are resolved by the proxy, and an address that is written as a number is still judged.
+    If a proxy is used, it resolves the names; an address that is written as a number is still checked.
     """
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}

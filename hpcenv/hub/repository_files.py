@@ -75,7 +75,7 @@ def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> t
 def select(files: Sequence[HubFile], patterns: Sequence[str], *, origin: str) -> tuple[HubFile, ...]:
     """Return the files that fit one of the patterns; all without patterns.
 
-    A pattern is judged as `allow_patterns` of huggingface_hub 2.4 (utils/_paths.py, `filter_repo_objects`): `*` also
+    A pattern matches like `allow_patterns` of huggingface_hub 2.4 (utils/_paths.py, `filter_repo_objects`): `*` also
     stands for `/`, and a pattern that ends with `/` means all files below.
 
     Raises:

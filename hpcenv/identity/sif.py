@@ -191,7 +191,7 @@ def read_header(source: SifSource) -> Header:
 
     Raises:
         ImageMismatch: not a SIF, damaged, truncated, or without a partition to run.
-        EnvironmentUnreadable: the file is missing or may not be read.
+        EnvironmentUnreadable: the file is missing or not readable.
     """
     with _opened(source) as (fd, name):
         file_size = os.fstat(fd).st_size
@@ -297,7 +297,7 @@ def read_object(source: SifSource, entry: Object, *, limit: int = _OBJECT_LIMIT)
 
     Raises:
         ImageMismatch: larger than `limit`, or the file is shorter than its table says.
-        EnvironmentUnreadable: the file may not be read.
+        EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, name):
         if entry.size > limit:
@@ -313,7 +313,7 @@ def labels(source: SifSource, header: Header | None = None) -> dict[str, str]:
 
     Raises:
         ImageMismatch: the labels object is there but damaged.
-        EnvironmentUnreadable: the file may not be read.
+        EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, name):
         entry = (header or read_header(fd)).named("inspect-metadata.json")
@@ -331,7 +331,7 @@ def superblock(source: SifSource, header: Header | None = None) -> Superblock:
 
     Raises:
         ImageMismatch: it is not a squashfs 4.0, or longer than its object.
-        EnvironmentUnreadable: the file may not be read.
+        EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, name):
         entry = (header or read_header(fd)).runs
@@ -366,8 +366,8 @@ def partition_sha256(
         on_bytes: called with the number of bytes of each piece read, for progress.
 
     Raises:
-        ImageMismatch: the file is no whole SIF.
-        EnvironmentUnreadable: the file may not be read.
+        ImageMismatch: the file is not a whole SIF.
+        EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, name):
         entry = (header or read_header(fd)).runs
@@ -379,7 +379,7 @@ def file_sha256(source: SifSource, on_bytes: Callable[[int], None] | None = None
 
     Raises:
         ImageMismatch: the file shrank while it was read.
-        EnvironmentUnreadable: the file is missing or may not be read.
+        EnvironmentUnreadable: the file is missing or not readable.
     """
     with _opened(source) as (fd, name):
         return _sha256(fd, name, 0, os.fstat(fd).st_size, on_bytes)
@@ -393,7 +393,7 @@ def normalise(path: str | os.PathLike[str]) -> None:
 
     Raises:
         ImageMismatch: not a whole SIF, or a signed one (signatures cover these fields).
-        EnvironmentUnreadable: the file may not be written.
+        EnvironmentUnreadable: the file is not writable.
     """
     header = read_header(path)
     if header.signed:
@@ -416,8 +416,8 @@ def embedded_lock(source: SifSource, header: Header | None = None) -> bytes | No
     """Return the lockfile that the SIF carries, or None; it is not checked here.
 
     Raises:
-        ImageMismatch: the file is no whole SIF, or the object is larger than a lockfile can be.
-        EnvironmentUnreadable: the file may not be read.
+        ImageMismatch: the file is not a whole SIF, or the object is larger than a lockfile can be.
+        EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, _name):
         entry = (header or read_header(fd)).named(EMBEDDED_LOCK)
@@ -460,7 +460,7 @@ def write(
     Raises:
         UsageError: a kind or architecture that a SIF cannot name, or too little room.
         ImageMismatch: there is no squashfs at that place.
-        FileUnusable: the file may not be written, or the disk is full.
+        FileUnusable: the file is not writable, or the disk is full.
     """
     name = os.fspath(path)
     codes = {known: code for code, known in _ARCHITECTURES.items()}

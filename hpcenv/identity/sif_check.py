@@ -150,7 +150,7 @@ def header_of(descriptor: int) -> tuple[str, int, int]:
     return digest.hexdigest(), partition.offset, partition.size
 
 
-# Digest of what is read of a file in any case, and where its file system lies: `header_of`, `superblock_of`.
+# Digest of the part of a file that is always read, and the place of its file system: `header_of`, `superblock_of`.
 ReadHeader = Callable[[int], tuple[str, int, int]]
 
 

@@ -32,7 +32,7 @@ from hpcenv.progress import Event, OnEvent
 
 __all__ = ["OTHER_COMPRESSION", "fetch_sif", "resolve_sif"]
 
-# A hint for somebody who may not use Apptainer.
+# A hint for a user who perhaps has no Apptainer.
 OTHER_COMPRESSION = (
     "the user who pushed it can make a SIF that it reads: hpcenv image build --compression gzip, then apptainer push"
 )
@@ -96,7 +96,7 @@ def fetch_sif(
 ) -> BuiltImage:
     """Return a SIF in the store; download it from a registry if the store does not have it.
 
-    Its bytes are hashed, also if the store already has the SIF.
+    Its bytes are hashed, even if the store already has the SIF.
 
     Args:
         wanted: the registry and the repository.

@@ -10,9 +10,9 @@ With --start-gate it imports torch and waits in FOLDER for the launch step outsi
 (start_gate.py in this folder; container/start_gate.py is the other side).
 
 It calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status of
-the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. It finds out itself
-which rank was first. torch checks its ranks only ten times a second, and the time that it gives for a rank without an
-error file is that of the check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order cannot be
+the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. The agent finds out
+itself which rank failed first. torch checks its ranks only ten times a second, and for a rank without an error file
+it gives the time of that check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order cannot be
 determined, the agent behaves as torchrun does, and the record has no times.
 
 RECORD is JSON, written after a failure, and if no rank joined a process group (`joined` is 0 then): `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end),

@@ -1,4 +1,4 @@
-"""Hold the job of a session until the session ends: what a session has in the place of a training.
+"""Hold the job of a session until the session ends: what a session has instead of a training.
 
 Runs on: inside the image (or in a host environment), once on each node. Standard library only; Python 3.8 to 3.14.
 

@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Tuple
 
 
 def children(pid: int) -> List[int]:
-    """Return the children of a process (proc_pid_task_tid_children(5)); none if it is gone."""
+    """Return the children of a process (proc_pid_task_tid_children(5)); none if it has ended."""
     found = []  # type: List[int]
     try:
         for thread in os.listdir("/proc/%d/task" % pid):
@@ -31,7 +31,7 @@ def descendants(pid: int) -> List[Tuple[int, int]]:
 
 
 def variables(pid: int) -> Dict[bytes, bytes]:
-    """Return the environment that a process started with; empty if it is gone, or is another user's."""
+    """Return the environment that a process started with; empty if it has ended, or is another user's."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             return dict(item.split(b"=", 1) for item in file.read().split(b"\0") if b"=" in item)
@@ -40,7 +40,7 @@ def variables(pid: int) -> Dict[bytes, bytes]:
 
 
 def _stat(pid: int) -> List[str]:
-    """Return proc_pid_stat(5) from its field 3 on; nothing if the process is gone."""
+    """Return proc_pid_stat(5) from its field 3 on; nothing if the process has ended."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -49,7 +49,7 @@ def _stat(pid: int) -> List[str]:
 
 
 def state(pid: int) -> Tuple[str, Optional[int]]:
-    """Return the state of a process and its wait status: fields 3 and 52. "" if it is gone."""
+    """Return the state of a process and its wait status: fields 3 and 52. "" if it has ended."""
     fields = _stat(pid)
     return fields[0] if fields else "", int(fields[49]) if len(fields) > 49 else None
 

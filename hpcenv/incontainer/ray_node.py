@@ -74,7 +74,7 @@ class RayFailed(Exception):
 class Ports:
     """Free ports of this node, one after the other, which no other job of hpcenv takes while this process runs.
 
-    A name of an abstract socket (unix(7)) stands for each block: it is gone when its process ends in any way.
+    A name of an abstract socket (unix(7)) stands for each block: it disappears when its process ends in any way.
     """
 
     def __init__(self, count: int) -> None:

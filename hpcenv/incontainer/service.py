@@ -101,7 +101,7 @@ def free_port() -> int:
 def relay(argv: List[str], path: str, port: int, *, private: bool) -> int:
     """Start the program, and connect a Unix socket with its port until it ends; return its exit status.
 
-    The socket is made when the port answers: who waits for the socket waits for the program.
+    The socket is made when the port answers: a process that waits for the socket waits for the program.
     """
     if not private and answers(port):
         print("another program listens on port %d already" % port, file=sys.stderr)
@@ -185,7 +185,7 @@ def pump(source: Any, target: Any) -> None:
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # One side is gone: nothing more can be sent in either direction.
+        # One side has closed: nothing more can be sent in either direction.
         for end in (source, target):
             try:
                 end.shutdown(socket.SHUT_RDWR)

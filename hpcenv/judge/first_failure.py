@@ -58,7 +58,7 @@ _STOPPED: dict[str, tuple[FailureKind, str]] = {
 _GATE = (90, 91)
 
 # std::terminate without an exception: a C++ object of a thread is destroyed while the thread runs. Seen with torch 2.13
-# (gloo, torch.distributed.checkpoint.async_save) when Python ends, also after a script that succeeded.
+# (gloo, torch.distributed.checkpoint.async_save) when Python ends, even after a script that succeeded.
 _THREAD_AT_EXIT = "terminate called without an active exception"
 _WHY_AT_EXIT = (
     "torch aborts like this if one of its threads (gloo, async_save) still runs while Python ends. The script itself "

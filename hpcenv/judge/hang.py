@@ -25,7 +25,7 @@ from hpcenv.records.hangs import (
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-# A rank that reads or writes so much between two looks works: it saves or loads.
+# A rank that reads or writes this many bytes between two looks is working: it saves or loads.
 _LEAST_BYTES = 1 << 20
 # A rank whose children use this share of a CPU works: a compiler, or workers that compute. Its own main thread does
 # nothing at all where it waits, and gets little of a CPU that it shares.
@@ -133,7 +133,7 @@ def _wait_of(look: RankStacks) -> _Wait | None:
 
 
 def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
-    """Yield one line: who waits where, and who did not come; all ranks' places where none waits."""
+    """Yield one line: which ranks wait where, and which did not come; the places of all ranks if no rank waits."""
     waits = {rank: wait for rank, look in looks.items() if (wait := _wait_of(look)) is not None}
     keys = _ranks_by(lambda look: waits[look.rank].key, (looks[rank] for rank in waits))
     named = len({key[0] for key in keys}) > 1
@@ -190,7 +190,7 @@ def _at(looks: Sequence[RankStacks]) -> str:
 
 
 def _ranks_by(key: Callable[[RankStacks], _Key], looks: Iterable[RankStacks]) -> dict[_Key, list[int]]:
-    """Return the ranks of which the same is said, the lowest first."""
+    """Return, for each key, the ranks that have it, the lowest first."""
     found: dict[_Key, list[int]] = {}
     for look in sorted(looks, key=lambda one: one.rank):
         found.setdefault(key(look), []).append(look.rank)
@@ -213,7 +213,7 @@ def _state_and_call(process: ProcessState) -> str:
 
 
 def _call(process: ProcessState) -> str:
-    """Return the system call of a process, if it is one of a file."""
+    """Return the system call of a process, if the call is about a file."""
     if not process.file or process.file.startswith(("socket:", "pipe:", "anon_inode:")):
         return f"in the kernel at {process.wchan}" if process.state == "D" and process.wchan else ""
     return f"{process.call} of {process.file}" + (f" on {process.mount}" if process.mount else "")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hpcenv.records.samples import Sample
 
-# Below this share in percent a GPU does nothing; below so many CPUs the processes of a job only wait.
+# Below this share in percent a GPU does nothing; below this number of CPUs the processes of a job only wait.
 _LEAST_GPU = 1.0
 _LEAST_CPUS = 0.1
 

@@ -25,7 +25,7 @@ _IDLE = 1.0
 # In seconds: a shorter time proves nothing; a run of 20 s is never odd.
 _SHORTEST = 120.0
 _SHORTEST_IDLE = 300.0
-# While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for so long.
+# While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for this time.
 _LONGEST_START = 1800.0
 # Of the time in percent; a process waits for memory.
 _PRESSURE = 10.0
@@ -202,7 +202,7 @@ def _amounts(used: float, total: float) -> str:
 
 
 def _no_process(seen: _Seen, limit: float) -> Iterator[_Odd]:
-    # Where no process is seen on any GPU, the node hides them.
+    # If no process is seen on any GPU, the node hides them.
     if not any(gpu.ranks or gpu.others for looks in seen.gpus.values() for _, gpu in looks):
         return
     for node in seen.nodes:
@@ -351,7 +351,7 @@ def _slow_gpu(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 def _ecc(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for (node, index), looks in seen.gpus.items():
-        # Of a minute, the most: a mean of a counter is no count.
+        # Of a minute, the most: a mean of a counter is not a count.
         grown = _growth_of(one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index)
         if grown is not None and grown >= limit:
             text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
@@ -399,7 +399,7 @@ def _growth(
     known = [(at, step, memory) for at, step, memory in points if step and memory is not None and at >= since]
     if len(known) < 12 or known[-1][0] - known[0][0] < 2 * _WARM_UP:
         return
-    # The least of each part: a sawtooth, as of an evaluation or a save, is no growth.
+    # The least of each part: a sawtooth, as of an evaluation or a save, is not growth.
     length = -(-len(known) // _MOST_POINTS)
     parts = [known[n : n + length] for n in range(0, len(known) - length + 1, length)]
     line = [(part[0][1], min(memory for _, _, memory in part)) for part in parts]

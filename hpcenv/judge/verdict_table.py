@@ -113,7 +113,7 @@ def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Findin
 
 
 def _alike(group: Sequence[Finding]) -> str:
-    """Return the paragraph on fields that are unknown for one reason, with the first hint that any of them has."""
+    """Return the paragraph on fields that are unknown for one reason, with the first hint among them."""
     first = group[0]
     fields = ", ".join(visible_ascii(finding.field) for finding in group)
     lines = [

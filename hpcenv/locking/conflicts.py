@@ -41,7 +41,7 @@ def find_conflicts(
 ) -> Iterator[Conflict]:
     """Yield the requirements that are not met, sorted by the name of the package that has them.
 
-    Extras are not looked at: METADATA does not say which of them were asked for. Requirements that are not valid by PEP
+    Extras are not looked at: METADATA does not say which of them were requested. Requirements that are not valid by PEP
     508 and versions that are not valid by PEP 440 are not judged.
 
     Args:

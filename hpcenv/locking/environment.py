@@ -42,7 +42,7 @@ def require_python(python: str | Path, *, why: str) -> None:
         why: where the path comes from, for the message.
 
     Raises:
-        SpecError: the path is not a file, or the file may not be executed.
+        SpecError: the path is not a file, or the file is not executable.
     """
     if not os.path.isfile(python) or not os.access(python, os.X_OK):
         inside = " (the program in the environment: ENVIRONMENT/bin/python)" if os.path.isdir(python) else ""

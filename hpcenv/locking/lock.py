@@ -1038,7 +1038,7 @@ class CheckResult(Shown):
         reasons: why the environment must be locked again.
         notes: what could not be checked.
         problem: the error that the lockfile is stale, or (from `check_locks`) why it cannot be checked; None if there
-            is no error.
+            is not an error.
     """
 
     name: str

@@ -192,7 +192,7 @@ def _make_from_layers(
 def _pinned(
     workspace: Workspace, source: LayeredImage, locked: ContainerTable | None, on_event: OnEvent
 ) -> LayeredImage:
-    """Return the image with the locked digest in place of its tag; unchanged if nothing was locked."""
+    """Return the image with the locked digest instead of its tag; unchanged if nothing was locked."""
     if isinstance(source, LocalImage):
         return absolute(workspace, source)
     if locked is None or locked.manifest_digest is None:

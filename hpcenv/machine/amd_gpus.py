@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE. Standard library only; no privilege. A value that no file contains is missing, never guessed.
 
 Sources (2026-11): linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c (`properties` and `gpu_id` answer EPERM for GPUs
-that the job may not use) and kfd_process.c (`proc/PID/vram_GPUID`); Documentation/gpu/amdgpu: RAS Error Count and VRAM
+that the job must not use) and kfd_process.c (`proc/PID/vram_GPUID`); Documentation/gpu/amdgpu: RAS Error Count and VRAM
 Bad Pages sysfs interfaces, driver-misc (product_name, mem_info_vram_total, unique_id, current_compute_partition).
 """
 

@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE, the machine of `--cluster local`. Standard library only.
 
 The holder of a GPU is an abstract Unix socket with the GPU's UUID as its name (unix(7)). The kernel gives a name to
-one process of one user, and takes it back when the last process that has the socket open has ended, also after SIGKILL.
+one process of one user, and takes it back when the last process that has the socket open has ended, even after SIGKILL.
 So there is no daemon, no file that all users can write, and nothing to remove. The names belong to a network namespace.
 
 A run that waits has a socket, too. Its name begins with the time at which the run asked, and /proc/net/unix shows the
@@ -73,7 +73,7 @@ def take(
         stopped: whether the run has to end.
 
     Raises:
-        NodeRejected: this machine does not have so many.
+        NodeRejected: this machine has fewer.
         NodesUnknown: the driver does not name its GPUs.
     """
     found = look()

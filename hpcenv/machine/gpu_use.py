@@ -180,7 +180,7 @@ def _open() -> _Nvml | str:
                 gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
                 bus = pynvml.nvmlDeviceGetPciInfo(gpu)
             except pynvml.NVMLError as error:
-                # nvmlDeviceGetCount_v2 counts GPUs that this process may not use.
+                # nvmlDeviceGetCount_v2 counts GPUs that this process must not use.
                 if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                     return f"NVML: GPU {index}: {error}"
                 continue

@@ -106,7 +106,7 @@ def read(
     Fields: `host.driver-version`, `host.cuda-driver-version`, `host.gpu-count` and, with one
     text per GPU, `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`,
     `-sm-counts`, `-mig` and `-ecc` (`enabled`, `disabled`, `unsupported`) and `-brands`. GPUs
-    that the job may not use (cgroup) are not counted. The order is that of the PCI bus. For AMD's GPUs the compute
+    that the job must not use (cgroup) are not counted. The order is that of the PCI bus. For AMD's GPUs the compute
     capability is the target (`gfx90a`), and CUDA's versions are absent.
 
     Args:
@@ -378,7 +378,7 @@ def _report_nvml() -> None:
     except pynvml.NVMLError as error:
         problem = str(error)
         _report(reason=problem)
-    # This function works without nvmlInit, and so also if a GPU is broken (NVML API, System Queries).
+    # This function works without nvmlInit, so it works even if a GPU is broken (NVML API, System Queries).
     with contextlib.suppress(pynvml.NVMLError):
         _report(cuda=int(pynvml.nvmlSystemGetCudaDriverVersion()))
     if problem:
@@ -396,7 +396,7 @@ def _report_gpus(pynvml: Any) -> None:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         except pynvml.NVMLError as error:
-            # nvmlDeviceGetCount_v2 counts GPUs that this process may not use.
+            # nvmlDeviceGetCount_v2 counts GPUs that this process must not use.
             if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                 _report(problem=f"GPU {index}: {error}")
             continue

@@ -38,7 +38,7 @@ class HostView:
 
 
 def choose(manifest: Manifest, environ: Mapping[str, str], view: HostView, tree: HostTree) -> RankCpus | None:
-    """Return the CPUs of each rank of this node, and why some ranks are not bound; None if no binding is wanted."""
+    """Return the CPUs of each rank of this node, and why some ranks are not bound; None if no binding is requested."""
     if manifest.launch.cpu_binding != "near-gpu" or not manifest.gpus_per_node or not manifest.launches:
         return None
     try:

@@ -72,7 +72,7 @@ class HostTree:
 
 
 class RecordedTree(HostTree):
-    """The files of a host as a recording has them; nothing of this machine is read.
+    """The recorded files of another host; nothing of this machine is read.
 
     Args:
         files: path -> content.

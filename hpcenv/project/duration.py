@@ -49,7 +49,7 @@ def slurm_time(text: str) -> str:
     """Return a time limit as sbatch reads it: `2h` as `02:00:00`, and Slurm's own forms unchanged.
 
     Raises:
-        ValueError: the text is no length of time.
+        ValueError: the text is not a length of time.
     """
     seconds = parse(text, number="minutes")
     return clock(seconds) if _WITH_UNIT.fullmatch(text) else text

@@ -167,7 +167,7 @@ def read_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> 
         submodules: look into them, too.
 
     Raises:
-        ToolMissing, ToolFailed: git is gone or refuses, or the git folder cannot be read.
+        ToolMissing, ToolFailed: git is not installed or refuses, or the git folder cannot be read.
     """
     return _read_status(str(tree), os.path.join(tree, ".git"), environ, files=submodules)[0]
 
@@ -245,7 +245,7 @@ def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> froz
         paths: relative to it; none of them is behind a link or in a nested work tree.
 
     Raises:
-        ToolMissing, ToolFailed: git is gone or refuses, or the git folder cannot be read.
+        ToolMissing, ToolFailed: git is not installed or refuses, or the git folder cannot be read.
     """
     # A colon at the beginning would start the magic of a pathspec.
     names = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
@@ -259,7 +259,7 @@ def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, mos
     """Return the content that a file of a work tree had in a commit.
 
     Args:
-        path: of the file; it need not exist now.
+        path: of the file; it may be missing now.
         revision: a commit, branch or tag, as git names it (gitrevisions(7)).
         most: the most bytes that are read.
 
@@ -349,7 +349,7 @@ def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) 
     """Return how the tracked files, and the untracked ones in `new`, differ from the commit: a patch for `git apply`.
 
     Raises:
-        ToolMissing, ToolFailed: git is gone or refuses.
+        ToolMissing, ToolFailed: git is not installed or refuses.
     """
     with _Repository(str(tree.root), os.path.join(tree.root, ".git"), environ) as repository:
         sides = ("--src-prefix=a/", "--dst-prefix=b/")

@@ -6,7 +6,7 @@ This table defines the options of `hpcenv submit` and `hpcenv rerun`, the keys o
 hpcenv.toml and in site profiles, the keywords of the Python API, the order of the `#SBATCH` lines,
 the reference page (docs/reference/options.md) and the typed classes in option_types.py and
 site_option_types.py. It lives in project/ because hpcenv.toml and site profiles are read here, and
-project/ may not import submission/.
+project/ must not import submission/.
 
 To add an option, write one row and run
 

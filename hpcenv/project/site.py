@@ -172,7 +172,7 @@ class SiteBindTable(SourcedTable):
 
 
 class VariableTable(SourcedTable):
-    """[env.NAME] of a site, or one of several [[env.NAME]]: what becomes of a variable for the ranks.
+    """[env.NAME] of a site, or one of several [[env.NAME]]: how a variable is set or changed for the ranks.
 
     Those whose `when` holds act in their order.
 

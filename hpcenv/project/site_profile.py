@@ -72,7 +72,8 @@ class Profile:
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
         entry_wrapper: command that starts every program in a container; empty for none.
         used: all values with their sources, after `for_run`.
-        left_out: values whose condition cannot be judged, or which are too old: a sentence each.
+        left_out: one sentence for each value that was not set because its condition depends on something unknown, and
+            for each value that had to be checked again before today.
     """
 
     name: str

@@ -107,7 +107,7 @@ class DataTable(Document):
 
     Attributes:
         path: absolute, or relative to the folder of hpcenv.toml.
-        hub: in place of `path`: a repository of a hub at a commit, `ORG/NAME@COMMIT` for a model, with `datasets/` or
+        hub: instead of `path`: a repository of a hub at a commit, `ORG/NAME@COMMIT` for a model, with `datasets/` or
             `spaces/` before it for the others. `hpcenv data fetch` brings it here.
         files: patterns of the files of the repository; all files without them.
         compare: what the nodes compare: the content of all files, their sizes and times, or a list of names and sizes.

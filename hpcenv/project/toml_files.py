@@ -55,7 +55,7 @@ def read_bytes(path: Path, *, error: type[HpcenvError], hint: Hint | None = None
 def loads(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> dict[str, Any]:
     """Return the data of a TOML file, given its bytes. What is not valid TOML raises `error`; it names `path`.
 
-    The standard library reads TOML since Python 3.11, ten times as fast as tomlkit. Where it fails,
+    The standard library reads TOML since Python 3.11, ten times as fast as tomlkit. If it fails,
     tomlkit reads the document again: its message names line and column.
     """
     require_short_keys(content, path, error=error, hint=hint)

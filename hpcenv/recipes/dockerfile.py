@@ -106,7 +106,7 @@ def parse(text: str, *, origin: str = "Dockerfile", arguments: Mapping[str, str]
     Args:
         text: the whole file.
         origin: its path, for messages.
-        arguments: values for ARG, in place of the defaults.
+        arguments: values for ARG, instead of the defaults.
 
     Returns:
         The parsed file.

@@ -101,7 +101,7 @@ def build_dockerfile(
             source=LocalImage(kind="oci-archive", path=str(archive)), platform=build.platform, access=build.access
         )
         image, open_blobs = resolve(request, on_event=on_event)
-        # The archive is gone after this call: the record names what the user built.
+        # The archive is removed after this call: the record names what the user built.
         named = replace(image, reference=build.name)
         converted = convert_image(named, open_blobs, convert, store=store, environ=environ, on_event=on_event)
     return BuiltImage(

@@ -191,7 +191,7 @@ def _visible_files(layers: Sequence[ImageLayer]) -> dict[str, ImageFile]:
 def _removed_by(layer: ImageLayer, below: Mapping[str, ImageFile]) -> list[str]:
     """Return the paths of lower layers that a layer removes, without the paths that it only replaces."""
     files = {one.path for one in layer.files if one.kind != "directory"}
-    # A file in the place of a folder removes all paths below that folder.
+    # A file instead of a folder removes all paths below that folder.
     over = files & {parent for path in below for parent in _parents(path)}
     hides = layer.removed | layer.opaque | over
     if not hides:
@@ -310,7 +310,7 @@ def _check_second_cuda(contents: ImageContents, final: Mapping[str, ImageFile]) 
 
 
 def _check_age(contents: ImageContents, today: dt.date) -> Iterator[LintFinding]:
-    """Compare the age of the base with the limit of the rule; a date at the epoch is no date."""
+    """Compare the age of the base with the limit of the rule; a date at the epoch is not a date."""
     try:
         made = dt.date.fromisoformat(contents.base_created[:10])
     except ValueError:
@@ -358,7 +358,7 @@ def _secret_of(one: ImageFile) -> str | None:
     contains = secret_file(one.path)
     if contains is None or one.text is None:
         return contains
-    # docker writes a login file with settings only; that is no secret.
+    # docker writes a login file with settings only; that is not a secret.
     if one.path.endswith(("config.json", "docker-config.json")) and '"auth"' not in one.text:
         return None
     return contains

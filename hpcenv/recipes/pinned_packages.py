@@ -46,7 +46,7 @@ def require_names(requirements: Sequence[str]) -> None:
     """Check requirements that a user names for an image, before pip sees them.
 
     Raises:
-        SpecError: one is no requirement (a path, a URL, an option of pip), or it is torch.
+        SpecError: one is not a requirement (a path, a URL, an option of pip), or it is torch.
     """
     for text in requirements:
         try:

@@ -1,4 +1,4 @@
-"""What `hpcenv image init` was asked for, and what it wrote: `recipe.json` in the recipe's folder.
+"""What the user gave to `hpcenv image init`, and what it wrote: `recipe.json` in the recipe's folder.
 
 Runs on: LOGIN NODE.
 
@@ -87,7 +87,7 @@ class RecipeRecord:
     """The content of `recipe.json`.
 
     Attributes:
-        request: what was asked for; torch, CUDA and Python as they were chosen.
+        request: what the user gave; torch, CUDA and Python as they were chosen.
         base: the base that the recipe names, `NAME@DIGEST`.
         files: the sha256 of each written file.
     """
@@ -136,8 +136,8 @@ def require_replaceable(folder: Path, files: Mapping[str, str], *, force: bool) 
         force: replace them nevertheless.
 
     Raises:
-        WouldOverwrite: one of them would be lost. A link or a folder in the place of a file is never replaced.
-        RecordInvalid: `recipe.json` is no record of a recipe.
+        WouldOverwrite: one of them would be lost. A link or a folder instead of a file is never replaced.
+        RecordInvalid: `recipe.json` is not a record of a recipe.
     """
     for name in (*sorted(files), RECORD):
         path = folder / name

@@ -1,4 +1,4 @@
-"""`hpcenv image refresh`: a recipe again from what was asked for, its image built anew and locked, and what changed.
+"""`hpcenv image refresh`: make a recipe again from the same request, build and lock its image, and list what changed.
 
 Runs on: LOGIN NODE. It asks what `hpcenv image init` asks: a registry for the base, pip's index for the packages.
 """

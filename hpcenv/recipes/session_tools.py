@@ -97,6 +97,6 @@ def render(
 
 
 def _folder_of_pip() -> str:
-    """Return the package pip of this Python; empty if it has none, as in an environment of uv."""
+    """Return the folder of this Python's package `pip`; empty if it is not installed, as in an environment of uv."""
     spec = importlib.util.find_spec("pip")
     return "" if spec is None or spec.origin is None else os.path.dirname(spec.origin)

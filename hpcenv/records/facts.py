@@ -174,7 +174,7 @@ class Facts:
         image_network: network libraries of the environment; None if torch has no NCCL, or if they could not be read.
         cuda_compat: the environment's package cuda-compat; None if it has none.
         checks: outcomes of the preflight checks; None if no check ran.
-        rank_cpus: CPUs to which the ranks are bound; None if no binding is wanted.
+        rank_cpus: CPUs to which the ranks are bound; None if no binding is requested.
         seconds: how long each part took.
         written: when the node wrote the facts, by its clock, in seconds since the epoch; 0 if not recorded.
     """

@@ -63,7 +63,7 @@ class ProcessState:
     Attributes:
         state: a letter of proc(5); empty if it has ended.
         wchan: where it sleeps in the kernel; empty if unknown.
-        call: the system call it is in; empty if it is in none, or that may not be read.
+        call: the system call it is in; empty if it is in none, or if this user cannot read it.
         file, mount: of that call, and type and place of the file's mount.
         written: bytes that it read or wrote; None if unknown.
         busy, cpu: seconds of CPU of the processes below it, and of the main thread.

@@ -88,7 +88,7 @@ class Environment:
         gpus: pass NVIDIA's driver of the host into the container (`--nv`).
         rocm: pass ROCm's libraries of the host into the container (`--rocm`).
         wrapper: command of the site that starts every program in the container, for the check as for the ranks.
-        wrapper_origin: who asks for it, and why.
+        wrapper_origin: the place that requests it, and why.
         overlay: what is mounted over the SIF; None without one.
         revision: of the lockfile: what its digests cover (incontainer/probe/rules.py). Older manifests have none.
     """
@@ -114,7 +114,7 @@ class FieldSeverity:
         field: dotted name; `*` stands for one part of it, `**` alone for any name.
         severity: from the table of fields, changed by the project's [policy].
         same_on_nodes: the nodes of a job are compared with each other in this field.
-        between_nodes: the severity of that comparison, where it is another one.
+        between_nodes: the severity of that comparison, if it is another one.
     """
 
     field: str
@@ -183,7 +183,7 @@ class GpuNeeds:
 class SifIdentity:
     """The identity of a SIF, or of a squashfs, at the time when the whole file was hashed.
 
-    A file with these `stat` fields and this header has the same bytes, so a node need not read all
+    A file with these `stat` fields and this header has the same bytes, so a node does not read all
     of it again (identity/sif_check.py says on which file systems).
 
     Attributes:
@@ -384,7 +384,7 @@ class DeterminismOptions:
 
     Attributes:
         seed: base seed; `incontainer/start_hook/seeds.py` has the rule for each rank.
-        seeds: the ranks are seeded although the profile is `off`: a seed was asked for, and no profile.
+        seeds: the ranks are seeded although the profile is `off`: a seed was requested, and no profile.
         variables: environment variables that profile and seed ask for. `settings` has them too, unless the user or the
             project gives another value.
     """
@@ -405,10 +405,10 @@ class WatchOptions:
 
     Attributes:
         sample: time between two samples of a node; 0 for none.
-        stall_after: a rank that makes no optimizer step for so long is looked at; 0 for 10 times its median step, and
+        stall_after: a rank is examined if it makes no optimizer step for this time; 0 for 10 times its median step, and
             at least 5 minutes.
         on_stall: what happens after a hang was found.
-        idle_end: the run ends after so long without use of any GPU and CPU; 0 for never.
+        idle_end: the run ends after this time without use of any GPU and CPU; 0 for never.
         prometheus: folder for a text file of node_exporter's textfile collector; empty for none.
     """
 
@@ -450,9 +450,9 @@ class Manifest:
         backend: `nccl` or `gloo`, as the locked torch and the requested GPUs allow.
         script, args, workdir: the program; absolute paths, literal arguments. Without script
             and module the nodes are checked and nothing is launched.
-        module: the Python module that torchrun starts in place of a script; `script` is its file then, or empty
+        module: the Python module that torchrun starts instead of a script; `script` is its file then, or empty
             where that is not known.
-        entry: the console script of the environment that is started in place of a script; `script` is empty then.
+        entry: the console script of the environment that is started instead of a script; `script` is empty then.
         script_sha256: of the script's bytes at submission; empty where its file is not known.
         settings: variables set by the user or the project, before detection.
         expectations, packages: the lockfile, flattened.
@@ -467,7 +467,7 @@ class Manifest:
         stage: None to use SIF and data where they are.
         launch, stop: torchrun's options, and what happens before the job's end.
         preflight: which checks of the nodes run; none in a manifest from before they existed.
-        smoke: None where no smoke test is wanted.
+        smoke: None if no smoke test is requested.
         pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
         secrets: variables that are read on the nodes.
         secret_values: file of the user with the values of those from `env:`; see `records/secret_file.py`.
@@ -478,13 +478,13 @@ class Manifest:
         unset: variables that the batch script removes after it has loaded the modules.
         setup: lines of shell that the batch script runs once, before the check.
         rendezvous_host: pattern of the name by which nodes reach each other, `{node}` in it; empty for Slurm's name.
-        imported: what was made on the node of the modules, a sentence each; not in the file.
+        imported: one sentence for each thing that the node made from the modules; not in the file.
         source: None where the script runs from its own place (`--workdir live`).
         data: what is compared before training.
         submitted_in: the folder where the user was.
         element: name -> value of this element of a sweep or array.
         unlocked_binds: targets of binds that the lockfile does not have: of the site profile, or added since.
-        hides: files of the project that hide a locked package, or a module of the standard library, a phrase each.
+        hides: one phrase for each file of the project that hides a locked package or a standard library module.
         lockfile_edited: the fingerprint that the lockfile's content has, where it says another one; else empty.
         start_hook_sha256: over the files that Python runs at the start of every rank; empty if it runs none.
         chain: how many jobs follow each other on this run, 0 for one alone.

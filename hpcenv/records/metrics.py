@@ -24,7 +24,7 @@ R is the global rank. Each line is one JSON object with `kind`:
 `parameters`: sha256 over the bytes of all parameters of all optimizers, in order, after an optimizer step.
     {"kind": "parameters", "step": 11, "name": "parameters", "value": "9f86...", "dtype": "sha256", "tensors": 2,
      "bytes": 64, "at": "interval"}
-    `at`: `interval`, `checkpoint` (of `hpcenv.training`) or `end` (the optimizers are gone, or the process ends).
+    `at`: `interval`, `checkpoint` (of `hpcenv.training`) or `end` (all optimizers were deleted, or the process ends).
 `note`: something that the record does not show, in words.
     {"kind": "note", "step": 1, "text": "backward was called on a tensor with 64 elements: ..."}
 `end`: the process ends in order. A process that was killed has no such line.

@@ -67,7 +67,7 @@ class NodeExit:
         refused: the launch step refused to start, and no line of the script ran here.
         differences: why it refused, where libraries that torch had loaded are not the locked ones.
         full: why nothing more could be written to the run folder when this node ended; empty if it could.
-        alone: no rank of the whole run joined a process group. False also if that is not known.
+        alone: no rank of the whole run joined a process group. Also False if that is not known.
         port_errors: error counters of RDMA ports that grew while the ranks ran.
         port_errors_unknown: why some or all counters are not known; empty if all are known, or without RDMA.
         launcher: what started the ranks.

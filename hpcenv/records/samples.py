@@ -75,7 +75,7 @@ class NodeUse:
         received, sent: bytes of the node's network devices, without loopback, since the node was started.
         rdma_received, rdma_sent: bytes of the node's RDMA ports since the node was started.
         rdma_errors: errors that these ports counted (machine/network/port_errors.py); None without ports.
-        connections: open shells and connections of a session; None for a run that is no session.
+        connections: open shells and connections of a session; None for a run that is not a session.
         unknown: what could not be read, and why.
     """
 
@@ -198,7 +198,7 @@ def read_attempt(run: RunFolder, attempt: int) -> Iterator[NodeSamples]:
         yield read_samples(path, node=path.name.removesuffix(".jsonl"), attempt=attempt)
 
 
-# Only so much of the end of a file is read at once: a page of 64 nodes comes in seconds.
+# How much of the end of a file is read at once: a page of 64 nodes comes in seconds.
 _MOST_AT_ONCE = 128 * 1024
 
 
@@ -219,7 +219,7 @@ class NewSamples:
         return [self._node(path, attempt) for path in paths]
 
     def _node(self, path: Path, attempt: int) -> NodeSamples:
-        """Return the newest samples of a node; a line without its end is read the next time."""
+        """Return the newest samples of a node. An incomplete last line is left for the next call."""
         name, problem = path.name.removesuffix(".jsonl"), ""
         position, samples = self._files.get(path, (0, ()))
         try:

@@ -42,7 +42,7 @@ def name_of(run_folder: str) -> str:
 
 
 def write(state: Path, run_folder: str, values: Mapping[str, str]) -> None:
-    """Write the values of a run, and remove the files of runs whose folder is gone.
+    """Write the values of a run, and remove the files of runs whose folder was removed.
 
     Raises:
         OSError: it cannot be written.

@@ -55,7 +55,7 @@ class TracedTensor:
 
     Attributes:
         name: in the schema of the operation; a number for a returned value.
-        type: dtype, shape and device, for example `float32[16, 5] cuda`; `number` for a result that is no tensor.
+        type: dtype, shape and device, for example `float32[16, 5] cuda`; `number` for a result that is not a tensor.
         hash: hash of its bytes; `-` if there is no hash. For a `number`, its text.
         each: for a list of tensors, the first digits of the hash of each tensor; empty if there are too many.
         types: for a list of tensors, the type of each tensor.

@@ -58,7 +58,7 @@ def names_credential(name: str) -> bool:
 def looks_like_credential(name: str) -> bool:
     """Return whether the name of a variable looks like that of a credential.
 
-    This test is stricter than the test for options: a value that is left out of a record is no loss, and a variable is
+    This test is stricter than the test for options: it is no loss if a record leaves out a value, and a variable is
     rarely a setting of the model.
     """
     return name != _FOLDER and (_IN_VARIABLE.search(name) is not None or names_credential(name))

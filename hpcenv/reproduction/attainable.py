@@ -59,7 +59,7 @@ def expect(
     Args:
         world_size: ranks of the new job.
         accumulated: whether fewer ranks keep the global batch, in the way that the authors state.
-        args: script arguments that the user typed in place of the run's arguments; None for the run's arguments.
+        args: script arguments that the user typed instead of the run's arguments; None for the run's arguments.
         lockfile: a lockfile that is not the run's lockfile; empty for the run's lockfile.
     """
     reasons = []

@@ -47,7 +47,7 @@ def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _CauseGr
     return _CauseGroup(name=name, likelihood=likelihood, fields=re.compile(fields, re.IGNORECASE), why=why)
 
 
-# Used in place of "number of ranks" if this number is equal.
+# Used instead of "number of ranks" if this number is equal.
 _SAME_RANKS = "ranks per node"
 # The first group that fits a field has it; the order is the rank. What a run was asked to do comes before how it
 # computed: with other arguments no comparison of libraries explains anything.
@@ -164,7 +164,7 @@ def rank_causes(
     found: dict[str, list[tuple[str, str, str]]] = {}
     rows = [(change.field, change.left, change.right) for change in changes]
     rows += [(f"determinism.{name}", _shown(pair[0]), _shown(pair[1])) for name, pair in sorted(effective.items())]
-    # What both runs have is no row: a number that is missing is the same on both sides.
+    # What both runs have makes no row: a number that is missing is the same on both sides.
     shape = [row[1:] for row in rows if row[0] in ("run.nodes", "run.nproc-per-node")]
     same_ranks = math.prod(int(left) for left, _ in shape) == math.prod(int(right) for _, right in shape)
     for field, left, right in rows:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # rtol and atol of `torch.testing.assert_close` (torch 2.13, testing/_comparison.py, read 2026-11-22). Values that were
-# printed with few digits are judged as float32: a training rarely computes its loss in float64.
+# printed with few digits are compared as float32: a training rarely computes its loss in float64.
 ASSERT_CLOSE = {
     "float64": (1e-7, 1e-7),
     "float32": (1.3e-6, 1e-5),
@@ -41,7 +41,7 @@ FEWEST_SEEDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """What counts as close: `|value - reference| <= atol + rtol * |reference|`, or at most so many ULP.
+    """What counts as close: `|value - reference| <= atol + rtol * |reference|`, or at most `ulp` ULP apart.
 
     Attributes:
         rtol, atol: None for the tolerance of `assert_close` for the type of the values.

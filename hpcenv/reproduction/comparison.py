@@ -19,7 +19,7 @@ from hpcenv.reproduction.series import PRINTED, Series
 Nearness = Literal["equal", "within", "differs"]
 LEVELS: tuple[Nearness, ...] = ("equal", "within", "differs")
 
-# Metrics that measure the machine and not the training. They are never equal, and not judged.
+# Metrics that measure the machine and not the training. They are never equal, and do not count for the verdict.
 _OF_MACHINE = re.compile(
     r"(?:^|[_/. -])(?:time|timestamp|seconds|secs?|ms|duration|elapsed|runtime|eta|throughput|speed|tflops|mfu|flops|"
     r"memory|mem|(?:tokens|samples|steps|images|it|iter|examples)[_/. -]?(?:per|/)[_/. -]?s(?:ec(?:ond)?)?)"

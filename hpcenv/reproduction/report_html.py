@@ -1,7 +1,7 @@
 """The report as one HTML file that needs nothing else: no script, no font, no network. Pure. Runs on: LOGIN NODE.
 
 The content security policy of the page forbids loading anything, so a hostile text in a record can neither run nor
-call home, also if the escaping had a fault. Texts are escaped, and control characters are shown as escapes.
+call home, even if the escaping had a fault. Texts are escaped, and control characters are shown as escapes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def origin_rows(
 
 
 def date_of(seconds: float) -> str:
-    """Return a time as ISO 8601 in UTC; empty if a record has a number that is no time of a run."""
+    """Return a time as ISO 8601 in UTC; empty if a record has a number that is not a time of a run."""
     if not 1e9 < seconds < 1e11:
         return ""
     return dt.datetime.fromtimestamp(seconds, tz=dt.timezone.utc).isoformat(timespec="seconds")
@@ -72,7 +72,7 @@ def _bundle(run: RunFolder) -> str:
 
 
 def _sites(run: RunFolder) -> list[str]:
-    """Return the site profiles of which a variable or a bind came."""
+    """Return the site profiles that set a variable or a bind."""
     try:
         manifest = load_record(Manifest, run.manifest)
     except RecordInvalid:

@@ -48,7 +48,7 @@ class LockRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageRecord:
-    """One installed distribution, as the lockfile has it."""
+    """One installed distribution, as the lockfile describes it."""
 
     name: str
     version: str

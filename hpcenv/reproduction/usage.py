@@ -1,6 +1,6 @@
 """What runs cost: GPU hours asked, used and idle, energy of the GPUs, and hours that failed runs lost.
 
-Runs on: LOGIN NODE. The run folders say it; of a job whose folder is gone, Slurm's accounting knows the hours asked.
+Runs on: LOGIN NODE. The run folders say it. If a folder was removed, Slurm's accounting has the requested hours.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class UsageRow:
         failed: how many of the runs failed.
         lost: hours of failed runs after their last checkpoint.
         without_hours: runs that are not in `asked`: how long they ran, or with how many GPUs, is not known.
-        without_checkpoint: failed runs that are not in `lost`: hpcenv knows of no checkpoint of theirs.
-        gone: runs whose folder is gone.
+        without_checkpoint: failed runs that are not in `lost`: hpcenv knows no checkpoint of them.
+        gone: runs whose folder was removed.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Usage(Shown):
     Attributes:
         since: in seconds since the epoch; attempts that began later count.
         rows: the one with most GPU hours first.
-        no_accounting: why sacct did not answer; jobs whose folder is gone are missing then.
+        no_accounting: why sacct did not answer; jobs whose folder was removed are missing then.
     """
 
     since: float

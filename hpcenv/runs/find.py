@@ -52,7 +52,7 @@ def find_run(start: Path, word: str | None, *, runs: str | None = None) -> Run:
 
 
 def find_one(start: Path, word: str | None, *, runs: str | None = None) -> Submitted:
-    """Like `find_run`, but also if the manifest cannot be read: cancel and wait need only the job id."""
+    """Like `find_run`, but works even if the manifest cannot be read: cancel and wait need only the job id."""
     entry = find_submitted(start, word, runs=runs)
     if isinstance(entry, Sweep):
         name = entry.folder.name
@@ -254,7 +254,7 @@ def _find_job(folder: Path, word: str) -> Submitted | Sweep | None:
                 return _try_open(element.folder.path)
         array_ids = {job_id.partition("_")[0] for element in entry.elements for job_id in element.job_ids}
         return entry if word in array_ids else None
-    # Where several users keep their runs in one folder, the name of a session is one's own.
+    # If several users keep their runs in one folder, the name of a session means the session of this user.
     own = entry.submission.session if os.stat(folder).st_uid == os.geteuid() else None
     return _try_open(folder) if word in (*entry.job_ids, entry.submission.run, own) else None
 

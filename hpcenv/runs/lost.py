@@ -1,4 +1,4 @@
-"""A job of hpcenv whose run folder is gone: find it by its job id or run name, show it and cancel it.
+"""A job of hpcenv whose run folder was removed: find it by its job id or run name, show it and cancel it.
 
 Runs on: LOGIN NODE. The batch script is `job.sbatch` in the run folder, so Slurm knows the folder.
 """
@@ -22,7 +22,7 @@ _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
 
 @dataclass(frozen=True, kw_only=True)
 class LostRun:
-    """A job that Slurm still knows, and whose run folder is gone.
+    """A job that Slurm still knows, and whose run folder was removed.
 
     Attributes:
         job_id: the typed id, or Slurm's id for the typed name.
@@ -45,7 +45,7 @@ class LostRun:
 
 
 def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
-    """Return the user's own hpcenv job with this id or name if its run folder is gone; else None."""
+    """Return the user's own hpcenv job with this id or name if its run folder was removed; else None."""
     if word is None:
         return None
     try:
@@ -63,7 +63,7 @@ def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
 
 
 def explain(error: RunNotFound, environ: Mapping[str, str]) -> RunNotFound:
-    """Return the error if the word matches no run, but a job whose run folder is gone."""
+    """Return the error if the word matches no run, but a job whose run folder was removed."""
     found = find_lost(error.word, environ)
     if found is None:
         return error

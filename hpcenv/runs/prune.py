@@ -39,7 +39,7 @@ DAY = 86400.0
 # A file that was used more recently is removed only with `--all`.
 SPARED = 30 * DAY
 # An image of a registry can be fetched again by its digest. An archive, a layout or the input of a definition file may
-# be gone or have changed.
+# be missing or have changed.
 _FETCHED_AGAIN = ("docker://", "oras://")
 
 

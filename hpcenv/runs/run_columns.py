@@ -1,4 +1,4 @@
-"""The columns of `hpcenv list`: their names, the values of a run in them, conditions and order. Pure.
+"""The columns of `hpcenv list`: their names, their values for a run, conditions and order. Pure.
 
 Runs on: LOGIN NODE.
 

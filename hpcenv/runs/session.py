@@ -30,7 +30,7 @@ def find_session(start: Path, word: str | None, *, runs: str | None = None) -> t
 
     Raises:
         RunNotFound, RecordInvalid: as for `find_run`.
-        UsageError: it is no session, or the session of another user.
+        UsageError: it is not a session, or the session of another user.
     """
     run = find_run(start, word, runs=runs)
     session = run.manifest.session
@@ -84,7 +84,7 @@ def plan_connect(start: Path, word: str, *, environ: Mapping[str, str], runs: st
 
     Raises:
         RunNotRunning: the session waits, is being checked, or has ended.
-        UsageError: it is no session of this user.
+        UsageError: it is not a session of this user.
     """
     run, _session = find_session(start, word, runs=runs)
     status = read_status(run, environ)
@@ -131,7 +131,7 @@ class ServicePage:
     address: str
 
 
-# The first port on the laptop. It need not be free on the cluster: nothing listens there.
+# The first port on the laptop. It may be in use on the cluster: the session does not listen there.
 _FIRST_PORT = 8888
 
 

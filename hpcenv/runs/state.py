@@ -64,12 +64,12 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is known to have ended. False for `unknown`, also if the job is gone."""
+        """Whether the run is known to have ended. False for `unknown`, even if Slurm no longer knows the job."""
         return self.state in slurm.ENDED or self.state in ("rejected", "not-queued")
 
     @property
     def quiet(self) -> bool:
-        """Whether the run will not change any more: it has ended, or its job is gone."""
+        """Whether the run will not change any more: it has ended, or Slurm no longer knows its job."""
         return self.ended or self.gone
 
 

@@ -22,9 +22,9 @@ from hpcenv.runs.state import read_states
 from hpcenv.runs.use import asked_shape, newest_attempt
 from hpcenv.text import Shown, columns, plural, visible, wrap
 
-# Only so many of the last seconds are judged.
+# Only this number of the last seconds is evaluated.
 _SECONDS = 900.0
-# Up to this many nodes or ranks have a line each; if there are more, similar ones share a line.
+# Each node or rank has one line, up to this number; if there are more, similar ones share a line.
 _MOST_LINES = 8
 
 

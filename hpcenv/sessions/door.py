@@ -78,7 +78,7 @@ def _is_over(seconds: float) -> bool:
 
 
 def _end_with(error: HpcenvError | OSError, run: RunFolder, manifest: Manifest, this_node: ThisNode) -> None:
-    """Say why the session cannot be kept open on this node, to the log and to who waits for it, and end it."""
+    """End the session, and give the reason to the log and to the commands that wait for the session."""
     said = f"error[{error.code}]: {error}" if isinstance(error, HpcenvError) else f"the session ends: {error}"
     say(said)
     known = {"schema": SCHEMA, "run": manifest.run, "node": this_node.node, "attempt": this_node.attempt}

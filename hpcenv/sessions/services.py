@@ -144,7 +144,7 @@ def _jupyter(
         "--ServerApp.sock_mode=0600",
         f"--ServerApp.root_dir={manifest.workdir}",
         "--ServerApp.open_browser=False",
-        # Jupyter refuses uid 0 without it, also where a user namespace only shows 0.
+        # Jupyter refuses uid 0 without it, even where a user namespace only shows 0.
         "--ServerApp.allow_root=True",
         "--KernelManager.transport=ipc",
         # What a user installs from the web page would not be in the lockfile.

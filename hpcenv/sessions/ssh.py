@@ -36,10 +36,10 @@ def sshd_config(session: SessionFolder, node: NodeFolder, *, user: str, command:
     Args:
         session, node: the session's folders.
         user: name of the only user.
-        command: what sshd starts in place of any shell, command or sftp server. The login shell starts it.
+        command: what sshd starts instead of any shell, command or sftp server. The login shell starts it.
         temporary: the node's folder of temporary files.
     """
-    # Shells read their startup files also for a command. They look in HOME, zsh in ZDOTDIR; bash takes itself for a
+    # Shells read their startup files even for a command. They look in HOME, zsh in ZDOTDIR; bash takes itself for a
     # shell of rshd, which reads .bashrc, only where SHLVL is not set. The forced command sets the real variables.
     empty = _quoted(node.empty_home)
     return "\n".join(

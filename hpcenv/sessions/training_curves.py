@@ -67,7 +67,7 @@ class Curves:
                 self._look_at(run, self._folder / run.path.name)
 
     def _look_at(self, run: RunFolder, place: Path) -> None:
-        if not run.manifest.exists():  # a folder of event files, which is no run
+        if not run.manifest.exists():  # a folder of event files, which is not a run
             self._link(place, run.path)
             return
         written = folders_with_events(run)

@@ -29,7 +29,7 @@ def plan(
 def smoke_judge(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Combine the reports of all nodes on the smoke test; a failure changes the verdict.
 
-    Returns 0 if the training may start, or if pairs must be tested first; 90 or 91 if it may not start.
+    Returns 0 if the training may start, or if pairs must be tested first; 90 or 91 if it must not start.
     """
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)

@@ -47,7 +47,7 @@ def _may_be_named(context: Context, root: Path | None, site: str | None) -> bool
 
 
 def _of_site(context: Context, root: Path | None, site: str | None) -> tuple[Path | None, str]:
-    """Return the image folder of the profile and the profile's name; None and a note if it has none."""
+    """Return the image folder that the site profile names, and its origin; None and a note if there is no folder."""
     named, origin = choose_site.named_outside(root, site, context.environ)
     profile, notes = choose_site.find(named, origin, root, context)
     if profile is None or profile.file.store is None:

@@ -142,7 +142,7 @@ def _named(function: Any) -> Any:
 
 
 def _is_wrapper(function: Any) -> bool:
-    """Return whether it is an object in the place of a function: what `inspect.unwrap` sees, without a name itself."""
+    """Return whether it is an object instead of a function: what `inspect.unwrap` sees, without a name itself."""
     return hasattr(function, "__wrapped__") and not hasattr(function, "__qualname__")
 
 

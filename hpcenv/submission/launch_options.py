@@ -67,7 +67,7 @@ _NEWEST_TORCH = (2, 13)
 def check_torchrun_args(words: Sequence[str], *, torch: str = "") -> None:
     """Refuse arguments for torchrun that would break the launch.
 
-    torchrun accepts abbreviated names, and `_` in place of `-`: every spelling is refused.
+    torchrun accepts abbreviated names, and `_` instead of `-`: every spelling is refused.
 
     Args:
         torch: version of torch; a newer torchrun may have new options.

@@ -55,7 +55,7 @@ def scope_for(manifest: Manifest, environ: Mapping[str, str]) -> LocalScope:
         environ: environment of the run: systemd is found through it.
     """
     limits, absent = _limits(manifest)
-    # Who asks for no GPU and no limit starts a program as in any shell.
+    # Without a GPU and a limit, the program is started as in any shell.
     notes = [f"not limited: {what}" for what in absent] if limits or manifest.gpus_per_node else []
     if not limits:
         return LocalScope(notes=tuple(notes))
@@ -78,7 +78,7 @@ def scope_for(manifest: Manifest, environ: Mapping[str, str]) -> LocalScope:
 
 
 def _limits(manifest: Manifest) -> tuple[list[_Limit], list[str]]:
-    """Return the limits, and what has none."""
+    """Return the limits, and the names of what has no limit."""
     limits, absent = [], []
     mem, cpus = manifest.mem, manifest.cpus_per_task * manifest.nodes
     if mem and mem != "0":

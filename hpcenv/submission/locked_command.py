@@ -38,7 +38,7 @@ class CurrentAllocation:
     """The allocation in which this process runs (salloc, srun or sbatch).
 
     Attributes:
-        gpus: GPUs on each node; None if Slurm does not tell.
+        gpus: GPUs on each node; None if Slurm does not say.
     """
 
     job_id: str
@@ -97,7 +97,7 @@ def check_place(workspace: Workspace, options: SubmitOptions, context: Context) 
 
     Raises:
         NodeRejected: a field that must match differs; the error has the table.
-        NodesUnknown: it could not be told.
+        NodesUnknown: hpcenv could not find out whether the nodes match.
         HpcenvError: as for `plan_job`.
     """
     allocation = find_allocation(context.environ)

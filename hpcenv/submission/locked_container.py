@@ -89,7 +89,8 @@ def program_of(named: str | None, profile: Profile | None, environ: Mapping[str,
         named: `--runtime`, or `runtime` of hpcenv.toml.
 
     Raises:
-        UsageError, ToolMissing: it is no program's name or absolute path, or PATH does not have it.
+        UsageError: the value is neither a program's name nor an absolute path.
+        ToolMissing: PATH does not have the program.
     """
     origin = "`runtime` of this submission or of hpcenv.toml"
     program = named or ""

@@ -46,7 +46,7 @@ def in_project(module: str, cwd: Path, command: Sequence[str]) -> Path | None:
 
 
 def name_of(script: str, cwd: Path) -> str | None:
-    """Return the name of the module that was typed in place of a script; None if the project has no such module."""
+    """Return the name of the module that was typed instead of a script; None if the project has no such module."""
     return script if _NAME.match(script) and _file_of(script, cwd) is not None else None
 
 

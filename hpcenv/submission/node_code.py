@@ -31,7 +31,7 @@ NODE_ROOMS = (
 # Another Python starts single files of this room by their paths: so they cannot be in an archive.
 FILES_ROOM = "incontainer"
 
-# Modules that a training script can import, also in an image without hpcenv: hpcenv.training and its imports.
+# Modules that a training script can import, even in an image without hpcenv: hpcenv.training and its imports.
 RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py", "incontainer/provenance.py")
 
 # This replaces `hpcenv.api.executor`, which submitit loads as a plug-in.
@@ -154,7 +154,7 @@ def share_archive(run: RunFolder) -> None:
 
 
 def packed(package: Path, modules: Sequence[str]) -> bytes:
-    """Return a zip archive of modules with their compiled code: so the nodes need not compile.
+    """Return a zip archive of modules with their compiled code: so the nodes do not compile.
 
     Equal modules give equal bytes: the names are sorted, and all have the oldest time of the format. Nothing is
     compressed: Python then reads it without zlib.

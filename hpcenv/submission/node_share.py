@@ -27,7 +27,7 @@ _LEFT_TO_SLURM = "CPUs and memory are left to Slurm's defaults (--cpus and --mem
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShare:
-    """What is requested on each node, in place of Slurm's defaults.
+    """What is requested on each node, instead of Slurm's defaults.
 
     Attributes:
         cpus: None for Slurm's default.
@@ -75,7 +75,7 @@ def choose(
     *,
     handover: bool = False,
 ) -> NodeShare:
-    """Return what is requested in place of Slurm's defaults.
+    """Return what is requested instead of Slurm's defaults.
 
     Args:
         resources: as for `read_resources`; if the request has GPUs, this function waits for the answer.

@@ -97,7 +97,7 @@ class Plan(Shown):
 
     Attributes:
         manifest: what the nodes will read.
-        request: what Slurm is asked for.
+        request: what is requested from Slurm.
         script: the batch script, byte for byte; empty for `--cluster local`.
         lockfile_text: the lockfile's bytes as text, kept with the run.
         requirements: the packages of the lockfile as pip reads them, kept with the run.
@@ -171,7 +171,7 @@ class Call:
             `module` for the ranks.
         module: the file of the function; None if there is nothing to copy.
         folder: where the function and its results are pickled.
-        outputs: a folder that the function writes to; it is no code.
+        outputs: a folder that the function writes to; it is not code.
         launcher: the program that starts the calling processes, see `LaunchOptions`.
     """
 
@@ -202,7 +202,7 @@ def render_script(
 
     Args:
         manifest: the run.
-        request: what Slurm is asked for.
+        request: what is requested from Slurm.
         python: interpreter for hpcenv's steps on the nodes: the one that submits.
         command: written into the header as a comment.
         replaced: hole -> text that replaces the value from the manifest.

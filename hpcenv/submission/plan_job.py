@@ -95,7 +95,7 @@ class _Wanted:
 
     Attributes:
         profile: the site profile; its values are not yet those for this run.
-        request: what Slurm is asked for, without the values of the site profile.
+        request: what is requested from Slurm, without the values of the site profile.
         earlier: the runs of `--after`.
         script, content: the file that the ranks start and its bytes; None if it is not known.
     """
@@ -115,7 +115,7 @@ class _Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What Slurm is asked for, with the origin of every value, and the lockfile and site profile behind it.
+    """What is requested from Slurm, with the origin of every value, and the lockfile and site profile behind it.
 
     Attributes:
         path, content: of the lockfile.
@@ -359,7 +359,7 @@ def _idle_gpus(options: SubmitOptions, request: Request, origins: Mapping[str, s
 
 
 def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
-    """Return the environment that the nodes must have; refuse it if it already differs from the locked one here."""
+    """Return the environment that the nodes must have; refuse it if it differs on this machine already."""
     options, context, lockfile = wanted.options, wanted.context, shape.lockfile
     lock = options.lock if options.lockfile is None else str(options.lockfile)
     environment = environment_of(

@@ -61,12 +61,12 @@ class SubmitOptions(OptionValues):
         script: what torchrun starts; None only checks the nodes (`hpcenv verify --nodes`).
         args: arguments of the script, each literal.
         level: how deep the nodes look; None for the environment's default.
-        call: a Python function in place of a script.
+        call: a Python function instead of a script.
         lockfile: path of the lockfile; it has priority over `lock`.
         copied: set if the project is a copy of a run's code.
         handover: the folder is for somebody else, with different variables and files.
         allocated: the nodes are already allocated (`hpcenv run` in an allocation): nothing is requested.
-        site_here: use the site profile also without a job: `hpcenv run` on a login node.
+        site_here: use the site profile even without a job: `hpcenv run` on a login node.
         session: the run is a session; it has no script.
     """
 
@@ -206,7 +206,7 @@ class MergedOptions:
     notes: tuple[str, ...] = ()
 
     def requested(self) -> tuple[str, ...]:
-        """Return what Slurm is asked for, each option with its value and origin."""
+        """Return what is requested from Slurm, each option with its value and origin."""
         rows = (option for option in OPTIONS if option.needs_slurm or option.name in ("nodes", "gpus", "cpus", "mem"))
         return tuple(self.shown(option) for option in rows if option.name in self.origins)
 
@@ -295,7 +295,7 @@ def _notes(merged: MergedOptions, environ: Mapping[str, str], cluster: Cluster) 
 
 
 def make_request(options: SubmitOptions) -> Request:
-    """Return what Slurm is asked for.
+    """Return what is requested from Slurm.
 
     Args:
         options: merged.

@@ -106,7 +106,7 @@ def choose(
     args: tuple[str, ...] | None,
     context: Context,
 ) -> Rerun:
-    """Return the run to repeat, with the typed options in place of the old ones.
+    """Return the run to repeat, with the typed options instead of the old ones.
 
     Args:
         found: a run; of a sweep, all its runs.
@@ -171,7 +171,7 @@ def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Subm
 
 
 def _compared(plan: Plan, new: Rerun) -> Plan:
-    """Return the plan with what the nodes compare with the first run, and notes on options that are gone."""
+    """Return the plan with what the nodes compare with the first run, and notes on options that were removed."""
     path = new.first.verdict
     verdict = load_record(Verdict, path) if path.is_file() else None
     plan = with_first_variables(plan, new.before, verdict, new.context.environ)
@@ -325,7 +325,7 @@ def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]
     """Return the context of a run: relative paths begin in the folder where it was submitted.
 
     Raises:
-        FileUnusable: that folder is gone.
+        FileUnusable: that folder is missing.
     """
     folder = Path(manifest.submitted_in or manifest.workdir)
     here = ("run it in your own copy of the project: ", Command(*command))

@@ -1,4 +1,4 @@
-"""A shell script or another program that is given to `hpcenv submit` in place of a Python script.
+"""A shell script or another program that is given to `hpcenv submit` instead of a Python script.
 
 Runs on: LOGIN NODE. Pure, but for `refuse_starter`, which asks whether a file is there.
 """

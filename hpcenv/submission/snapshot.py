@@ -252,7 +252,7 @@ class _CopiedFolder:
 
     Attributes:
         root: its path, links resolved.
-        shown: its path as the user has it.
+        shown: its path in the form that the user knows.
         folder: the copy.
     """
 
@@ -499,7 +499,7 @@ def _make_parents(paths: Sequence[str], source: PlannedSource, run: RunFolder) -
 
 
 def _write(content: bytes, target: str, *, like: str) -> None:
-    """Write a file with the permissions of another one, which may have gone."""
+    """Write a file with the permissions of another one, which may be missing by now."""
     with open(target, "xb") as copy:
         copy.write(content)
         with suppress(OSError):

@@ -143,7 +143,7 @@ def make_folder(path: Path) -> None:
 
 
 def wait_for_disk(run: RunFolder, *elements: Path) -> None:
-    """Wait until the disk has what the first step of the job reads.
+    """Wait until the files that the first step of the job reads are on the disk.
 
     Otherwise, if the login node fails, a queued job may find no manifest: other nodes see a new file, but it may only
     be in the memory of this node.
@@ -193,7 +193,7 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
         job_ids: jobs that are known to be queued.
 
     Returns:
-        The error to raise: with what could not be undone.
+        The error to raise. If a job may still be queued, the error says so.
     """
     if isinstance(error, SubmitRejected) and plan.requested:
         error = error.changed(why="\n".join(filter(None, (error.why, f"requested: {', '.join(plan.requested)}"))))

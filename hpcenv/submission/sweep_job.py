@@ -503,7 +503,7 @@ def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, e
         known: job ids of the previous arrays.
 
     Returns:
-        The error to raise: with what could not be cancelled.
+        The error to raise. It names what could not be cancelled.
     """
     try:
         slurm.cancel_others(record.run_folder, record.run, known, context.environ)

@@ -171,7 +171,7 @@ def with_notes(verdict: Verdict, workspace: Workspace, lock: str) -> Verdict:
     """Return a verdict that also warns of parts of the lockfile that this hpcenv does not know.
 
     Raises:
-        LockfileMissing, LockfileInvalid, LockfileNewer: the lockfile is gone or can no longer be read.
+        LockfileMissing, LockfileInvalid, LockfileNewer: the lockfile is missing or can no longer be read.
     """
     path = workspace.lockfile_path(lock)
     locked = read_lockfile(path)

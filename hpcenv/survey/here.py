@@ -84,7 +84,7 @@ def _pretended_run(
         place, cluster = ThisNode(node=host, nodes=(host,), attempt=0, job_id="doctor"), "local"
         count = str(found.values.get("host.gpu-count", 0))
     wanted = int(count) if count.isdecimal() else 0
-    # The store is used in place of the folder of the environment.
+    # The store is used instead of the folder of the environment.
     environment = Environment(kind="host", python=str(store / "python"))
     return (
         Manifest(

@@ -38,7 +38,7 @@ from hpcenv.watch.watched_node import WatchedNode
 _LEAST_STALL = 300.0
 _MEDIANS = 10
 _BEFORE_FIRST_STEP = 1800.0
-# Of the shortest time-out of a process group: after it, the ranks are gone.
+# Of the shortest time-out of a process group: after it, the ranks have ended.
 _SHARE_OF_TIMEOUT = 0.7
 _SECONDS_BETWEEN_LOOKS = 60.0
 _SECONDS_BETWEEN_LISTINGS = 10.0
@@ -146,7 +146,7 @@ class HangWatch:
         save_record(request, request_path(self._folder, name))
 
     def _stop_if_found(self) -> None:
-        """Ask the launch step of this node for a stop, as Slurm's warning does, where what was found asks for it."""
+        """Ask the launch step of this node for a stop, as Slurm's warning does, if what was found requires it."""
         if not self._stopped and why_to_end(self._folder, self._node.options):
             self._stopped = True
             os.kill(self._node.launch, signal.SIGUSR2)

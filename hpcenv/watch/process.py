@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 A separate process: a driver that hangs must hang neither the ranks nor what ends them. It ends when its standard
-input is closed, so also when this process is killed.
+input is closed, so even when this process is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS_TO_END = 2.0
 
 @contextmanager
 def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callable[[str], None]) -> Iterator[None]:
-    """Watch this node inside the block, where the run asks for it.
+    """Watch this node inside the block, if the run requests it.
 
     Args:
         first: whether this is the first task of its node: with `--launcher srun` one of them watches for all.
@@ -41,13 +41,13 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
 
 @contextmanager
 def beside(manifest: Manifest, step: str, *, seconds_to_end: float) -> Iterator[None]:
-    """Run a step beside this one inside the block: it ends when its standard input is closed.
+    """Run another step in a child process until the block ends: closing its standard input ends it.
 
     Args:
-        seconds_to_end: then it is killed.
+        seconds_to_end: how long the child may take to end before it is killed.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the child cannot be started.
     """
     argv = [sys.executable, "-I", str(RunFolder(Path(manifest.run_folder)).step), step, manifest.run_folder]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)

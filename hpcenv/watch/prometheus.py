@@ -18,7 +18,7 @@ from hpcenv.records.samples import GpuUse, NodeUse, RankUse, Sample
 
 _MIB = 1 << 20
 
-# Name, help text and value. All are gauges: the file is gone after the job, and with it every count.
+# Name, help text and value. All are gauges: the file is removed after the job, and every count with it.
 _OF_GPUS: tuple[tuple[str, str, Callable[[GpuUse], float | None]], ...] = (
     ("DCGM_FI_DEV_GPU_UTIL", "Share of time in which a kernel ran, in percent", lambda gpu: gpu.use),
     ("DCGM_FI_DEV_FB_USED", "Memory used, in MiB", lambda gpu: _divided(gpu.memory, _MIB)),

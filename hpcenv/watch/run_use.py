@@ -20,7 +20,7 @@ from hpcenv.watch.hangs import in_words, say_in_log
 from hpcenv.watch.watched_node import WatchedNode
 
 _SECONDS_BETWEEN_LOOKS = 120.0
-# So much of the time is judged; and so long after a note there is no other one.
+# How much of the last time is evaluated. For the same time after a note there is no other one.
 _SECONDS_JUDGED = 600.0
 # A node whose newest sample is older says nothing: after some hours it writes one in a minute, and a file shows late.
 _LATEST = 150.0
@@ -76,7 +76,7 @@ class RunWatch:
                 return
 
     def _end_if_idle(self, nodes: Sequence[NodeSamples], now: float) -> None:
-        """Record and say that nothing was in use for so long; the watch of each node then ends its ranks."""
+        """Record and say that nothing was in use for the time limit; the watch of each node then ends its ranks."""
         limit = self._node.options.idle_end
         newest = {}
         for node in nodes:

@@ -89,7 +89,7 @@ class Sampler:
             self._minute = []
 
     def _connections(self) -> float | None:
-        """Return how many shells and connections of a session are open here; None for a run that is no session."""
+        """Return how many shells and connections of a session are open here; None for a run that is not a session."""
         if self._node.manifest.session is None:
             return None
         try:

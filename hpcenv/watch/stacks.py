@@ -1,4 +1,4 @@
-"""Ask a rank of this node for its stacks, without disturbing it; and what the kernel says of it.
+"""Ask a rank of this node for its stacks, without disturbing it, and read what the kernel says about it.
 
 Runs on: COMPUTE NODE. Standard library only. The other side is incontainer/start_hook/stacks.py. Only a process that
 has marked itself gets the signal, and only if its thread would catch it: the signal would end any other.
@@ -24,7 +24,7 @@ _SECONDS_TO_ANSWER = 5.0
 # After the stacks: torch's record needs Python's lock.
 _SECONDS_FOR_OPERATIONS = 1.0
 # A thread that wants Python's lock asks for it every 5 ms (sys.getswitchinterval), and sleeps in between. Python code
-# gives the lock away when it is asked. After so many times in vain, a C call holds it.
+# gives the lock away when it is asked. If this number of requests has no effect, a C call holds it.
 _ASKED_IN_VAIN = 200
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MOST_BYTES = 1 << 20
@@ -185,7 +185,7 @@ def _group(name: str, data: dict[str, Any]) -> GroupState:
 
 
 def state_of(pid: int) -> ProcessState:
-    """Return the state of a process. What this user may not read stays empty."""
+    """Return the state of a process. What this user cannot read stays empty."""
     state = proc.state(pid)[0]
     if not state:
         return ProcessState(pid=pid, state="")

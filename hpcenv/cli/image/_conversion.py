@@ -31,7 +31,7 @@ from hpcenv.image.reference import (
 from hpcenv.image.registry.oci_layout import local_form
 from hpcenv.image.registry.source import Access
 
-# The value of `--plain-http` without a host. A user cannot type it, because it is no valid host.
+# The value of `--plain-http` without a host. A user cannot type it, because it is not a valid host.
 _OWN_REGISTRY = "<the registry of the reference>"
 
 

@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, NoReturn
 from hpcenv.errors import Command, ImageMismatch
 from hpcenv.image.content.tree import TreeEntry
 
-# The hint for a damaged layer. `cli/image/` puts the user's own command in place of the project's.
+# The hint for a damaged layer. `cli/image/` replaces the project's command by the user's own.
 PULL_AGAIN = (
     "run ",
     Command("hpcenv", "image", "build"),

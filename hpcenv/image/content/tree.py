@@ -155,7 +155,7 @@ def tree_digest(entries: Iterable[TreeEntry]) -> str:
     The digest does not cover owners, times, xattrs and device numbers, because an unprivileged `apptainer build` loses
     them; hard links, because they do not change what is read; and write bits, because they have no effect in a
     read-only image, and because the umask of `apptainer build` (0002) sets them for directories that no layer contains.
-    An unprivileged Apptainer 1.4.5 writes files that their owner may not read as empty files, and omits such
+    An unprivileged Apptainer 1.4.5 writes files that their owner cannot read as empty files, and omits such
     directories without a message: those SIFs are different, and so is their digest.
 
     Args:

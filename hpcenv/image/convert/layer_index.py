@@ -142,7 +142,7 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
     raise ImageMismatch(
         f"{what}, more than the limit `{name}` of {limit:,}",
         why="a hostile image can fill memory or disks; hpcenv stops before that happens",
-        # `cli/image/` puts the user's own command in place of the project's.
+        # `cli/image/` replaces the project's command by the user's own.
         hint=(
             "if you trust this image: ",
             Command("hpcenv", "image", "build", "--limit", f"{name}={NO_LIMIT if enough is None else enough}"),

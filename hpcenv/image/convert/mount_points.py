@@ -25,7 +25,7 @@ _MOST_LINKS = 40
 def unusable_mount_points(find: Find) -> tuple[str, ...]:
     """Return one sentence for each folder that the image has in a form that cannot work.
 
-    A folder that the image does not have is no fault: hpcenv adds it. A link to a folder inside the image works.
+    A folder that the image does not have is not a fault: hpcenv adds it. A link to a folder inside the image works.
 
     Args:
         find: returns the image's entry at a path without following links, or None.

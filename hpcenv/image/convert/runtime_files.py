@@ -12,7 +12,7 @@ clears the environment, sources /.singularity.d/env/*.sh in the order of their n
 after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds the
 rest of the caller's environment where the image sets no value. Therefore four names are fixed:
 10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. It runs /.singularity.d/runscript in the
-same interpreter, also in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of
+same interpreter, even in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of
 /.singularity.d/actions it uses only `test`, with the image's shell; the others are for Singularity before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:

@@ -814,7 +814,7 @@ def _unpacker(compression: str, name: str) -> _Unpack:
         ) from error
 
     def unpack(local: threading.local, data: bytes, most: int) -> bytes:
-        # Two threads may not share a context, and creating one for each block is too slow.
+        # Two threads must not share a context, and creating one for each block is too slow.
         context: zstandard.ZstdDecompressor | None = getattr(local, "zstd", None)
         if context is None:
             context = local.zstd = zstandard.ZstdDecompressor()

@@ -222,7 +222,7 @@ def blob_path(folder: Path, digest: str) -> Path:
 
 
 def cached(folder: Path, spec: BlobSpec) -> Path | None:
-    """Return the path of a complete blob, judged by name, size and mode; None if the folder has none.
+    """Return the path of a blob that is complete by its name, size and mode; None if the folder has none.
 
     A file of another size or kind is removed. A writable file is removed too, unless its bytes have the right digest.
     """

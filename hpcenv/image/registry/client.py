@@ -101,7 +101,7 @@ class Client:
             self._refusals.raise_for_status(response, self._error_text(response))
         with contextlib.closing(response):
             if status == 401:
-                # A failed login is no error yet: the image itself may be public.
+                # A failed login is not an error yet: the image itself may be public.
                 with contextlib.suppress(LoginRefused):
                     self._translated(lambda: self.login.renew(response, None), deadline)
         if status == 401 and self.login.needs_password(response):

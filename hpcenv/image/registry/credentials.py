@@ -19,7 +19,7 @@ priority over the general helper (`credsStore`), and the general helper over `au
 hosts (old versions of docker), and in podman's files also `HOST/NAMESPACE`; the longest key that fits is used.
 
 A secret is only in `Credential.secret`: never in its `repr`, in an error, or in an argument of a
-program. An unreadable file is no error here, because most images are public. It gives a note in
+program. An unreadable file is not an error here, because most images are public. It gives a note in
 `Search.notes`, and the error has these notes if the registry refuses access.
 """
 
@@ -222,7 +222,7 @@ def _ask_helper(helper: str, registry: str, path: Path, environ: Mapping[str, st
     except (ToolMissing, ToolFailed) as error:
         return f"{path} names `{name}`: {error.what}"
     if answer.status != 0:
-        # Helpers print this if they have no credentials; it is no failure.
+        # Helpers print this if they have no credentials; it is not a failure.
         without = "credentials not found" in answer.stdout + answer.stderr
         return None if without else f"`{name}` (named in {path}) ended with status {answer.status}"
     try:

@@ -102,7 +102,7 @@ class GzipReader(io.RawIOBase):
                 if not compressed.startswith(GZIP):
                     return b""
                 self._engine = zlib.decompressobj(31)
-            # Call it also without more input: the engine may hold output that did not fit the last time.
+            # Call it even without more input: the engine may hold output that did not fit the last time.
             data: bytes = self._engine.decompress(compressed, most)
             left = self._engine.unused_data if self._engine.eof else self._engine.unconsumed_tail
             self._taken += len(compressed) - len(left)

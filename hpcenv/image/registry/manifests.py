@@ -200,7 +200,7 @@ def kind(document: Mapping[str, Any]) -> str:
 
 
 def no_manifest(document: Mapping[str, Any], name: str) -> ImageUnavailable:
-    """Return the error for a document that is no image manifest."""
+    """Return the error for a document that is not an image manifest."""
     if document.get("schemaVersion") == 1:
         why = "its manifest is Docker's schema 1 of before 2017, which has no digests of the layers' contents"
         return unusable(name, why, "convert it: skopeo copy --format v2s2 reads schema 1 and writes a current manifest")
@@ -355,7 +355,7 @@ def config_descriptor(manifest: Mapping[str, Any], name: str) -> str:
 
 
 def _artifact(manifest: Mapping[str, Any], media: str, name: str) -> ImageUnavailable:
-    """Return the error for a manifest that is no container image (image-spec 1.1, "Guidelines for Artifact Usage")."""
+    """Return the error for a manifest that describes no image (image-spec 1.1, "Guidelines for Artifact Usage")."""
     if media.startswith("application/vnd.cncf.helm."):
         return unusable(name, "it is a Helm chart, not a container image", "take the name of an image from the chart")
     if media.startswith("application/vnd.sylabs.sif."):

@@ -142,7 +142,7 @@ class Store:
         return self.images / f"sha256-{_hex(digest)}.json"
 
     def require_writable(self, purpose: str) -> None:
-        """Raise an error if the caller may not change the store.
+        """Raise an error if the caller has no permission to change the store.
 
         Args:
             purpose: completes "write access is needed to ...".
@@ -166,7 +166,7 @@ class Store:
             purpose, timeout, on_event: as for `lease.lease`.
 
         Raises:
-            FileUnusable: the caller may not write to the store.
+            FileUnusable: the caller has no permission to write to the store.
             ToolFailed: another process still holds the lease after `timeout` seconds.
         """
         self.require_writable("work in it")
@@ -486,7 +486,7 @@ def _distrust(status: os.stat_result) -> str:
 
 
 def _read_only_file(path: Path) -> bool:
-    """Make a file read-only; False if the caller may not and others may write to it."""
+    """Make a file read-only; False if the caller has no permission and others can write to it."""
     with contextlib.suppress(PermissionError):
         os.chmod(path, 0o444)
     return not os.stat(path).st_mode & 0o022

@@ -117,7 +117,7 @@ def _declared(root: Path, trust: Trust) -> tuple[Trust, bool]:
 
 
 def _read_only(root: Path) -> str:
-    """Return why the caller may not write to the store; empty if the caller may."""
+    """Return why the caller has no permission to write to the store; empty if the caller may."""
     if os.access(root, os.W_OK | os.X_OK, effective_ids=True):
         return ""
     owner = filesystem.user_name(os.stat(root).st_uid)

@@ -167,7 +167,7 @@ def _link_target(env: ProbedEnvironment, file: CondaFile) -> str | Unknown:
 
 
 def _content(env: ProbedEnvironment, file: CondaFile, found: Hashed) -> str | Unknown:
-    """Return the sha256 of a file with the placeholder in place of the prefix, as it is in the package."""
+    """Return the sha256 of a file with the placeholder instead of the prefix, as it is in the package."""
     if found.digest is None:
         return Unknown(f"{printable(file.path)}: {found.problem}")
     word = found.word()

@@ -25,7 +25,7 @@ class Site:
     """A folder on sys.path that can contain dists.
 
     Attributes:
-        base: the folder that its RECORD rows may not leave.
+        base: the folder that its RECORD rows must not leave.
         scanned: whether its files are read; those of a folder with the user's code are not.
     """
 

@@ -1,6 +1,6 @@
 """The newer user-space part of NVIDIA's driver in an image: the package cuda-compat (forward compatibility).
 
-Runs on: inside the image. This is no field of the lockfile: the files are locked with the image, and the gate reads the
+Runs on: inside the image. It is not in the lockfile: the files are locked with the image, and the gate reads the
 answer's part `cuda-compat`.
 
 Source: NVIDIA, CUDA Compatibility, section Forward Compatibility (edition of driver 615, read 2026-11-20): cuda-compat-X-Y

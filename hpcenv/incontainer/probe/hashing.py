@@ -134,7 +134,7 @@ def hash_file(env: ProbedEnvironment, file: str, algorithm: str, buffer: bytearr
 
 
 def _is_known(env: ProbedEnvironment, file: str, status: os.stat_result) -> bool:
-    """Record size and times of a file; return whether it need not be read, because it is unchanged in a second look."""
+    """Record size and times of a file; return True if the first look has read it and it is unchanged since then."""
     if env.recording:
         env.looked[file] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return env.since is not None and status.st_ctime_ns <= env.since

@@ -1,4 +1,4 @@
-"""What the digests of a lockfile cover, by its revision. A lockfile is judged by the rules of its revision.
+"""What the digests of a lockfile cover, by its revision. The rules of its revision apply to a lockfile.
 
 Runs on: inside the image, on the login node and on compute nodes. `revision` of [Environment] in the manifest brings
 the number to the nodes; `--revision` brings it to the probe.
@@ -24,5 +24,5 @@ RULES = {
 
 
 def has_rule(rule: str, revision: int) -> bool:
-    """Return whether a lockfile of this revision is made and judged by a rule."""
+    """Return whether a lockfile of this revision follows a rule."""
     return revision >= RULES[rule][0]

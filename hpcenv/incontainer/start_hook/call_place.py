@@ -64,7 +64,7 @@ class CallPlaces:
         return 0 if get is None else int(get())
 
     def _look(self) -> Tuple[Any, str]:
-        """Return the outermost and the innermost module of the current call, and the innermost line of a script."""
+        """Return the outermost and the innermost torch module of the current call, and the innermost script line."""
         innermost, outermost, at = None, None, ""
         frame = sys._getframe(2)  # type: Any
         for _ in range(_MOST_FRAMES):

@@ -263,7 +263,7 @@ class StepWatch:
         self._optimizers = []
 
     def _gone(self, _reference: Any) -> None:
-        """Let the parameters be hashed when the last optimizer is gone: the training has ended."""
+        """Tell the session to hash the parameters after the last optimizer was deleted: the training has ended."""
         if all(reference() is None for reference, _ in self._optimizers):
             self._session.trained()
 

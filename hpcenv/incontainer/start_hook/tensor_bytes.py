@@ -24,6 +24,6 @@ def add_bytes(digest: Any, tensor: Any) -> int:
     if count and not tensor.data_ptr():
         raise RuntimeError("a tensor has no memory now")
     if count:
-        # No NumPy: an image with torch need not have it.
+        # No NumPy: an image with torch may lack it.
         digest.update((ctypes.c_char * count).from_address(tensor.data_ptr()))
     return int(count)

@@ -89,7 +89,7 @@ class Trace:
         self._go_on(step)
 
     def step_ended(self, step: int) -> None:
-        """End the step that was traced, and begin the next one if it is wanted."""
+        """End the step that was traced, and begin the next one if it is requested."""
         if self._active:
             self._note_compiled()
             self._add({"kind": "end", "step": step, "operations": self._count})

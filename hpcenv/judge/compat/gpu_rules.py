@@ -27,7 +27,7 @@ from hpcenv.records.verdict import Finding
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
     """Return the findings on a driver or GPUs that do not meet the needs of the run.
 
-    Nothing is judged if the run uses no GPU, or neither torch nor JAX is for CUDA.
+    Nothing is compared if the run uses no GPU, or neither torch nor JAX is for CUDA.
     """
     needs = manifest.gpu_needs
     if needs is None:

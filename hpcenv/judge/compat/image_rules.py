@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 
-The rule is judged as NVIDIA's container tools judge it: nvidia-container-toolkit 1.20.0 collects the variables
+The rule is evaluated as NVIDIA's container tools evaluate it: nvidia-container-toolkit 1.20.0 collects the variables
 (internal/config/image/cuda_image.go) and hands each to nvidia-container-cli, which parses and evaluates it
 (libnvidia-container, src/cli/dsl.c and configure.c). Blanks separate alternatives; commas separate conditions that must
 hold together. From left to right, the first alternative that holds decides; a condition before it that cannot be read

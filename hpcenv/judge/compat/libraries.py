@@ -48,7 +48,7 @@ def judge_environment(compat: Compat, *, torch: str, cuda: str, versions: Mappin
         compat: the table.
         torch: version of torch, `2.9.1` or `2.9.1+cu128`.
         cuda: CUDA version that torch was built for, `12.8`.
-        versions: name -> version, for `LIBRARIES` and `PAIRS`; missing names are not judged.
+        versions: name -> version, for `LIBRARIES` and `PAIRS`; missing names are not compared.
     """
     if compat.torch(torch) is None:
         judged = Judgement(result="unknown", what=compat.missing(f"torch {torch}"), why=_NOT_JUDGED)

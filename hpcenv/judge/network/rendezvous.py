@@ -5,7 +5,7 @@ Runs on: COMPUTE NODE (the batch node), once for each attempt. Standard library 
 Each node uses the interface of its route to the first node. NCCL guesses the first interface
 by name, Gloo the address of the host name; these guesses are the most frequent cause of
 "Connection refused" at start (pytorch#38702, nccl#1105; Debian maps the host name to
-127.0.1.1). Where several interfaces reach the first node, the fastest one is used.
+127.0.1.1). If several interfaces reach the first node, the fastest one is used.
 """
 
 from __future__ import annotations

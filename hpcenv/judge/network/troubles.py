@@ -110,7 +110,7 @@ def _unknown_gpus(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iter
 
 
 def _no_active_port(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iterator[NetworkWarning]:
-    """Report InfiniBand without any active port. One unused port on a card with two ports is no trouble."""
+    """Report InfiniBand without any active port. One unused port on a card with two ports is not trouble."""
     states = {port.state for port in fabric.ports if port.layer == "InfiniBand"}
     if states and "ACTIVE" not in states and manifest.backend == "nccl":
         yield NetworkWarning(

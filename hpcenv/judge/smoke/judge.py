@@ -25,7 +25,7 @@ from hpcenv.records.smoke import (
 )
 from hpcenv.text import plural
 
-# Gloo copies with one thread: it cannot use a faster adapter in full, and that is no fault.
+# Gloo copies with one thread: it cannot use a faster adapter in full, and that is not a fault.
 _GLOO_GBIT = 10.0
 # Shares of the adapter's rate: all_reduce is slow below the first; the link counts as broken below the second. For
 # NCCL, vetnode and stas00/ml-engineering ask for 60 to 80 % on healthy nodes; Gloo, which shares its CPU, reaches far

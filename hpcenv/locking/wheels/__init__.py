@@ -15,7 +15,7 @@ ways (`proof` in the lockfile):
                     environment's Python), and its zip directory agrees with its own RECORD
     embedded-lock   a lockfile in the image names exactly one wheel of this version and these tags,
     install-report  or pip's report of the installation does. Used if no index has proved or contradicted it
-    claimed         direct_url.json says so, and the file is gone: who edits a package can edit that, too
+    claimed         direct_url.json says so, and the file is missing: a user who edits a package can edit that, too
     index-only      the index has exactly one wheel with this version, build and tags, and states its hash, but
                     the wheel could not be read (no partial reads, too large, time limit)
     none            none of these, with the reason. So it is, too, if an installed file is not what RECORD lists

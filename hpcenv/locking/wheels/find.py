@@ -130,7 +130,7 @@ def _comparable(dist: InstalledDist, files: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def _own_wheel(dist: InstalledDist, open_wheel: OpenWheel, seconds: float) -> list[dict[str, Any]]:
-    """Return what the local wheel contains that the package was installed from; nothing if it is gone."""
+    """Return what the local wheel contains that the package was installed from; nothing if it is missing."""
     filename = _origin(dist)[0]
     try:
         with open_wheel(dist.wheel_file) as file:

@@ -20,7 +20,7 @@ from hpcenv.locking.wheels.names import normal_name, normal_version, parse_wheel
 from hpcenv.locking.wheels.proof import ENTRY_POINT
 
 RECORD_BYTES = 16 << 20
-SCRIPT_BYTES = 1 << 20  # a larger program is no script: its hash in RECORD is that of its content
+SCRIPT_BYTES = 1 << 20  # a larger program is not a script: its hash in RECORD is that of its content
 _SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 

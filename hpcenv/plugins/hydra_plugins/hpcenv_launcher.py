@@ -107,7 +107,7 @@ class HpcenvLauncher(Launcher):
             config.hydra.job.num = number
             # A trial works in the run's own copy of the project; its outputs are where Hydra's user expects them.
             config.hydra.sweep.dir = folder
-            # Plug-ins bring the classes of these configs, and the image need not have the plug-ins.
+            # Plug-ins bring the classes of these configs, and the image may lack the plug-ins.
             for plugin in ("launcher", "sweeper"):
                 config.hydra[plugin] = OmegaConf.to_container(config.hydra[plugin])
         log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))

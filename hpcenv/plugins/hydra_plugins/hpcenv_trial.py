@@ -1,7 +1,7 @@
 """One trial of a Hydra sweep: Hydra's own `run_job`, with the config that was composed at submission.
 
 Runs on: every rank, inside the image. Standard library, Hydra, and the copies of submitit and cloudpickle that the run
-brings; Python 3.8 to 3.14. An image need not have hpcenv: submission/function.py sends this file with the run.
+brings; Python 3.8 to 3.14. An image may lack hpcenv: submission/function.py sends this file with the run.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict
 
 
 class Trial:
-    """Calls the task function, in the place of which it is submitted, with its frozen config.
+    """What a job runs instead of the task function: it calls that function with its frozen config.
 
     Args:
         task: the function under `@hydra.main`; hpcenv names the run by it, and copies its file.

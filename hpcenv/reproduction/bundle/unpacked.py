@@ -26,8 +26,8 @@ _NAMED = 3
 def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
     """Unpack a bundle below `start`, once; return its folder and a note.
 
-    A target that is no archive is returned unchanged, with an empty note. A folder that somebody unpacked is compared
-    with its own SHA256SUMS.
+    A target that is not an archive is returned unchanged, with an empty note. A folder that somebody unpacked is
+    compared with its own SHA256SUMS.
 
     Raises:
         BundleInvalid: the bundle is not valid, was changed, or would write outside its folder; then nothing is written.

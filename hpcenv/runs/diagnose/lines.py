@@ -67,7 +67,7 @@ class Line:
 
     @property
     def writer(self) -> tuple[int | None, int | None]:
-        """Who wrote the line: the lines of one writer are in order, with lines of other writers between them."""
+        """The writer of the line: the lines of one writer are in order, with lines of other writers between them."""
         return self.rank, self.task
 
 
