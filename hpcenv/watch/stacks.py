@@ -79,20 +79,28 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
     """Send the signal to the thread that waits for it; return why that was not possible."""
     if not proc.runs(mark["pid"], mark["start"]):
         return "it has ended"
+    caught, _ = _signals(mark)
+    if mark["signal"] not in caught:
+        return "it does not take the signal"
     _file(folder, mark, "operations").unlink(missing_ok=True)
     os.truncate(_file(folder, mark, "stacks"), 0)
-    return _signal(mark, "signal")
+    return _send(mark, mark["signal"])
 
 
-def _signal(mark: dict[str, Any], which: str) -> str:
-    if not _would_catch(mark, mark[which]):
-        return "it does not take the signal"
-    number = _TGKILL.get(platform.machine())
-    if number is None:
+def _ask_without_lock(mark: dict[str, Any]) -> None:
+    """Have the stacks written by the handler, which needs no lock."""
+    caught, blocked = _signals(mark)
+    if mark["signal-without-lock"] in caught - blocked:
+        _send(mark, mark["signal-without-lock"])
+
+
+def _send(mark: dict[str, Any], number: int) -> str:
+    call = _TGKILL.get(platform.machine())
+    if call is None:
         return f"the number of tgkill is not known on {platform.machine()}"
     import ctypes  # slow to load, and most runs never hang
 
-    failed = ctypes.CDLL(None, use_errno=True).syscall(number, mark["pid"], mark["tid"], mark[which])
+    failed = ctypes.CDLL(None, use_errno=True).syscall(call, mark["pid"], mark["tid"], number)
     return os.strerror(ctypes.get_errno()) if failed else ""
 
 
@@ -100,10 +108,14 @@ def _file(folder: Path, mark: dict[str, Any], kind: str) -> Path:
     return folder / f"rank-{mark['rank']}.{kind}"
 
 
-def _would_catch(mark: dict[str, Any], number: int) -> bool:
+def _signals(mark: dict[str, Any]) -> tuple[set[int], set[int]]:
+    """Return the signals that have a handler in the process, and those that are blocked in the thread."""
     masks = dict(re.findall(r"^Sig(Cgt|Blk):\s*([0-9a-f]+)$", _status(mark), re.MULTILINE))
-    bit = 1 << (number - 1)
-    return bool(int(masks.get("Cgt", "0"), 16) & bit) and not int(masks.get("Blk", "0"), 16) & bit
+    caught, blocked = (int(masks.get(name, "0"), 16) for name in ("Cgt", "Blk"))
+    return (
+        {number for number in range(1, 65) if caught >> (number - 1) & 1},
+        {number for number in range(1, 65) if blocked >> (number - 1) & 1},
+    )
 
 
 def _sleeps(mark: dict[str, Any]) -> int:
@@ -125,7 +137,8 @@ def _stacks(folder: Path, mark: dict[str, Any], until: float) -> str:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         text = _read(str(_file(folder, mark, "stacks")))
         if wanted and not text and _sleeps(mark) - mark["slept"] > _ASKED_IN_VAIN:
-            wanted = bool(_signal(mark, "signal-without-lock"))
+            wanted = False
+            _ask_without_lock(mark)
     return text
 
 

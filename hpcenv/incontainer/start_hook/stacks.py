@@ -1,7 +1,7 @@
 """Write the Python stacks of this rank, and torch's record of its collective operations, when the node's watcher asks.
 
-A thread sleeps until it gets a real-time signal that only this thread gets (tgkill). It takes Python's lock, and writes
-the stacks of all threads and the record of operations. No other thread is disturbed: a signal to the whole process
+A thread waits for a real-time signal that only this thread gets (tgkill). It takes Python's lock, and writes the
+stacks of all threads and the record of operations. No other thread is disturbed: a signal to the whole process
 would interrupt a read that hangs on a network file system, and its place would be lost.
 
 A C call that holds the lock keeps the thread waiting. Then, and only then, the watcher sends a second signal, whose
@@ -38,7 +38,8 @@ def begin_stacks(folder: str, rank: int) -> None:
                 raise OSError("signal %d is in use" % one)
         # The file is opened to append: the watcher empties it before it asks.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # The first signal only wakes the thread: its handler writes the stack of this sleeping thread to nowhere.
+        # The thread waits for the first signal with sigwait, and no handler runs. It has one for the case that another
+        # thread gets the signal: without a handler, the signal would end the process.
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         faulthandler.register(number, file=nowhere, all_threads=False, chain=False)
         faulthandler.register(without_lock, file=descriptor, all_threads=True, chain=False)
@@ -50,7 +51,7 @@ def begin_stacks(folder: str, rank: int) -> None:
 
 def _answer(folder: str, rank: int, number: int, without_lock: int, descriptor: int) -> None:
     """Mark this process, and answer until it ends."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {number, without_lock, *_OF_THREAD})
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {without_lock, *_OF_THREAD})
     mark = {
         "pid": os.getpid(),
         "tid": threading.get_native_id(),
@@ -62,7 +63,9 @@ def _answer(folder: str, rank: int, number: int, without_lock: int, descriptor: 
     }
     replace_file(os.path.join(folder, "rank-%d.mark" % rank), mark)
     while True:
-        signal.pause()
+        signal.sigwait({number})
+        while number in signal.sigpending():
+            signal.sigwait({number})  # one answer for all who asked until now
         faulthandler.dump_traceback(file=descriptor, all_threads=True)
         replace_file(os.path.join(folder, "rank-%d.operations" % rank), operations(sys.modules.get("torch")))
 

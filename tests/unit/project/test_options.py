@@ -26,7 +26,7 @@ def test_a_row_is_complete(option: Option) -> None:
     assert option.group in GROUPS
     assert option.places
     assert (option.kind == "choice") == bool(option.choices)
-    assert not option.written or (option.sbatch and option.needs_slurm)
+    assert not option.written or option.sbatch
     assert not option.environment or option.environment.startswith("SBATCH_")
 
 

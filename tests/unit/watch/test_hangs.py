@@ -318,7 +318,9 @@ def test_only_a_marked_process_gets_the_signal(tmp_path: Path) -> None:
             open(sys.argv[1], "a").write("x")
         for number in range(signal.SIGRTMIN, signal.SIGRTMAX):
             signal.signal(number, seen)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN + 7})
         print(threading.get_native_id(), flush=True)
+        seen(signal.sigwait({signal.SIGRTMIN + 7}), None)
         signal.pause()
     """)
     with subprocess.Popen([sys.executable, "-c", probe, str(count)], stdout=subprocess.PIPE) as child:
@@ -326,6 +328,7 @@ def test_only_a_marked_process_gets_the_signal(tmp_path: Path) -> None:
         tid = int(child.stdout.readline())
         start = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
         mark = {"pid": child.pid, "tid": tid, "main": "0x1", "signal": signal.SIGRTMIN + 7, "rank": 0}
+        mark["signal-without-lock"] = signal.SIGRTMIN + 8
         file = tmp_path / "rank-0.mark"
         (tmp_path / "rank-0.stacks").touch()
         file.write_text(json.dumps({**mark, "start": start - 1}))
@@ -343,6 +346,7 @@ def test_a_process_that_would_not_catch_the_signal_lives(tmp_path: Path) -> None
     with subprocess.Popen(["sleep", "100"]) as child:
         start = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
         mark = {"pid": child.pid, "tid": child.pid, "main": "0x1", "signal": signal.SIGRTMIN + 7, "rank": 0}
+        mark["signal-without-lock"] = signal.SIGRTMIN + 8
         (tmp_path / "rank-0.mark").write_text(json.dumps({**mark, "start": start}))
         [look] = stacks.look([tmp_path])
         assert look.unknown == "it does not take the signal"

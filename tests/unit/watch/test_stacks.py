@@ -16,9 +16,11 @@ from hpcenv.records.hangs import RankStacks
 from hpcenv.watch import stacks
 
 HEAD = """
-import re, sys, threading
+import os, re, sys, threading, time
 from hpcenv.incontainer.start_hook.stacks import begin_stacks
 begin_stacks(sys.argv[1], 0)
+while not os.path.exists(sys.argv[1] + "/rank-0.mark"):
+    time.sleep(0.05)
 """
 # Frames come and go all the time, in three threads.
 COMPUTES = (
