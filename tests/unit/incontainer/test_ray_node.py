@@ -81,6 +81,7 @@ class Job:
             time.sleep(0.02)
 
     def clean(self):
+        (self.folder / "seen" / "go").touch()  # a script whose agent is killed ends by itself
         for agent in self.agents:
             agent.kill()
             agent.communicate()
