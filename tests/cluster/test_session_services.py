@@ -47,7 +47,7 @@ here = Path(run).parents[1]
 before = listeners()
 try:
     with serving(wanted, run=RunFolder(Path(run)), environ=os.environ, folder=folder, settings=here / "lab",
-                 logs=here / "logs", say=print) as running:
+                 logs=here / "logs", say=print, is_over=lambda seconds: time.sleep(seconds) or False) as running:
         said = {"folder": str(folder), "sockets": running.sockets, "run": run, "token": str(running.token_file or "")}
         (here / "open.new").write_text(json.dumps({**said, "before": before}))
         os.rename(here / "open.new", here / "open")
