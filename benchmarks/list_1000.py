@@ -4,7 +4,7 @@
 
 1,000 run folders as `submit` and the nodes leave them: a real manifest each, with arguments, and 1,000 steps of a loss
 and a metric. Slurm's commands are stand-ins that answer at once: benchmarks.status_500 has the real ones. Each round is
-a process of its own, `first_s` the first one after the folders were written. There is no peer: submitit and TorchX have
+a separate process, `first_s` the first one after the folders were written. There is no peer: submitit and TorchX have
 no list.
 
 Must: at most 2 s.

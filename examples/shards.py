@@ -9,7 +9,7 @@ folder as [[data]]; `hpcenv submit` then looks at a few files, not at all sample
     python examples/shards.py --pack data/shards
     hpcenv submit examples/shards.py --nodes 2 --gpus 8 -- --shards data/shards
 
-Without `--shards` each rank packs the shipped play into a folder of its own, to try all else.
+Without `--shards` each rank packs the shipped play into a separate folder, to try all else.
 """
 
 import argparse

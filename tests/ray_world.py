@@ -33,7 +33,7 @@ def init(**_options):
 def nodes():
     return [{"NodeName": name, "Alive": True} for name in ask("")]
 """
-# `ray start` with a daemon in a session of its own, which a parent does not end, and a socket in its folder.
+# `ray start` with a daemon in a separate session, which a parent does not end, and a socket in its folder.
 _CLI = """\
 import json, os, pathlib, socket, subprocess, sys, threading, time
 import ray

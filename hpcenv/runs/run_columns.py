@@ -144,12 +144,12 @@ class RunCondition:
 
     def chooses(self, line: RunLine, full: str) -> bool:
         """Whether a run fulfils it. `full` is the full name of the column."""
-        found = cell(line, full)
+        found = _comparable(line, full)
         if found is None:
             return False
         wanted: str | float = self.value
         if full == "elapsed":
-            found, wanted = _seconds(str(found)), _seconds(self.value)
+            wanted = _seconds(self.value)
         elif isinstance(found, float | int) or full not in COLUMNS:
             wanted = _number_or_text(self.value)
         elif full in ("commit", "fingerprint"):
@@ -178,6 +178,12 @@ def read_condition(text: str) -> RunCondition:
     return RunCondition(name=match[1].strip(), sign="=" if match[2] == "==" else match[2], value=match[3].strip())
 
 
+def _comparable(line: RunLine, full: str) -> Cell:
+    """Return the value of a run as it is compared: a length of time in seconds."""
+    value = cell(line, full)
+    return _seconds(str(value)) if full == "elapsed" and value is not None else value
+
+
 def _seconds(text: str) -> float:
     try:
         return duration.parse(text, number="seconds")
@@ -190,9 +196,7 @@ def _seconds(text: str) -> float:
 
 def in_order(lines: Sequence[RunLine], full: str, *, descending: bool) -> list[RunLine]:
     """Return the runs sorted by a column: numbers, then texts. nan and unknown values come last in both directions."""
-    values = [(cell(line, full), line) for line in lines]
-    if full == "elapsed":
-        values = [(None if value is None else _seconds(str(value)), line) for value, line in values]
+    values = [(_comparable(line, full), line) for line in lines]
     known = [((isinstance(value, str), value), line) for value, line in values if value is not None and value == value]  # noqa: PLR0124
     known.sort(key=lambda one: one[0], reverse=descending)
     others = [(value is None, line) for value, line in values if value is None or value != value]  # noqa: PLR0124

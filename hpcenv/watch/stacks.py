@@ -79,8 +79,7 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
     """Send the signal to the thread that waits for it; return why that was not possible."""
     if not proc.runs(mark["pid"], mark["start"]):
         return "it has ended"
-    caught, _ = _signals(mark)
-    if mark["signal"] not in caught:
+    if not _is_in(mark, "Cgt", mark["signal"]):
         return "it does not take the signal"
     _file(folder, mark, "operations").unlink(missing_ok=True)
     os.truncate(_file(folder, mark, "stacks"), 0)
@@ -89,9 +88,9 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
 
 def _ask_without_lock(mark: dict[str, Any]) -> None:
     """Have the stacks written by the handler, which needs no lock."""
-    caught, blocked = _signals(mark)
-    if mark["signal-without-lock"] in caught - blocked:
-        _send(mark, mark["signal-without-lock"])
+    number = mark["signal-without-lock"]
+    if _is_in(mark, "Cgt", number) and not _is_in(mark, "Blk", number):
+        _send(mark, number)
 
 
 def _send(mark: dict[str, Any], number: int) -> str:
@@ -108,14 +107,10 @@ def _file(folder: Path, mark: dict[str, Any], kind: str) -> Path:
     return folder / f"rank-{mark['rank']}.{kind}"
 
 
-def _signals(mark: dict[str, Any]) -> tuple[set[int], set[int]]:
-    """Return the signals that have a handler in the process, and those that are blocked in the thread."""
-    masks = dict(re.findall(r"^Sig(Cgt|Blk):\s*([0-9a-f]+)$", _status(mark), re.MULTILINE))
-    caught, blocked = (int(masks.get(name, "0"), 16) for name in ("Cgt", "Blk"))
-    return (
-        {number for number in range(1, 65) if caught >> (number - 1) & 1},
-        {number for number in range(1, 65) if blocked >> (number - 1) & 1},
-    )
+def _is_in(mark: dict[str, Any], mask: str, number: int) -> bool:
+    """Whether a mask has this signal: `Cgt` those with a handler, `Blk` those that are blocked in the thread."""
+    found = re.search(rf"^Sig{mask}:\s*([0-9a-f]+)$", _status(mark), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def _sleeps(mark: dict[str, Any]) -> int:

@@ -21,7 +21,7 @@ _CHROMIUM = (
     "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--window-size=1280,800", "--remote-debugging-pipe",
 )  # fmt: skip
-# Chromium reads what it is told from descriptor 3, and answers on 4.
+# Chromium reads commands from descriptor 3, and answers on 4.
 _PIPES = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
 
 

@@ -26,9 +26,9 @@ import tomlkit
 from tests.conftest import hpcenv
 
 from .conftest import IMAGE, Cluster, Project
-from .test_cuda_image import CUDA, TORCH, download, give_to_alice, make_index
+from .test_cuda_image import CUDA, TORCH, download, give_to_alice, make_site
 from .test_dockerfile import PUSH_LAYER
-from .test_image_init import PUSH, debian_packages, fabric_packages, index_of
+from .test_image_init import PUSH, debian_packages, fabric_packages
 
 # The first test waits for gigabytes of wheels, and for their image.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
@@ -153,15 +153,9 @@ def project(
         assert "nvidia-cuda-nvcc" not in (here / "image" / "requirements.build.lock").read_text()
     shutil.copytree(here / "image", folder / "image")
     site = folder / "image" / "site"
-    make_index(wheels, site / "index")
-    shutil.copytree(source.parent, site / "sources")
-    (site / "debs").mkdir()
     packages = [*fabric_packages(), *debian_packages("compiler-debs", COMPILER)]
-    for path in packages:
-        shutil.copy(path, site / "debs")
-    (site / "debs" / "Packages").write_text(index_of(packages))
-    (site / "apt.sources").write_text("Types: deb\nURIs: file:/mnt/debs\nSuites: ./\nTrusted: yes\n")
-    (site / "pip.conf").write_text("[global]\nindex-url = file:///mnt/index/simple\nfind-links = /mnt/sources\n")
+    make_site(site, wheels, packages, pip="find-links = /mnt/sources\n")
+    shutil.copytree(source.parent, site / "sources")
     (folder / "use.py").write_text(USE)
     spec = f'image = "image/image.def"\nplain-http = ["{host}"]\n[host]\ngpu = "h100"\n'
     (folder / "hpcenv.toml").write_text(f'{spec}[paths]\nstore = "{inside}/store"\n')

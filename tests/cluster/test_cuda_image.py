@@ -63,6 +63,21 @@ def make_index(wheels: Path, folder: Path) -> None:
         page.write_text(f'<a href="../../files/{wheel.name.replace("+", "%2B")}#sha256={digest}">{wheel.name}</a>\n')
 
 
+def make_site(folder: Path, wheels: Path, packages: list[Path], *, pip: str = "") -> None:
+    """Make what a build is given at /mnt: an index with the wheels, and a repository with packages of Debian.
+
+    Args:
+        pip: more lines for pip.conf.
+    """
+    make_index(wheels, folder / "index")
+    (folder / "debs").mkdir()
+    for path in packages:
+        shutil.copy(path, folder / "debs")
+    (folder / "debs" / "Packages").write_text(index_of(packages))
+    (folder / "apt.sources").write_text("Types: deb\nURIs: file:/mnt/debs\nSuites: ./\nTrusted: yes\n")
+    (folder / "pip.conf").write_text(f"[global]\nindex-url = file:///mnt/index/simple\n{pip}")
+
+
 def give_to_alice(folder: Path) -> None:
     """Make a folder that root has written alice's. Links of other tests beside it may lead nowhere, or out of the testbed."""
     os.chown(folder.parent, ALICE, ALICE)
@@ -85,14 +100,7 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     inside = f"/home/alice/hpcenv-tests/cuda-{uuid.uuid4().hex[:6]}"
     folder = Path(json.loads(cluster.testbed("status", "--json").stdout)["state"]) / inside.lstrip("/")
     shutil.copytree(here / "image", folder / "image")
-    site = folder / "image" / "site"
-    make_index(wheels, site / "index")
-    (site / "debs").mkdir()
-    for path in fabric_packages():
-        shutil.copy(path, site / "debs")
-    (site / "debs" / "Packages").write_text(index_of(fabric_packages()))
-    (site / "apt.sources").write_text("Types: deb\nURIs: file:/mnt/debs\nSuites: ./\nTrusted: yes\n")
-    (site / "pip.conf").write_text("[global]\nindex-url = file:///mnt/index/simple\n")
+    make_site(folder / "image" / "site", wheels, fabric_packages())
     shutil.copy(ROOT / "examples" / "train.py", folder)
     shutil.copytree(ROOT / "examples" / "data", folder / "data")
     store = f"{inside}/store"

@@ -87,7 +87,7 @@ class Podman:
 
 @pytest.fixture(scope="module")
 def project(cluster: Cluster, sif_project: Project) -> Project:
-    """The locked image with a script of its own: podman 4.3 cannot read a text that begins with a tab."""
+    """The locked image with a separate script: podman 4.3 cannot read a text that begins with a tab."""
     folder = f"{sif_project.folder}-elsewhere"
     cluster.must("mkdir", folder)
     cluster.must("cp", "-r", "hpcenv.toml", "lockfiles", folder, cwd=sif_project.folder)

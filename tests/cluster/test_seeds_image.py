@@ -20,8 +20,8 @@ import tomlkit
 from tests.conftest import hpcenv
 
 from .conftest import IMAGE, Cluster, Project
-from .test_cuda_image import download, give_to_alice, make_index
-from .test_image_init import PUSH, fabric_packages, index_of
+from .test_cuda_image import download, give_to_alice, make_site
+from .test_image_init import PUSH, fabric_packages
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -66,14 +66,7 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     inside = f"/home/alice/hpcenv-tests/seeds-{uuid.uuid4().hex[:6]}"
     folder = Path(json.loads(cluster.testbed("status", "--json").stdout)["state"]) / inside.lstrip("/")
     shutil.copytree(here / "image", folder / "image")
-    site = folder / "image" / "site"
-    make_index(wheels, site / "index")
-    (site / "debs").mkdir()
-    for path in fabric_packages():
-        shutil.copy(path, site / "debs")
-    (site / "debs" / "Packages").write_text(index_of(fabric_packages()))
-    (site / "apt.sources").write_text("Types: deb\nURIs: file:/mnt/debs\nSuites: ./\nTrusted: yes\n")
-    (site / "pip.conf").write_text("[global]\nindex-url = file:///mnt/index/simple\n")
+    make_site(folder / "image" / "site", wheels, fabric_packages())
     (folder / "train.py").write_text(TRAIN)
     spec = f'image = "image/image.def"\nplain-http = ["{host}"]\n[paths]\nstore = "{inside}/store"\n'
     (folder / "hpcenv.toml").write_text(spec)

@@ -1,4 +1,4 @@
-"""`verify --imports` inside the environment: each package is imported in a process of its own, and a crash is a result."""
+"""`verify --imports` inside the environment: each package is imported in a separate process, and a crash is a result."""
 
 from __future__ import annotations
 

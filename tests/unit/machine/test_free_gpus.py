@@ -68,7 +68,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Machine:
-    """A machine with GPUs of its own names: tests that run beside each other have other queues."""
+    """A machine whose GPUs have names that no other has: tests that run beside each other have other queues."""
 
     def __init__(self, folder: Path, library: Path, count: int) -> None:
         self.folder = folder

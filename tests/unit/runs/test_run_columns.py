@@ -258,7 +258,7 @@ def test_csv_and_json_have_all_digits(runs: Path, fake_slurm: Any, hpcenv: Any) 
 
 
 def test_a_thousand_runs_are_listed_in_two_seconds(tmp_path: Path, fake_slurm: Any) -> None:
-    """Of a process of its own, with long manifests and metrics; benchmarks/list_1000.py measures the wall clock."""
+    """Of a separate process, with long manifests and metrics; benchmarks/list_1000.py measures the wall clock."""
     runs = tmp_path / "runs"
     first = make(runs, "a0", "--lr 3e-4", loss=1.0)
     manifest = json.loads(first.manifest.read_text())
