@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import time
 import uuid
@@ -11,7 +13,7 @@ import pytest
 
 from tests import ray_world
 
-from .conftest import HOST_PYTHON, TESTBED, Cluster, Project, _project
+from .conftest import HOST_PYTHON, ROOT, TESTBED, Cluster, Project, _project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -58,24 +60,59 @@ LEFT = (
 )
 
 
+def unpack_ray(cluster: Cluster, folder: str) -> None:
+    """Put Ray of the index into a folder of the testbed."""
+    pack = ["tar", "c", "--exclude=*.pth", "-C", str(ray_world.site_packages()), "."]
+    unpack = [str(TESTBED), "exec", "--node", "login", "--user", "alice", "--", "tar", "x", "-C", folder]
+    with subprocess.Popen(pack, stdout=subprocess.PIPE) as packed:
+        subprocess.run(unpack, stdin=packed.stdout, check=True, timeout=300)
+    assert packed.returncode == 0
+
+
 @pytest.fixture
 def project(cluster: Cluster) -> Project:
     """A locked project, whose environment is hostenv's torch with Ray."""
     name = f"ray-{uuid.uuid4().hex[:6]}"
     venv = f"/home/alice/hpcenv-tests/{name}-env"
     made = _project(cluster, name, f'image = "host"\npython = "{venv}/bin/python"\n')
-    packages = ray_world.site_packages()
     cluster.must(HOST_PYTHON, "-m", "venv", "--without-pip", venv)
-    pack = ["tar", "c", "--exclude=*.pth", "-C", str(packages), "."]
-    unpack = [str(TESTBED), "exec", "--node", "login", "--user", "alice", "--", "tar", "x", "-C", f"{venv}/{SITE}"]
-    with subprocess.Popen(pack, stdout=subprocess.PIPE) as packed:
-        subprocess.run(unpack, stdin=packed.stdout, check=True, timeout=300)
-    assert packed.returncode == 0
+    unpack_ray(cluster, f"{venv}/{SITE}")
     cluster.write(f"{venv}/{SITE}/hostenv.pth", f"/shared/hostenv/{SITE}\n")
     cluster.write(f"{made.folder}/train.py", TRAIN)
     cluster.write(f"{made.folder}/stranger.py", STRANGER)
     made.must("lock", timeout=600)
     return made
+
+
+@pytest.fixture
+def image_project(cluster: Cluster, sif_project: Project) -> Project:
+    """A locked project, whose environment is the test image with Ray in an overlay."""
+    spec = cluster.must("cat", f"{sif_project.folder}/hpcenv.toml")
+    made = _project(cluster, f"ray-{uuid.uuid4().hex[:6]}", f'overlay = "ray.sqsh:/opt/ray"\n{spec}')
+    make = 'apptainer -q exec -B "$PWD" "$1" python3 -m venv --system-site-packages --without-pip "$PWD/venv"'
+    cluster.must("sh", "-c", make, "sh", sif_project.sif(), cwd=made.folder)
+    unpack_ray(cluster, f"{made.folder}/venv/{SITE}")
+    pack = "mksquashfs venv ray.sqsh -quiet -no-progress && rm -r venv"
+    cluster.must("sh", "-c", pack, cwd=made.folder, timeout=300)
+    made.must("lock", "--no-wheels", timeout=600)
+    return made
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("where", ["project", "image_project"])
+def test_the_first_training_of_the_page(where: str, request: pytest.FixtureRequest, cluster: Cluster) -> None:
+    """docs/how-to/ray.md as it is written: on the host, and in a SIF."""
+    project: Project = request.getfixturevalue(where)
+    page = (ROOT / "docs/how-to/ray.md").read_text(encoding="utf-8")
+    script, command = (re.search(rf"^```{kind}\n(.*?)^```", page, re.M | re.S)[1] for kind in ("python", "sh"))  # type: ignore[index]
+    cluster.write(f"{project.folder}/train.py", script)
+    said = project.hpcenv(*shlex.split(command)[1:], timeout=600)
+    assert said.status == 0, said.text
+    log = project.must("logs")
+    assert "hpcenv: Ray has 2 nodes: n1 n2" in log
+    assert "rank 0 of 2: 3.0" in log
+    assert "rank 1 of 2: 3.0" in log
 
 
 def wait_for(cluster: Cluster, *paths: str) -> None:

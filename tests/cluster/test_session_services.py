@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.kernel_client import CONNECTED
+from tests.kernel_client import CONNECTED, START_KERNEL
 
 from .conftest import ROOT, TESTBED, Cluster, Project
 
@@ -227,3 +227,29 @@ def check_jupyter(project: Project) -> None:
         assert here.stdout.strip() == "0", here.text
         found = cluster.run("grep", "-rlF", "-f", session.token, ".", node="n1", cwd=project.folder).text
         assert found == "", found
+
+
+@pytest.mark.long
+def test_a_jupyter_of_the_site_starts_a_kernel_in_the_image_or_refuses_it(tools_project: Project) -> None:
+    """As JupyterHub does where it submits jobs: Jupyter runs in a batch job, and starts the kernel on its node."""
+    project, cluster = tools_project, tools_project.cluster
+    install = "/shared/python3.11/bin/python3.11 -m venv hub && hub/bin/pip install -qq --no-index --no-deps image/site/wheels/*.whl"
+    cluster.must("sh", "-c", install, cwd=project.folder, timeout=600)
+    name = project.json("kernel", "install", "--lock", "tools", "--prefix", "hub")["data"]["name"]
+    cluster.write(f"{project.folder}/start.py", START_KERNEL)
+    start = f"timeout 300 hub/bin/python start.py {name}"
+
+    def started() -> str:
+        cluster.run("sbatch", "--wait", "--nodelist=n1", "--cpus-per-task=2", "--time=10", "-o", "kernel.log", "--wrap", start,
+                    cwd=project.folder, timeout=400)  # fmt: skip
+        return cluster.must("cat", "kernel.log", cwd=project.folder)
+
+    said = started()
+    assert "SAID /opt/tools run-" in said, said
+    cluster.must("sh", "-c", "cp image/tools.sqsh kept && printf x >> image/tools.sqsh", cwd=project.folder)
+    try:
+        said = started()
+    finally:
+        cluster.must("mv", "kept", "image/tools.sqsh", cwd=project.folder)
+    assert "SAID" not in said
+    assert "image/tools.sqsh" in said

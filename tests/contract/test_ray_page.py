@@ -1,4 +1,4 @@
-"""docs/how-to/ray.md: each of its commands is accepted as it is written. tests/cluster/test_ray.py runs its training."""
+"""docs/how-to/ray.md: each of its commands is accepted as it is written. tests/cluster/test_ray.py runs the first one."""
 
 from __future__ import annotations
 

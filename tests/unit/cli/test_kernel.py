@@ -13,15 +13,9 @@ import pytest
 
 from hpcenv.submission.kernel import folder_name, kernel_json
 from tests.conftest import state_home
+from tests.kernel_client import START_KERNEL
 
 PYTHON = os.environ.get("HPCENV_TEST_SESSIONS_PYTHON") or sys.executable
-START = """\
-import sys
-from jupyter_client.manager import start_new_kernel
-manager, client = start_new_kernel(startup_timeout=150, kernel_name=sys.argv[1])
-client.execute_interactive("import sys, os; print('SAID', sys.prefix, os.environ['HPCENV_RUN'])", timeout=60)
-manager.shutdown_kernel()
-"""
 
 
 def test_the_name_of_a_kernel_is_one_that_jupyter_takes() -> None:
@@ -66,7 +60,7 @@ def test_a_kernel_starts_in_the_locked_environment_and_is_refused_with_the_table
     assert done.status == 0, done.stderr
     name = done.envelope["data"]["name"]
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_STATE_HOME": str(state_home(tmp_path))}
-    words = [PYTHON, "-c", START, name]
+    words = [PYTHON, "-c", START_KERNEL, name]
     where: dict[str, Any] = {"env": {**environ, "JUPYTER_PATH": f"{tmp_path}/hub/share/jupyter"}, "cwd": tmp_path}
     done = subprocess.run(words, capture_output=True, text=True, timeout=250, **where)
     assert f"SAID {Path(PYTHON).parents[1]} run-" in done.stdout, done.stderr
