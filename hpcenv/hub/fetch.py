@@ -84,7 +84,7 @@ def _open_client(access: HubAccess) -> HubClient:
         raise ToolMissing(
             "the hub's library huggingface_hub, version 2, is not installed",
             why=f"only `hpcenv data fetch` and `resolve` need it ({error})",
-            hint=Command("pip", "install", "hpcenv[hub]"),
+            hint=Command("pip", "install", "huggingface_hub>=2,<3"),
         ) from error
     return HubClient(access)
 

@@ -484,7 +484,7 @@ RULES: tuple[UseRule, ...] = (
         means="new errors while the run used the GPU",
         why="the values in this memory were lost, and more errors follow often",
         hint="tell the site's support; until the GPU is repaired, submit with --exclude NODE",
-        source="NVIDIA, Xid errors (2026-11); the check gpu.ecc looks at the same counters before the run",
+        source="NVIDIA, Xid errors (2026-11); the check gpu.ecc.uncorrected looks at the same counters before the run",
         find=_ecc,
     ),
     UseRule(

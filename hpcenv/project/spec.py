@@ -271,7 +271,7 @@ class Project(Document):
 
     Attributes:
         image: `docker://HOST/NAME:TAG`, `oci:DIR`, `oci-archive:FILE`, `docker-archive:FILE`,
-            a SIF, a definition file, or `host`.
+            `oras://HOST/NAME:TAG`, a SIF, a definition file, or `host`.
         overlay: `PATH:TARGET`: a squashfs with packages, mounted read-only at a path of the container.
         python: the interpreter: a path (host) or a name inside the image.
         platform: which image of a multi-platform index.

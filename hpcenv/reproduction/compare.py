@@ -244,7 +244,7 @@ def _not_comparable(reference: Side, other: Side) -> NotComparable:
         f"{side.name} has {', '.join(found[:8]) if found else 'no metrics'}"
         for side, found in zip((reference, other), names, strict=True)
     )
-    hint = "runs record their losses with `--determinism seeded` or `bitwise`, or with hpcenv.training.log_metrics"
+    hint = "a run records the losses of torch by itself, and other values with hpcenv.training.log_metrics"
     return NotComparable(
         f"`{reference.name}` and `{other.name}` have no metric with the same steps", why=why, hint=hint
     )

@@ -82,7 +82,7 @@ def compare_sweeps(
     if not found:
         raise NotComparable(
             f"the runs of `{reference}` and `{other}` have no metric in common",
-            hint="runs record their losses with `--determinism seeded` or `bitwise`",
+            hint="a run records the losses of torch by itself, and other values with hpcenv.training.log_metrics",
         )
     return SweepComparison(reference=reference, other=other, metrics=found)
 

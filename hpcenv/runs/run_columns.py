@@ -79,7 +79,7 @@ def _find_name(name: str, known: Sequence[str]) -> str:
         hint += f"; {kind}: {listed(names, _MOST_NAMES) or 'none'}"
     why = "it is no column, and no argument or metric of these runs"
     if not any(full.startswith("metric.") for full in known):
-        hint += " (`record-metrics = true` under [submit] of hpcenv.toml records them)"
+        hint += " (none is recorded with `record-metrics = false` under [submit] of hpcenv.toml)"
     raise UsageError(f"no run has `{visible(name)}`", why=why, hint=hint)
 
 

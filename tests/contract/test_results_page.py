@@ -58,8 +58,7 @@ class Calls:
 def trained(project: Path, environ: Mapping[str, str]) -> RunFolder:
     """Run the page's script by its command, on this machine and without torch."""
     for name, text in FILES.items():
-        before = (project / name).read_text() if name == "hpcenv.toml" else ""
-        (project / name).write_text(before + text)
+        (project / name).write_text(text)
     _, *words = shlex.split(SUBMIT[0])
     # The program alone is the only rank: the variables are those that torchrun sets.
     rank = [
@@ -78,8 +77,8 @@ def plain(project: Path) -> dict[str, str]:
 
 
 def test_the_page_has_what_this_file_runs() -> None:
-    assert sorted(FILES) == ["hpcenv.toml", "track.py", "train.py"]
-    assert (len(BLOCKS), len(LISTS), len(SUBMIT)) == (6, 3, 1)
+    assert sorted(FILES) == ["track.py", "train.py"]
+    assert (len(BLOCKS), len(LISTS), len(SUBMIT)) == (5, 3, 1)
 
 
 def test_it_names_all_columns_facts_and_variables(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def _render(lockfile: Lockfile) -> Rendered:
         raise ToolMissing(
             "cyclonedx-python-lib, the library for bills of materials, is not installed",
             why=f"only `hpcenv export cyclonedx` needs it ({error})",
-            hint=Command("pip", "install", "hpcenv[sbom]"),
+            hint=Command("pip", "install", "cyclonedx-python-lib>=11"),
         ) from error
 
 

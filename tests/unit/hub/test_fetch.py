@@ -449,5 +449,5 @@ def test_without_the_library_the_error_names_the_extra(serve: Any, tmp_path: Pat
     for words in (("fetch",), ("resolve", "lab/tiny")):
         done = typed(*words)
         assert done.returncode == 8, done.stderr
-        assert "hint: pip install 'hpcenv[hub]'" in done.stderr
+        assert "hint: pip install 'huggingface_hub>=2,<3'" in done.stderr
     assert typed("list").returncode == 0
