@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +26,11 @@ from .test_session_services import WHEELS
 from .test_sessions import ON_NODE, laptop
 
 __all__ = ["laptop"]  # a fixture
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on PATH"),
+]
 
 LOCK = ROOT / "tests/packages/python3.11.txt"
 # It trains until a file is there, and says which variables it was given.
@@ -218,3 +223,30 @@ def test_the_day_of_the_page(day: Project, laptop: Laptop, cluster: Cluster, tmp
     wait_until(day, run, "succeeded")
     for node in ("n1", "n2"):
         assert cluster.run("sh", "-c", ON_NODE, node=node, user="root").stdout == ""
+
+
+TORCH_CELL = """\
+import torch
+model = torch.nn.Linear(2, 1)
+model(torch.ones(4, 2)).sum().backward()
+print('TORCH', torch.__version__, model.bias.grad)
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_knows_tcp_only_is_used_in_a_browser(day: Project, laptop: Laptop, tmp_path: Path) -> None:
+    """JupyterLab, started by the user with a port and kernels that use TCP. (The newest code-server needs another
+    Node.js than Debian 12 has.) It needs no token: only its user reaches it."""
+    lab = ("venv/bin/jupyter-lab", "--ip=127.0.0.1", "--port=8899", "--no-browser", "--IdentityProvider.token=")
+    day.must("session", "start", "own", "--gpus", "0", "--cpus", "2", "--time", "20", "--serve", "8899", "--", *lab)
+    try:
+        know(laptop, day, "own")
+        day.cluster.write(f"{day.folder}/torch.ipynb", notebook(TORCH_CELL))
+        forward, address = day.must("session", "open", "own").splitlines()
+        with forwarded(laptop, forward), browsing(laptop) as browser:
+            run_cell(browser, address.rstrip("/"), "torch.ipynb", "TORCH 2.")
+            browser.picture(pictures("day-torch.png", tmp_path))
+            said = browser.value("document.querySelector('.jp-OutputArea').innerText")
+        assert "tensor([4.])" in said, said
+    finally:
+        day.must("cancel", "own")
