@@ -121,6 +121,8 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
         raise UsageError(f"`--launcher {launch.launcher}` cannot be exported", why="torchrun starts the ranks there")
     read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
     path, locked = read.path, read.lockfile
+    if locked.facts.get("torch.version") == "absent":
+        raise UsageError(f"`{path.name}` cannot be exported: it has no torch", why="torchrun starts the ranks there")
     image, platform = _image(locked)
     gpus = request.gpus_per_node
     if not merged.options.allow_cpu_torch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -258,6 +259,14 @@ def test_what_no_engine_starts_is_refused(project: Path, hpcenv: Any) -> None:
     name_image(project, overlay=overlay)
     _, done = export(hpcenv, project, "compose", "--frozen", status=2)
     assert "an overlay cannot be exported" in done.stderr
+
+
+def test_an_environment_without_torch_is_refused(project: Path, hpcenv: Any) -> None:
+    path = project / "lockfiles/default.lock.toml"
+    text = re.sub(r'(?ms)(^\[torch\]\n.*?^version = )"[^"]*"', r'\1"absent"', path.read_text(), count=1)
+    path.write_text(text)
+    _, done = export(hpcenv, project, "compose", "--frozen", status=2)
+    assert "it has no torch" in done.stderr
 
 
 def test_a_host_environment_is_refused(locked_once: Path, tmp_path: Path, hpcenv: Any) -> None:
