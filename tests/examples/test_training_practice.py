@@ -206,7 +206,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 letters = {chr(number): number for number in range(128)}
 tokenizer = Tokenizer(models.WordLevel(letters, unk_token="?"))
-tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
 PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(sys.argv[1])
 sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2)
 LlamaForCausalLM(LlamaConfig(vocab_size=128, **sizes)).save_pretrained(sys.argv[1])
