@@ -275,7 +275,7 @@ WEB = ("--serve", "8501", "--", "python3", "-m", "http.server", "--bind", "127.0
 
 @pytest.mark.long
 def test_after_the_time_limit_nothing_is_left(host_project: Project, cluster: Cluster) -> None:
-    host_project.must("session", "start", "limit", "--nodelist", "n1", "--time", "1", *WEB, timeout=400)
+    host_project.must("session", "start", "limit", "--nodelist", "n1", "--time", "2", *WEB, timeout=400)
     assert "hpcenv-session-" in cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout
     until = time.monotonic() + 300
     while (status := host_project.json("status", "limit")["data"])["state"] == "running":
