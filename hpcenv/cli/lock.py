@@ -43,7 +43,7 @@ from hpcenv.project.workspace import Workspace
 @click.option(
     "--all", "every", is_flag=True, help="With --check: also the lockfile of each [environment.NAME] in hpcenv.toml."
 )
-@click.option("--require-hashes", is_flag=True, help="End with 47 where the sha256 of a package's wheel is not proved.")
+@click.option("--require-hashes", is_flag=True, help="End with 47 if the sha256 of a package's wheel is not confirmed.")
 @click.option("--no-wheels", is_flag=True, help="Do not look up the wheels' hashes in the package index.")
 @click.option(
     "--allow-floating",

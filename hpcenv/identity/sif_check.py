@@ -340,10 +340,10 @@ def check(
     tick: float = _SECONDS_TO_SETTLE,
     read_header: ReadHeader = header_of,
 ) -> CheckedSif:
-    """Return the hash of an open SIF by the cheapest way that proves it.
+    """Return the hash of an open SIF in the cheapest way that is certain.
 
     Args:
-        descriptor: the open file; the proof is valid for this file, even if its name leads to a different file later.
+        descriptor: the open file; the hash is that of this file, even if its name leads to a different file later.
         path, staged: for the record.
         known: the identity that was taken together with the full hash; None to hash.
         records: hashes taken on this machine before; None to hash.

@@ -61,7 +61,7 @@ def compare(
     Args:
         left, right: dotted field -> value, from `of_lockfile` or `of_run`.
         severities: the severities of each side; the stricter one counts.
-        sifs_fit: whether each side's SIF is the locked SIF, or was proved to have the same file tree.
+        sifs_fit: whether each side's SIF is the locked SIF, or was found to have the same file tree.
 
     Returns:
         The differences, hardest to repair first, then by severity and name.

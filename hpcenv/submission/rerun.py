@@ -376,7 +376,7 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
         changed = tuple(one for one in changed if one.what != "the SIF" and "environment" not in one.what)
     if changed and not allow:
         raise UsageError(
-            f"{before.run} cannot run again with its former inputs",
+            f"the run `{before.run}` cannot run again with its former inputs",
             why="\n".join(f"{one.what} was {_shown(one.before)} and is {_shown(one.now)}" for one in changed),
             hint=(
                 "add --allow-changed, or restore the former inputs; ",

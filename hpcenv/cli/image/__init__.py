@@ -13,7 +13,7 @@ from hpcenv.cli._group import LazyGroup
 VERBS = {
     "pull": "Convert an image to a SIF in the store.",
     "build": "Make the project's SIF, or one from a definition file or Dockerfile.",
-    "verify": "Prove that a SIF contains what its image's layers contain.",
+    "verify": "Check that a SIF contains what its image's layers contain.",
     "inspect": "Describe a SIF and its origin, or print its path.",
     "list": "List the images in the store.",
     "prune": "Remove images that were not used lately.",

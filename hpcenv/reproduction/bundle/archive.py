@@ -372,7 +372,7 @@ class Archive:
             most: the most bytes that the file may have.
 
         Raises:
-            BundleInvalid: there is no such file, or the file is larger, or differs from its sum.
+            BundleInvalid: there is no such file, or it is too large, or it does not have its checksum.
         """
         info = self._infos.get(name)
         if info is None or name in self.links:
@@ -385,7 +385,7 @@ class Archive:
         """Yield the content of a file; at its end the sum is compared.
 
         Raises:
-            BundleInvalid: the file cannot be read, or differs from its sum.
+            BundleInvalid: the file cannot be read, or does not have its checksum.
         """
         digest = hashlib.sha256()
         try:
@@ -406,7 +406,7 @@ class Archive:
         """Read everything and compare the sums.
 
         Raises:
-            BundleInvalid: a file differs from its sum.
+            BundleInvalid: a file does not have its checksum.
         """
         for name in sorted(self.sums):
             for chunk in self.chunks(name):
@@ -421,7 +421,7 @@ class Archive:
         Raises:
             WouldOverwrite: `target` exists.
             FileUnusable: the folder cannot be written, or there is not enough space.
-            BundleInvalid: a file differs from its sum; then the folder is not made.
+            BundleInvalid: a file does not have its checksum. The folder is not made then.
         """
         if os.path.lexists(target):
             raise WouldOverwrite(f"`{target}` exists", hint="name another folder")
@@ -450,7 +450,7 @@ class Archive:
 
         Raises:
             FileUnusable: the files cannot be written.
-            BundleInvalid: a file differs from its sum.
+            BundleInvalid: a file does not have its checksum.
         """
         try:
             self._write_files(folder, names, _ignored)

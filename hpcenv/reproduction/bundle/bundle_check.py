@@ -54,7 +54,7 @@ class BundleCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBundle:
-    """What a bundle proves about itself. It does not prove who made it; a signature of `ssh-keygen -Y sign` does.
+    """What the files of a bundle say about it. They do not say who made it; a signature of `ssh-keygen -Y sign` does.
 
     Attributes:
         checks: the checks, in the order in which they were made.
@@ -79,7 +79,7 @@ def verify_bundle(path: Path, *, on_event: OnEvent = ignore) -> VerifiedBundle:
 
     Raises:
         FileUnusable: the file cannot be read.
-        BundleInvalid: it is not a bundle, or a file in it differs from its sum.
+        BundleInvalid: it is not a bundle, or a file in it does not have its checksum.
     """
     with Archive(path) as archive:
         archive.verify(step=counted(on_event, "verify", path.name, archive.size))

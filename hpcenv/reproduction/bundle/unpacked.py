@@ -57,7 +57,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
     Raises:
         WouldOverwrite: the folder exists and has different files; nothing is written.
         FileUnusable: the folder cannot be written or read.
-        BundleInvalid: a file of the bundle differs from its sum; then nothing is kept.
+        BundleInvalid: a file of the bundle does not have its checksum. Nothing is kept then.
     """
     if not os.path.lexists(folder):
         archive.unpack(folder, step=step)
