@@ -39,6 +39,7 @@ def identify(descriptor: int, records: sif_check.Records | None) -> tuple[str, S
     """Return the hash of a squashfs, and its identity for the nodes; None if the file system allows none.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: no squashfs, changed while read, unreadable.
+        ImageMismatch: the file is not a squashfs, or changed while it was read.
+        EnvironmentUnreadable: the file cannot be read.
     """
     return sif_check.identify(descriptor, records, read_header=sif_check.superblock_of)

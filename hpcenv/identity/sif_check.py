@@ -138,7 +138,8 @@ def header_of(descriptor: int) -> tuple[str, int, int]:
     """Return the digest of header, table and superblock, and the place of the partition.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: the file is not a complete SIF, or cannot be read.
+        ImageMismatch: the file is not a complete SIF.
+        EnvironmentUnreadable: the file cannot be read.
     """
     partition = sif.read_header(descriptor).runs
     head = os.pread(descriptor, 128, 0)
@@ -313,7 +314,8 @@ def identify(
         The whole file's SHA-256, and the identity, which is None if the file system or the age of the file allows none.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: no whole SIF, changed while read, unreadable.
+        ImageMismatch: the file is not a complete SIF, or changed while it was read.
+        EnvironmentUnreadable: the file cannot be read.
     """
     header, offset, size = read_header(descriptor)
     file = identity_of(descriptor)
@@ -351,7 +353,8 @@ def check(
         read_header: `superblock_of` for a squashfs.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: changed while it was read, or cannot be read.
+        ImageMismatch: the file changed while it was read.
+        EnvironmentUnreadable: the file cannot be read.
     """
     file = identity_of(descriptor)
     doubt = doubt_about(mount_of(descriptor))

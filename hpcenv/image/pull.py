@@ -153,7 +153,7 @@ def convert_image(
     """Convert a resolved image to a SIF.
 
     Raises:
-        FileUnusable: the store has no room for the layers and the SIF.
+        FileUnusable: the store has not enough space for the layers and the SIF.
         HpcenvError: see `convert`.
     """
     free_space.require_room(image, store)

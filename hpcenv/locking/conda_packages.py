@@ -1,4 +1,4 @@
-"""Packages that conda installed: compare them with pins, and find out for certain from which archive each one comes. Pure.
+"""Packages that conda installed: compare them with pins, and establish from which archive each one comes. Pure.
 
 Runs on: LOGIN NODE.
 

@@ -67,4 +67,9 @@ def _reason(dist: DistTable, reasons: Mapping[str, str]) -> str:
     wheel = dist.wheel
     if wheel is not None and wheel.proof == "index-only":
         return wheel.reason or "the index has one file of this name, which was not compared"
-    return reasons.get(dist.name) or (wheel.reason if wheel else None) or dist.reason or "hpcenv did not look for its wheel"
+    return (
+        reasons.get(dist.name)
+        or (wheel.reason if wheel else None)
+        or dist.reason
+        or "hpcenv did not look for its wheel"
+    )

@@ -1,8 +1,8 @@
 """What a project asks of the user's machine, and what the user has accepted.
 
-Runs on: LOGIN NODE. A project often belongs to another person. Some of its values reach outside the project: a folder
-that the container sees, a secret that is read, a program that is started. The user sees them once, before anything is
-queued or started, and accepts them. This module lists these values and keeps what was accepted, in one file for each
+Runs on: LOGIN NODE. A project often belongs to another person. Some of its values have an effect outside the project: a
+folder that the container sees, a secret that is read, a program that is started. The user sees them once, before
+anything is queued or started, and accepts them. This module lists these values and keeps what was accepted, in one file for each
 project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What the user types needs
 no consent.
 """
@@ -48,7 +48,7 @@ _AcceptanceRow: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One value of a project that reaches outside the project.
+    """One value of a project with an effect outside the project.
 
     Attributes:
         key: its place: file or table, and key.

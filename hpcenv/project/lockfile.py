@@ -286,8 +286,8 @@ class CondaTable(LockTable):
     dists: tuple[str, ...] = ()
     """The Python distributions that it brought: names in [[packages.dist]]."""
     proof: CondaProof
-    """How the archive was confirmed. `conda-meta`: its record names the archive, and every file is as recorded. `pinned`:
-    likewise, and a file of `lock --from` pins this sha256. `none`: see `reason`."""
+    """How the archive was confirmed. `conda-meta`: its record names the archive, and every file is as recorded.
+    `pinned`: likewise, and a file of `lock --from` pins this sha256. `none`: see `reason`."""
     reason: str | None = None
     """Why there is no proof."""
 

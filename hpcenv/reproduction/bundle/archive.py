@@ -196,13 +196,13 @@ def parse_sums(text: str) -> dict[str, str]:
     """Return the sha256 of each file that a SHA256SUMS names.
 
     Raises:
-        ValueError: a line is not a sum; the message has the line.
+        ValueError: a line is not a checksum; the message has the line.
     """
     sums = {}
     for line in text.splitlines():
         match = _SUM_LINE.match(line)
         if match is None:
-            raise ValueError(f"a line is not a sum: {line[:200]!r}")
+            raise ValueError(f"a line is not a checksum: {line[:200]!r}")
         sums[match[2]] = match[1]
     return sums
 
@@ -366,7 +366,7 @@ class Archive:
     # content
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Return a file's content. Its sum is compared, except for SHA256SUMS itself.
+        """Return a file's content. Its checksum is compared, except for SHA256SUMS itself.
 
         Args:
             most: the most bytes that the file may have.
@@ -382,7 +382,7 @@ class Archive:
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file; at its end the sum is compared.
+        """Yield the content of a file; at its end the checksum is compared.
 
         Raises:
             BundleInvalid: the file cannot be read, or does not have its checksum.
@@ -403,7 +403,7 @@ class Archive:
             raise self._invalid(f"{name!r} was changed: its sha256 is not the one in {SUMS}")
 
     def verify(self, *, step: OnStep = _ignored) -> None:
-        """Read everything and compare the sums.
+        """Read everything and compare the checksums.
 
         Raises:
             BundleInvalid: a file does not have its checksum.

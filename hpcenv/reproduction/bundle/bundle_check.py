@@ -1,4 +1,4 @@
-"""Verify a bundle: check its sums, and that the lockfile, the code and the image in it belong together.
+"""Verify a bundle: check its checksums, and that the lockfile, the code and the image in it belong together.
 
 Runs on: LOGIN NODE, or any computer: it needs no Slurm, no container runtime and no GPU. No code in the bundle is
 executed.

@@ -75,7 +75,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
 
 def _require_as_summed(folder: Path) -> None:
-    """Refuse a folder if the sha256 of a file is not the sum in its SHA256SUMS."""
+    """Refuse a folder if the sha256 of a file is not the one in its SHA256SUMS."""
     try:
         sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
         changed = [name for name, digest in sums.items() if not _is_inside(name) or _sum_of(folder / name) != digest]

@@ -450,7 +450,7 @@ def _result(
 
 
 def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, causes: Sequence[Seen]) -> list[Evidence]:
-    """Put the cause that the records of a run show for certain first: a log line that names it, or the records themselves."""
+    """Put first the cause that the records of a run show for certain: a log line that names it, or the records."""
     rows = _rows_of(failure, causes)
     if failure is None or not rows:
         return list(groups)
