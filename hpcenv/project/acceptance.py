@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. A project often belongs to another person. Some of its values have an effect outside the project: a
 folder that the container sees, a secret that is read, a program that is started. The user sees them once, before
-anything is queued or started, and accepts them. This module lists these values and keeps what was accepted, in one file for each
-project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What the user types needs
-no consent.
+anything is queued or started, and accepts them. This module lists these values and keeps what was accepted,
+in one file for each project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What
+the user types needs no consent.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def nodes_of(status: RunStatus) -> tuple[str, ...]:
         detail = f" ({status.detail})" if status.detail else ""
         raise RunNotRunning(
             f"the run `{status.run}` is not running",
-            why=f"it is {status.state}{detail}",
+            why=f"its state is {status.state}{detail}",
             hint=Command("hpcenv", "status", f"{status.run}"),
         )
     if verdict is None or verdict.result != "match" or verdict.attempt != status.attempt:

@@ -86,7 +86,7 @@ def ask_stacks(
     if status.state != "running" or verdict is None or verdict.attempt != status.attempt:
         status_command = Command("hpcenv", "status", status.run)
         what = f"the run `{status.run}` does not train now"
-        raise RunNotRunning(what, why=f"it is {status.state}", hint=status_command)
+        raise RunNotRunning(what, why=f"its state is {status.state}", hint=status_command)
     if run.manifest.watch is None:
         hint = "leave out `sample` of [watch] in hpcenv.toml, and submit again"
         what = f"the run `{status.run}` is not watched"
