@@ -30,7 +30,7 @@ from hpcenv.project.workspace import Workspace
 )
 @click.option("--check", is_flag=True, help="Write nothing; say whether the lockfile is stale, and why.")
 @click.option("--upgrade", is_flag=True, help="Ask the registry again which image the tag names.")
-@click.option("--deep", is_flag=True, help="Import torch, and also lock the libraries that really load.")
+@click.option("--deep", is_flag=True, help="Import torch, and also lock the libraries that torch loads then.")
 @click.option(
     "--from",
     "pins",

@@ -17,7 +17,7 @@ from hpcenv.text import wrap
 @click.argument("file", type=click.Path())
 @_render.json_option
 def command(file: str, as_json: bool) -> int:
-    """Say whether a bundle is complete and unchanged. Nothing of it is executed or written.
+    """Say whether a bundle is complete and unchanged. Executes and writes nothing.
 
     It needs no Slurm, no container runtime and no GPU. Ends with 0 if everything matches, and with
     45 if something was changed or cannot be compared. It does not say who made the bundle.

@@ -17,7 +17,7 @@ VERBS = {
     "inspect": "Describe a SIF and its origin, or print its path.",
     "list": "List the images in the store.",
     "prune": "Remove images that were not used lately.",
-    "init": "Write a Dockerfile and a definition file for a torch.",
+    "init": "Write a Dockerfile and a definition file for a torch release.",
     "refresh": "Make the project's image again, with the packages of today.",
     "lint": "Look for problems in recipes and images.",
 }
