@@ -69,7 +69,7 @@ class ConvertOptions:
 
     Attributes:
         builder: the program that writes the SIF; see `convert`.
-        compression: of the SIF; `auto`: gzip if only SingularityCE starts containers here, else zstd.
+        compression: compression of the SIF. `auto` means gzip if only SingularityCE starts containers here, else zstd.
         prove: read the SIF again and compare it with the layers.
         limits: limits on what the image may contain.
     """

@@ -1085,7 +1085,7 @@ def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, 
 
     Args:
         options: only `name`, `pins` with its choice, and `require_hashes` are used.
-        spec_only: compare hpcenv.toml only, and start nothing: a fresh clone has no SIF and no environment.
+        spec_only: compare hpcenv.toml only, and start nothing. A fresh clone has no SIF and no environment.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.

@@ -51,7 +51,7 @@ class Asked:
     """One value of a project with an effect outside the project.
 
     Attributes:
-        key: its place: file or table, and key.
+        key: where it is: the file or table, and the key.
         value: as it is written.
         means: what it does.
         content: sha256 of the named file, if the user accepts the content of this file.

@@ -78,7 +78,7 @@ class Option:
         name: in Python; on the command line and in TOML, `-` stands for `_`.
         help: understandable without the other rows.
         places: where it can be set.
-        rare: few users need it: `--help` leaves it out, `--help-all` shows it.
+        rare: few users need it, so `--help` leaves it out and `--help-all` shows it.
         metavar: placeholder of the value in the help text.
         minimum: of a count.
         choices: of a choice.

@@ -186,7 +186,7 @@ def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
         command: the recorded command line, for the message.
 
     Raises:
-        UsageError: the run has no request.json: it calls a Python function, or an older hpcenv submitted it.
+        UsageError: the run has no request.json, because it calls a Python function, or an older hpcenv submitted it.
         RecordInvalid: the file is damaged.
     """
     path = RunFolder(folder).request

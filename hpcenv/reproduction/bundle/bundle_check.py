@@ -42,7 +42,7 @@ class BundleCheck:
 
     Attributes:
         name: a short name for the check.
-        result: the result; `absent` if the bundle does not have the part: then nothing was compared, and nothing is
+        result: the result; `absent` if the bundle does not have the part. Then nothing was compared, and nothing is
             wrong.
         detail: which two things were compared.
     """

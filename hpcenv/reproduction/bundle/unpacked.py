@@ -51,7 +51,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
     Args:
         archive: an open bundle.
-        folder: a new folder, or a folder from an earlier call: then its files are compared.
+        folder: a new folder, or a folder from an earlier call, whose files are compared.
         step: called with the number of bytes that were written.
 
     Raises:
