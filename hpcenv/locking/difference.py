@@ -1,4 +1,4 @@
-"""What differs between two locked environments or runs; the hardest to repair comes first. Pure.
+"""What differs between two locked environments or runs; those that are hardest to remove come first. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -64,7 +64,7 @@ def compare(
         sifs_fit: whether each side's SIF is the locked SIF, or was found to have the same file tree.
 
     Returns:
-        The differences, hardest to repair first, then by severity and name.
+        The differences, hardest to remove first, then by severity and name.
     """
     names = {name for name in {*left, *right} if left.get(name) != right.get(name)}
     if any(_is_package(name) for name in names):

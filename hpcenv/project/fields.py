@@ -360,7 +360,7 @@ FIELDS: tuple[Field, ...] = (
         "python",
         what="the folders in which Python looks for modules, in order, relative to its prefix",
         source="sys.path as the ranks will have it",
-        why="a folder in front hides packages behind it",
+        why="an earlier folder hides packages of a later one",
         hint="find what adds the entry: PYTHONPATH, a .pth file, an editable install",
     ),
     Field(
@@ -598,7 +598,7 @@ FIELDS: tuple[Field, ...] = (
         "setting",
         what="LD_LIBRARY_PATH inside the environment",
         source="the environment that the ranks get",
-        why="module systems put other CUDA libraries in front of torch's own (pytorch#111469)",
+        why="module systems make the loader find other CUDA libraries before torch's own (pytorch#111469)",
         hint="unload the module, or unset LD_LIBRARY_PATH",
     ),
     Field(
@@ -633,7 +633,7 @@ FIELDS: tuple[Field, ...] = (
         "libs.ld-so-preload",
         "must",
         "library",
-        what="libraries that /etc/ld.so.preload puts in front of all others, each with the start of its sha256",
+        what="libraries that /etc/ld.so.preload loads before all others, each with the start of its sha256",
         source="/etc/ld.so.preload inside the environment",
         why="a preloaded library replaces functions of every other library",
         hint="ask the administrator; if it belongs to this cluster: hpcenv lock, or change the severity in [policy]",
