@@ -79,7 +79,7 @@ def lock(
         allow_floating: accept an image without a tag, or with the tag `latest`.
         plain_http: registries without TLS, each as HOST:PORT. Your saved password is sent to them, but not to
             registries in hpcenv.toml.
-        accept: digest of what the project asks of this machine, if you have not accepted it yet.
+        accept: digest of what the project asks for, if you have not accepted it yet. The error NotAccepted has it.
 
     Raises:
         NotAccepted: the project asks for something that you have not accepted.

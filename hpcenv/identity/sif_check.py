@@ -163,7 +163,8 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
     """
     block = os.pread(descriptor, _SUPERBLOCK, 0)
     if len(block) < _SUPERBLOCK or block[:4] != _MAGIC:
-        raise ImageMismatch(f"`{os.readlink(f'/proc/self/fd/{descriptor}')}` is not a squashfs", why="its superblock")
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        raise ImageMismatch(f"`{path}` is not a squashfs", why="it does not begin with a superblock of squashfs")
     return hashlib.sha256(block).hexdigest(), 0, os.fstat(descriptor).st_size
 
 

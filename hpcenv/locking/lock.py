@@ -486,7 +486,7 @@ def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable |
         return locked.sif
     raise ImageMismatch(
         "the SIF is not the SIF that was locked for this image",
-        why=f"{inputs.path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and not the same tree",
+        why=f"{inputs.path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and another tree",
         hint=(f"to make the SIF again: remove it and {inputs.path.name}, then ", Command("hpcenv", "lock")),
     )
 

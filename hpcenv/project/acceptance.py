@@ -1,4 +1,4 @@
-"""What a project asks of the user's machine, and what the user has accepted.
+"""What a project asks for on the user's machine, and what the user has accepted.
 
 Runs on: LOGIN NODE. A project often belongs to another person. Some of its values have an effect outside the project: a
 folder that the container sees, a secret that is read, a program that is started. The user sees them once, before
@@ -75,7 +75,7 @@ class Asked:
 
 
 def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
-    """Return what a project asks of the user's machine; empty if it asks for nothing outside itself."""
+    """Return what a project asks for on the user's machine; empty if it asks for nothing."""
     return (
         *_programs(workspace),
         *_binds(workspace),
@@ -343,7 +343,7 @@ def keep(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> None
     except OSError as error:
         why = f"{error.strerror}; what you accept for a project is kept there"
         raise FileUnusable(
-            f"`{path}` cannot be written", why=why, hint="XDG_STATE_HOME names another folder"
+            f"`{path}` cannot be written", why=why, hint="set XDG_STATE_HOME to another folder"
         ) from error
 
 

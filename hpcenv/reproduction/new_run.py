@@ -89,7 +89,7 @@ class NewRun:
         folder: the folder in the project from which it is submitted.
         has_image, bundled: whether the image is here, and the image's file in the bundle; None without such a file.
         other_lockfile: path of a lockfile that is not the run's lockfile; empty for the run's lockfile.
-        recorded: what the record of the run asks of this machine.
+        recorded: what the record of the run asks for on this machine.
         notes: options that were left out, code that differs, and the like.
     """
 

@@ -116,7 +116,7 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
         FileUnusable: a file cannot be read, or the archive cannot be written.
     """
     if os.path.lexists(target):
-        raise WouldOverwrite(f"`{target}` exists", hint="-o FILE names another one")
+        raise WouldOverwrite(f"`{target}` exists", hint="choose another name: -o FILE")
     try:
         handle, aside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
@@ -128,7 +128,7 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
         digest = sha256_of(open_regular(Path(aside)))
         _give_name(aside, target)
     except FileExistsError as error:
-        raise WouldOverwrite(f"`{target}` exists", hint="-o FILE names another one") from error
+        raise WouldOverwrite(f"`{target}` exists", hint="choose another name: -o FILE") from error
     except OSError as error:
         raise filesystem.refused(target, error) from error
     finally:

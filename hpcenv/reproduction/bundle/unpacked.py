@@ -86,7 +86,7 @@ def _require_as_summed(folder: Path) -> None:
     if changed:
         raise BundleInvalid(
             f"`{folder}` is not the bundle that was published",
-            why=f"not as {SUMS} says: {listed(sorted(changed), _NAMED)}",
+            why=f"the checksums in {SUMS} are not those of {listed(sorted(changed), _NAMED)}",
             hint="unpack the bundle again; `sha256sum -c SHA256SUMS` lists every file",
         )
 
