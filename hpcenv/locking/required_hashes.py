@@ -43,7 +43,7 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
     if not lines:
         return
     more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-    kind = "the wheel or of the archive of conda" if of_conda else "the wheel"
+    kind = "the wheel or of conda's archive" if of_conda else "the wheel"
     what = f"the sha256 of {kind} is not confirmed for {plural(len(lines), 'package')}"
     raise HashesUnproved(what, why="\n".join([*lines[:_NAMED], *more]), hint=hint)
 
