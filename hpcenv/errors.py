@@ -34,7 +34,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- NotAccepted          29   the project asks for what the user has not accepted
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
-    |- HashesUnproved       47   a package's wheel is not proved, and hashes are required
+    |- HashesUnproved       47   the hash of a wheel is required and not confirmed
     |- DataUnavailable      48   data of a hub are missing, or differ from those of the hub
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
@@ -339,7 +339,7 @@ class PinsDiffer(HpcenvError):
 
 
 class HashesUnproved(HpcenvError):
-    """The sha256 of a wheel is not proved, and `lock --require-hashes` or [policy] asks for it."""
+    """The sha256 of a wheel is not confirmed, and `lock --require-hashes` or [policy] requires that."""
 
     code = "hashes-unproved"
     exit_status = 47

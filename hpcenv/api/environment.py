@@ -33,7 +33,7 @@ def init(
 
     Args:
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
-        python: the interpreter: a path, or a name inside the image; None writes the default as a comment.
+        python: the interpreter, as a path or a name inside the image; None writes the default as a comment.
         plain_http: registries without TLS, each as HOST:PORT.
         force: replace an existing hpcenv.toml; without it the home folder is refused too.
 
@@ -79,7 +79,7 @@ def lock(
         allow_floating: accept an image without a tag, or with the tag `latest`.
         plain_http: registries without TLS, each as HOST:PORT. Your saved password is sent to them, but not to
             registries in hpcenv.toml.
-        accept: digest of what the project asks of this machine, if you have not accepted it yet.
+        accept: digest of what the project asks for, if you have not accepted it yet. The error NotAccepted has it.
 
     Raises:
         NotAccepted: the project asks for something that you have not accepted.
@@ -190,8 +190,8 @@ def diff(
         left, right: each is the path of a lockfile, the name of a lockfile of the project, a lockfile as it was in a
             commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
         project: a folder of the project; relative paths begin there.
-        determinism: use the severities of this profile for both sides: `bitwise` for runs that should agree in every
-            bit.
+        determinism: use the severities of this profile for both sides. `bitwise` is for runs that should agree in
+            every bit.
         runs_dir: folder of runs, if not the project's.
 
     Raises:

@@ -45,7 +45,7 @@ class Executor(ScriptExecutor):
         max_pickle_size_gb: the largest size of a function and its arguments.
         python: cannot be set, because functions run in the Python of the lockfile.
         project: folder of hpcenv.toml.
-        accept: digest of what the project asks of this machine, if you have not accepted it yet.
+        accept: digest of what the project asks for, if you have not accepted it yet. The error NotAccepted has it.
         parameters: as for `update_parameters`.
     """
 

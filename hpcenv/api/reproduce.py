@@ -39,8 +39,8 @@ def reproduce(
     Args:
         target: a run folder, run name, job id, bundle or lockfile. A bundle is unpacked below `project`.
         args: arguments for the script; None keeps the arguments of the run.
-        rung: 0 checks the files only; 1 repeats the first steps on one node, 2 in the same shape; 3 repeats the whole
-            run.
+        rung: 0 checks the files only; 1 repeats the first steps on one node; 2 repeats them with the same number of
+            nodes and ranks; 3 repeats the whole run.
         steps: how many optimizer steps rungs 1 and 2 repeat.
         copy: a new folder for the run's own copy of its code; None uses the project, if there is one.
         allow_changed: continue if the code of the project is not the code of the run.

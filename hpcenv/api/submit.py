@@ -60,7 +60,7 @@ def submit(
     Arguments and errors are those of `plan_job`.
 
     Args:
-        accept: digest of what the project asks of this machine, if you have not accepted it yet.
+        accept: digest of what the project asks for, if you have not accepted it yet. The error NotAccepted has it.
 
     Raises:
         NotAccepted: the project asks for something that you have not accepted.

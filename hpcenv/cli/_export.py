@@ -51,7 +51,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--volume", cls=RareOption, metavar="CLAIM:PATH",
-            help="With --export to Kubernetes: the claim that has the code, and where the container sees it.",
+            help="With --export to Kubernetes: the volume claim with the code, and its path in the container.",
         ),
     )):  # fmt: skip
         command = option(command)

@@ -43,7 +43,7 @@ TASKS = {
         "verify": "Compare an environment, a SIF or nodes with the lockfile.",
         "explain": "Say what a field is, where it comes from and why it matters.",
         "export": "Write the lockfile in another tool's format.",
-        "image": "Convert, keep, prove and make images.",
+        "image": "Convert, keep, verify and make images.",
         "kernel": "Install a Jupyter kernel that starts in the locked environment.",
         "data": "Fetch models and data sets of a hub, for nodes without network.",
     },

@@ -36,8 +36,8 @@ def wait_options(command: Callable[..., int]) -> Callable[..., int]:
         cls=RareOption,
         metavar="TIME",
         callback=_duration.parse_seconds,
-        help="With --wait: wait at most this long, then end with exit status 124; the run continues."
-        " 90 (seconds), 30m, 2h, 1d, HH:MM:SS.",
+        help="With --wait: wait at most this long, for example 90 (seconds), 30m, 2h, 1d or HH:MM:SS. Then end with "
+        "exit status 124; the run continues.",
     )
     wait = click.option(
         "--wait", is_flag=True, help="Print the log of the run until it ends, and end with its exit status."

@@ -37,7 +37,7 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
 @_accept.option
 @click.option(
     "--timeout", metavar="TIME", callback=_duration.parse_seconds,
-    help="With --explain-op: wait at most this long, then end with exit status 124. 90 (seconds), 30m, 2h, 1d.",
+    help="With --explain-op: wait at most this long: 90 (seconds), 30m, 2h, 1d. Then end with exit status 124.",
 )  # fmt: skip
 @_render.json_option
 def command(

@@ -48,9 +48,9 @@ def command(left: str, right: str, determinism: DeterminismProfile | None, runs_
 
     LEFT and RIGHT are each a lockfile's path or name, REV:NAME for a lockfile as it was in
     a commit, or a run (folder, name, job id): `hpcenv diff HEAD~1:default default`.
-    What is hardest to repair comes first. Each side is judged by [policy] and profile of
-    its lockfile; the stricter side counts. Ends with 26 when a field that must match
-    differs, or when a run has no result, otherwise with 0.
+    The differences that are hardest to remove come first. Each side is judged by [policy]
+    and profile of its lockfile; the stricter side counts. Ends with 26 when a field that must
+    match differs, or when a run has no result, otherwise with 0.
     """
     result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir, environ=os.environ)
     status = Status.DIFFERENT if result.blocking else 0

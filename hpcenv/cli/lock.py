@@ -30,7 +30,7 @@ from hpcenv.project.workspace import Workspace
 )
 @click.option("--check", is_flag=True, help="Write nothing; say whether the lockfile is stale, and why.")
 @click.option("--upgrade", is_flag=True, help="Ask the registry again which image the tag names.")
-@click.option("--deep", is_flag=True, help="Import torch, and also lock the libraries that really load.")
+@click.option("--deep", is_flag=True, help="Import torch, and also lock the libraries that torch loads then.")
 @click.option(
     "--from",
     "pins",
@@ -43,7 +43,7 @@ from hpcenv.project.workspace import Workspace
 @click.option(
     "--all", "every", is_flag=True, help="With --check: also the lockfile of each [environment.NAME] in hpcenv.toml."
 )
-@click.option("--require-hashes", is_flag=True, help="End with 47 where the sha256 of a package's wheel is not proved.")
+@click.option("--require-hashes", is_flag=True, help="End with 47 if the sha256 of a package's wheel is not confirmed.")
 @click.option("--no-wheels", is_flag=True, help="Do not look up the wheels' hashes in the package index.")
 @click.option(
     "--allow-floating",

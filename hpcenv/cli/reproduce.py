@@ -60,7 +60,7 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 @_accept.option
 @click.option(
     "--timeout", metavar="TIME", callback=_duration.parse_seconds,
-    help="Wait at most this long, then end with exit status 124; the run continues. 90 (seconds), 30m, 2h, 1d.",
+    help="Wait at most this long: 90 (seconds), 30m, 2h, 1d. Then end with exit status 124; the run continues.",
 )  # fmt: skip
 @_render.json_option
 @click.pass_context
@@ -76,11 +76,11 @@ def command(
     \b
         0  proofs from the files: no job, no GPU, no container, no network
         1  the first steps on one node, with the same global batch
-        2  the first steps in the same shape
-        3  the whole run in the same shape
+        2  the first steps, with the same number of nodes and ranks
+        3  the whole run, with the same number of nodes and ranks
 
-    It says first what it costs and what must be accepted. Then it gets the image: it is here, or
-    in the bundle, or fetched by its digest. Then it submits, waits and compares. Options of
+    Says first what the new run costs and what you must accept. Then gets the image (from the
+    store, from the bundle, or from its registry by its digest), submits, waits and compares. Options of
     `hpcenv submit` apply to the new run. Ends with 0 if it is reproduced to the last bit, 40
     within the tolerance, 41 if not, 42 if nothing can be compared.
     """  # noqa: D301  (click's mark for "do not wrap")

@@ -135,7 +135,7 @@ def _rerun_failed(
 ) -> int:
     """Queue the failed runs of a sweep again. They do not change, so `words` must be empty."""
     if not isinstance(found, Sweep):
-        raise UsageError("`--failed` is for sweeps and arrays", why=f"{found.manifest.run} is one run")
+        raise UsageError("`--failed` is for sweeps and arrays", why=f"`{found.manifest.run}` is one run")
     if words:
         first = found.elements[0].folder.path
         one = f"{found.folder.name}/{first.name}" if by_name else str(first)

@@ -54,7 +54,7 @@ def command(
 ) -> int:
     """Submit SCRIPT to run under torchrun on every node, as locked.
 
-    Everything after -- goes to the script, literally:
+    Everything after -- goes to the script, unchanged:
 
     \b
         hpcenv submit train.py --nodes 2 --gpus 8 -- --lr 3e-4

@@ -30,7 +30,7 @@ from hpcenv.runs.wait import exit_status_of, wait_for
     "--timeout",
     metavar="TIME",
     callback=_duration.parse_seconds,
-    help="Wait at most this long, then end with exit status 124: 90 (seconds), 30m, 2h, 1d, HH:MM:SS.",
+    help="Wait at most this long: 90 (seconds), 30m, 2h, 1d, HH:MM:SS. Then end with exit status 124.",
 )
 @_render.json_option
 def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_json: bool) -> int:

@@ -29,7 +29,7 @@ class AccountedJob:
         started: in seconds since the epoch.
         seconds: how long it ran; so far, if it runs.
         gpus: of all nodes; None if the site does not account them.
-        folder: working directory of the batch script: of a run its folder, of a sweep the folder of the sweep.
+        folder: working directory of the batch script: the folder of the run, or the folder of the sweep.
     """
 
     job_id: str

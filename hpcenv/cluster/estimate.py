@@ -33,7 +33,7 @@ class Estimate:
     said: str
 
 
-# Slurm 26.05 puts an `a` behind the time (seen with 26.05.5); 22.05 and 24.11 do not.
+# Slurm 26.05 puts an `a` after the time (seen with 26.05.5); 22.05 and 24.11 do not.
 _ESTIMATE = re.compile(
     r"Job \d+ to start at (?P<start>\S+)(?: \w)? using (?P<processors>\d+) processors? "
     r"on (?:nodes? )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"

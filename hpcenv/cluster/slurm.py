@@ -384,8 +384,9 @@ class Found:
     """A job that waits or runs, found by its name and working directory.
 
     Attributes:
-        job_id: for an array, the id of the whole array: `123` even if squeue shows `123_[0-3%2]` or `123_7`.
-        state: for an array, the most important state of its elements: `running` if any element runs.
+        job_id: for an array, the id of the whole array, for example `123`, even if squeue shows `123_[0-3%2]` or
+            `123_7`.
+        state: for an array, the most important state of its elements, for example `running` if any element runs.
     """
 
     job_id: str

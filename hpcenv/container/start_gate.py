@@ -1,4 +1,4 @@
-"""Hold the training until it is proved that the container was started from the checked SIF.
+"""Hold the training until it is certain that the container was started from the checked SIF.
 
 Runs on: COMPUTE NODE. Standard library only.
 

@@ -46,7 +46,7 @@ class Training:
     """A training that another engine starts.
 
     Attributes:
-        name: in lower case, with digits and `-`: a name in each engine.
+        name: a name that every engine accepts: lower case, digits and `-`.
         image: `HOST/NAME@sha256:DIGEST`.
         platform: of the image, in the words of OCI.
         lock: what the check compares the container with.

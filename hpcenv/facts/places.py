@@ -1,4 +1,4 @@
-"""Checks of the folders that a run uses: do they answer, is there room, does their clock agree with this node's?
+"""Checks of the folders that a run uses: do they answer, is there free space, does their clock agree with this node's?
 
 Runs on: COMPUTE NODE. Standard library only.
 

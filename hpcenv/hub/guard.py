@@ -36,7 +36,7 @@ class Guard:
     Attributes:
         files: whether files are downloaded now; they may come from a storage on a different host. If not, the hub
             itself answers with documents.
-        left: how many bytes may still arrive: of all files together, or of one document.
+        left: how many bytes of all files together, or of one document, may still arrive.
         stopped: whether all downloads must end.
     """
 

@@ -57,7 +57,7 @@ def read_state(path: str, compare: DataCompare, *, folders: bool = False) -> Dat
     """Return the state of a file or folder. Symbolic links are followed.
 
     Args:
-        folders: whether empty folders count, too: a folder may be a class of a data set.
+        folders: whether empty folders count, too, because a folder may be a class of a data set.
 
     Raises:
         OSError: it does not exist, or a part of it cannot be read.

@@ -43,7 +43,7 @@ class RuntimeMount:
         fs_type, root, target: patterns that must match the whole text.
         reason: why the mount is made.
         gpus: whether the mount is made only with --nv or --rocm.
-        same_place: only if the root is the target: the image's own files at their own place.
+        same_place: only if the root is the target, so that the image's own files are at their own place.
     """
 
     target: str

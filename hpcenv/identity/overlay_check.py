@@ -18,7 +18,7 @@ FIELD = "container.overlay.sha256"
 def check_file(
     descriptor: int, *, path: str, known: SifIdentity | None, records: sif_check.Records | None
 ) -> CheckedSif:
-    """Return the hash of an open squashfs by the cheapest way that proves it.
+    """Return the hash of an open squashfs in the cheapest way that is certain.
 
     Args:
         descriptor: the open file.
@@ -27,7 +27,8 @@ def check_file(
         records: hashes taken on this machine before; None to hash.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: changed while it was read, or cannot be read.
+        ImageMismatch: the file changed while it was read.
+        EnvironmentUnreadable: the file cannot be read.
     """
     return sif_check.check(
         descriptor, path=path, staged=False, known=known, records=records, read_header=sif_check.superblock_of
@@ -38,6 +39,7 @@ def identify(descriptor: int, records: sif_check.Records | None) -> tuple[str, S
     """Return the hash of a squashfs, and its identity for the nodes; None if the file system allows none.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: no squashfs, changed while read, unreadable.
+        ImageMismatch: the file is not a squashfs, or changed while it was read.
+        EnvironmentUnreadable: the file cannot be read.
     """
     return sif_check.identify(descriptor, records, read_header=sif_check.superblock_of)

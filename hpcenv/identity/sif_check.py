@@ -138,7 +138,8 @@ def header_of(descriptor: int) -> tuple[str, int, int]:
     """Return the digest of header, table and superblock, and the place of the partition.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: the file is not a complete SIF, or cannot be read.
+        ImageMismatch: the file is not a complete SIF.
+        EnvironmentUnreadable: the file cannot be read.
     """
     partition = sif.read_header(descriptor).runs
     head = os.pread(descriptor, 128, 0)
@@ -162,7 +163,8 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
     """
     block = os.pread(descriptor, _SUPERBLOCK, 0)
     if len(block) < _SUPERBLOCK or block[:4] != _MAGIC:
-        raise ImageMismatch(f"`{os.readlink(f'/proc/self/fd/{descriptor}')}` is not a squashfs", why="its superblock")
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        raise ImageMismatch(f"`{path}` is not a squashfs", why="it does not begin with a superblock of squashfs")
     return hashlib.sha256(block).hexdigest(), 0, os.fstat(descriptor).st_size
 
 
@@ -313,7 +315,8 @@ def identify(
         The whole file's SHA-256, and the identity, which is None if the file system or the age of the file allows none.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: no whole SIF, changed while read, unreadable.
+        ImageMismatch: the file is not a complete SIF, or changed while it was read.
+        EnvironmentUnreadable: the file cannot be read.
     """
     header, offset, size = read_header(descriptor)
     file = identity_of(descriptor)
@@ -340,10 +343,10 @@ def check(
     tick: float = _SECONDS_TO_SETTLE,
     read_header: ReadHeader = header_of,
 ) -> CheckedSif:
-    """Return the hash of an open SIF by the cheapest way that proves it.
+    """Return the hash of an open SIF in the cheapest way that is certain.
 
     Args:
-        descriptor: the open file; the proof is valid for this file, even if its name leads to a different file later.
+        descriptor: the open file; the hash is that of this file, even if its name leads to a different file later.
         path, staged: for the record.
         known: the identity that was taken together with the full hash; None to hash.
         records: hashes taken on this machine before; None to hash.
@@ -351,7 +354,8 @@ def check(
         read_header: `superblock_of` for a squashfs.
 
     Raises:
-        ImageMismatch, EnvironmentUnreadable: changed while it was read, or cannot be read.
+        ImageMismatch: the file changed while it was read.
+        EnvironmentUnreadable: the file cannot be read.
     """
     file = identity_of(descriptor)
     doubt = doubt_about(mount_of(descriptor))

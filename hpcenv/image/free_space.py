@@ -1,4 +1,4 @@
-"""Check that a store has room for an image, as soon as the sizes are known.
+"""Check that a store has enough space for an image, as soon as the sizes are known.
 
 Runs on: LOGIN NODE.
 """
@@ -39,7 +39,7 @@ def missing(image: ResolvedImage, store: Store) -> int:
 
 
 def require_room(image: ResolvedImage, store: Store) -> None:
-    """Raise an error if the store has no room for an image, before anything is downloaded.
+    """Raise an error if the store has not enough space for an image, before anything is downloaded.
 
     An image that is already in the store is accepted, and also an image that another process is converting now, because
     this process will use the result.

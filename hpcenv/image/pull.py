@@ -69,7 +69,7 @@ class ConvertOptions:
 
     Attributes:
         builder: the program that writes the SIF; see `convert`.
-        compression: of the SIF; `auto`: gzip if only SingularityCE starts containers here, else zstd.
+        compression: compression of the SIF. `auto` means gzip if only SingularityCE starts containers here, else zstd.
         prove: read the SIF again and compare it with the layers.
         limits: limits on what the image may contain.
     """
@@ -153,7 +153,7 @@ def convert_image(
     """Convert a resolved image to a SIF.
 
     Raises:
-        FileUnusable: the store has no room for the layers and the SIF.
+        FileUnusable: the store has not enough space for the layers and the SIF.
         HpcenvError: see `convert`.
     """
     free_space.require_room(image, store)

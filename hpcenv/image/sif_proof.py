@@ -1,4 +1,4 @@
-"""`hpcenv image verify`: prove that a SIF has exactly the content of its image's layers.
+"""`hpcenv image verify`: check that a SIF has exactly the content of its image's layers.
 
 Runs on: LOGIN NODE. Needs no Apptainer: hpcenv reads the layers and the SIF itself.
 """

@@ -109,7 +109,7 @@ def fetch_sif(
     Raises:
         ImageUnavailable: the registry does not have the SIF, sends wrong bytes, or the SIF is for another platform.
         ImageMismatch: the file is damaged, or not a SIF.
-        FileUnusable: the store has no room, or is not trusted.
+        FileUnusable: the store has not enough space, or is not trusted.
     """
     digest = spec.digest
     if not store.writable:

@@ -119,7 +119,7 @@ def count_others(port: int, folder: str = "/proc/self/net", own: Optional[Set[st
     Args:
         port: port of the store.
         folder: where the kernel lists the connections.
-        own: the inodes of this process's sockets, where nodes are emulated on this machine: the connections of its
+        own: the inodes of this process's sockets, where nodes are emulated on this machine. The connections of its
             other processes count then. None: connections inside this machine do not count.
     """
     inodes: Dict[Tuple[str, str], str] = {}

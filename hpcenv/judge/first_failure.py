@@ -76,7 +76,7 @@ class FirstFailure:
 
     Attributes:
         headline: one line.
-        cause: `rank`: a rank failed; `torchrun`: torchrun failed; the other values: the run was
+        cause: `rank` if a rank failed; `torchrun` if torchrun failed. With the other values the run was
             ended from outside, or the cause is unknown.
         node, rank, status, signal: of the process that failed, if known.
         message: the exception in one line, or the last line of the rank's standard error.

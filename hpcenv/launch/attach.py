@@ -180,7 +180,7 @@ def _home(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Path:
 
 @contextlib.contextmanager
 def _same_sif(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterator[int]:
-    """Open the SIF and prove that it is the file that this node checked in this attempt."""
+    """Open the SIF and check that it is the file that this node checked in this attempt."""
     facts = load_record(Facts, run.facts_of(this_node.node))
     path = manifest.environment.sif if facts.sif is None else facts.sif.path
     try:

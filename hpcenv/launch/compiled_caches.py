@@ -23,7 +23,7 @@ def cache_variables(manifest: Manifest, given: Container[str], *, node: str) -> 
     """Return the variables that name a folder for this user and fingerprint; a `bitwise` run gets its own folder.
 
     Args:
-        given: variables that the ranks already get: the user's own choice stays.
+        given: variables that the ranks already get. They are not replaced, because the user may have chosen them.
     """
     if manifest.environment.kind != "host":
         return {}

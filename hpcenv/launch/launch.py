@@ -651,7 +651,7 @@ def _checked_sif(node: _Node) -> CheckedSif:
 
 @contextmanager
 def verified_sif(manifest: Manifest, this_node: ThisNode) -> Iterator[tuple[int, CheckedSif]]:
-    """Open the SIF and prove that it is the file that the check step verified; yield descriptor and check record.
+    """Open the SIF and make sure that it is the file that the check step verified; yield descriptor and check record.
 
     Raises:
         NodeRejected, NodesUnknown: it is another file, or cannot be opened.
@@ -665,13 +665,13 @@ def verified_sif(manifest: Manifest, this_node: ThisNode) -> Iterator[tuple[int,
 
 
 def _opened_sif(node: _Node, checked: CheckedSif) -> AbstractContextManager[int]:
-    """Open the SIF and prove that it is the file that the check step verified; yield the descriptor."""
+    """Open the SIF and make sure that it is the file that the check step verified; yield the descriptor."""
     return _opened(node, checked, "SIF", _sif_changed(node.this_node, checked.path))
 
 
 @contextmanager
 def _opened(node: _Node, checked: CheckedSif, name: str, changed: NodeRejected) -> Iterator[int]:
-    """Open a file and prove that it is the one that the check step verified; yield the descriptor.
+    """Open a file and make sure that it is the one that the check step verified; yield the descriptor.
 
     Args:
         name: what messages call the file.
@@ -722,7 +722,7 @@ def _checked_overlay(node: _Node) -> CheckedSif | None:
 
 
 def _require_checked_overlay(node: _Node) -> None:
-    """Prove that the squashfs over the SIF is the file that the check step verified.
+    """Make sure that the squashfs over the SIF is the file that the check step verified.
 
     Raises:
         NodeRejected, NodesUnknown: it is another file, or cannot be opened.

@@ -40,8 +40,8 @@ class Ending:
         saved: whether the script reported that it saved its state.
         before: whether it was stopped before the training started.
         cancelled: whether it was cancelled before the training started.
-        unfinished: whether the training has more to do: it saved its state, or it only reacts to signals (`--requeue
-            always`). A script that ended on request without a report may have been finished.
+        unfinished: whether the training has more to do, because it saved its state, or because it only reacts
+            to signals (`--requeue always`). A script that ended on request without a report may have been finished.
         again: whether the job is requeued.
         not_again: why an unfinished training is not requeued; empty if it is.
         without: nodes that the requeued job must not get.

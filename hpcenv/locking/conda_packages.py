@@ -1,4 +1,4 @@
-"""Packages that conda installed: comparing them with pins, and proving from which archive each one comes. Pure.
+"""Packages that conda installed: compare them with pins, and establish from which archive each one comes. Pure.
 
 Runs on: LOGIN NODE.
 
@@ -31,7 +31,7 @@ class InstalledConda:
         channel: the last part of the channel's URL.
         sha256, md5: hashes of the archive, from the package's record; empty if the record has none.
         dists: the Python distributions that the package contains.
-        unproved: why the files are not proved to be the recorded files; empty if they are proved.
+        unproved: why it is not certain that the files are the recorded files; empty if it is certain.
     """
 
     name: str
@@ -244,5 +244,5 @@ def _what(table: CondaTable) -> str:
 
 
 def proved_dists(locked: Lockfile) -> frozenset[str]:
-    """Return the Python distributions in a lockfile that come from a proved conda archive."""
+    """Return the Python distributions in a lockfile that come from a confirmed conda archive."""
     return frozenset(name for table in locked.packages.conda_package if table.proof != "none" for name in table.dists)

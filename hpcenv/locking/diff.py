@@ -30,7 +30,7 @@ from hpcenv.text import Shown
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DiffResult(Shown):
-    """Two sides and their differences; those that are hardest to repair come first.
+    """Two sides and their differences; those that are hardest to remove come first.
 
     Attributes:
         not_compared: what could not be compared, because a side has no record of it.

@@ -1,4 +1,4 @@
-"""What differs between two locked environments or runs; the hardest to repair comes first. Pure.
+"""What differs between two locked environments or runs; those that are hardest to remove come first. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -61,10 +61,10 @@ def compare(
     Args:
         left, right: dotted field -> value, from `of_lockfile` or `of_run`.
         severities: the severities of each side; the stricter one counts.
-        sifs_fit: whether each side's SIF is the locked SIF, or was proved to have the same file tree.
+        sifs_fit: whether each side's SIF is the locked SIF, or was found to have the same file tree.
 
     Returns:
-        The differences, hardest to repair first, then by severity and name.
+        The differences, hardest to remove first, then by severity and name.
     """
     names = {name for name in {*left, *right} if left.get(name) != right.get(name)}
     if any(_is_package(name) for name in names):

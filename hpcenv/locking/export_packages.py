@@ -121,7 +121,7 @@ def _origin(dist: DistTable) -> str:
 
 
 def proved_sha256(dist: DistTable) -> str | None:
-    """Return the proved sha256 of a package's wheel if other users can get this wheel; otherwise None."""
+    """Return the confirmed sha256 of a package's wheel if other users can get this wheel; otherwise None."""
     wheel = dist.wheel
     if (
         wheel is None
@@ -144,7 +144,7 @@ def direct_url_of(dist: DistTable) -> str | None:
 
 
 def of_one_machine(dist: DistTable) -> bool:
-    """Return whether a package was installed from a local file, and no index is proved to have its wheel."""
+    """Return whether a package was installed from a local file, and no index is known to have its wheel."""
     url = (dist.direct_url and dist.direct_url.url) or ""
     return url.startswith("file:") and url.endswith(".whl") and not (dist.wheel and dist.wheel.proof == "record")
 

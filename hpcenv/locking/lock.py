@@ -106,7 +106,7 @@ class LockOptions:
         extras, groups, package: the parts of `pins` that were installed, as for `uv sync`.
         wheels: look for the wheels of the packages. Their proofs are kept in the cache folder; without this folder no
             wheel is looked for.
-        require_hashes: the wheel of every package must be proved.
+        require_hashes: the sha256 of every package's wheel must be confirmed.
     """
 
     name: str = DEFAULT_LOCK
@@ -216,8 +216,8 @@ class _Proved:
     """The proofs of the archives that the packages were installed from.
 
     Attributes:
-        wheels: the proved wheels, by package.
-        reasons: why a wheel is not proved, by package.
+        wheels: the wheels, by package, each with its proof.
+        reasons: why the hash of a wheel is not confirmed, by package.
         archives: the archives of the packages that conda installed.
     """
 
@@ -233,7 +233,7 @@ def lock(workspace: Workspace, options: LockOptions, context: Context, on_event:
         on_event: called with the progress: the conversion of an image, and a line per phase.
 
     Raises:
-        HashesUnproved: a hash that is required is not proved.
+        HashesUnproved: a hash that is required is not confirmed.
         PinsDiffer: the installed packages differ from the pins.
         FileUnusable: the pins cannot be read.
         HpcenvError: the image is not available, the SIF cannot be made, or the environment
@@ -353,7 +353,7 @@ def _compose(
     """Return the lockfile, and notes on it for the user.
 
     Raises:
-        HashesUnproved: a hash that is required is not proved.
+        HashesUnproved: a hash that is required is not confirmed.
         EnvironmentUnreadable: what the environment reports gives no valid lockfile.
         SpecError: a key of [policy] can have no effect.
     """
@@ -486,7 +486,7 @@ def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable |
         return locked.sif
     raise ImageMismatch(
         "the SIF is not the SIF that was locked for this image",
-        why=f"{inputs.path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and not the same tree",
+        why=f"{inputs.path} says sha256 {locked.sif.sha256}, the file has {found.sif.sha256}, and another tree",
         hint=(f"to make the SIF again: remove it and {inputs.path.name}, then ", Command("hpcenv", "lock")),
     )
 
@@ -589,7 +589,7 @@ def _wheel_proofs(
     found = find_wheels(mine, sources=named, index=index, cache=cache or Path(os.devnull), open_wheel=_opener(image))
     proofs = {proof.name: proof for proof in found}
     for reason, count in Counter(proof.reason for proof in proofs.values() if proof.proof == "none").most_common(3):
-        _tell(on_event, f"  no wheel is proved for {count} of them: {reason}")
+        _tell(on_event, f"  no wheel is confirmed for {count} of them: {reason}")
     return {
         dist.name: proofs.get(dist.name) or no_proof(dist, f"conda installed it, with its package {owners[dist.name]}")
         for dist in read.dists
@@ -723,7 +723,7 @@ def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]
             sha256=proof.sha256,
             index=proof.index,
             proof=proof.proof,
-            # The reason why nothing was proved may be temporary (the index did not answer): it is
+            # The reason why nothing was confirmed may be temporary (the index did not answer): it is
             # printed, not locked.
             reason=(proof.reason or None) if proof.proof != "none" else None,
             built=tables.get((proof.filename or "", proof.sha256 or "")) if proof.proof == "built" else None,
@@ -960,7 +960,7 @@ def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_m
 def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[str, lock_model.WheelTable]:
     """Return the old lockfile's wheels of the packages that are unchanged: the same RECORD, programs, content.
 
-    A proved wheel stays proved: the index is not needed again.
+    A wheel that was confirmed before stays confirmed: the index is not needed again.
     """
     if before is None:
         return {}
@@ -1085,13 +1085,13 @@ def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, 
 
     Args:
         options: only `name`, `pins` with its choice, and `require_hashes` are used.
-        spec_only: compare hpcenv.toml only, and start nothing: a fresh clone has no SIF and no environment.
+        spec_only: compare hpcenv.toml only, and start nothing. A fresh clone has no SIF and no environment.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
         SpecError: `image` names no image. To lock again would be refused too.
         PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
-        HashesUnproved: the lockfile is fresh, and a hash that is required is not proved.
+        HashesUnproved: the lockfile is fresh, and a hash that is required is not confirmed.
         FileUnusable: the pins cannot be read.
     """
     pin_file, name = _pin_file(options, context), options.name

@@ -116,7 +116,7 @@ def _editable_notes(locked: Lockfile) -> Iterator[str]:
 
 
 def _conda_notes(locked: Lockfile) -> Iterator[str]:
-    """Return, by reason, the conda packages that are not proved to come from the archive that their record names."""
+    """Return, by reason, the conda packages of which it is not certain that they come from the recorded archive."""
     reasons = [(table.name, table.reason) for table in locked.packages.conda_package if table.proof == "none"]
     for reason, _ in Counter(reason for _, reason in reasons).most_common(_CONFLICTS_SHOWN):
         names = listed([name for name, why in reasons if why == reason], _NAMED)

@@ -1,4 +1,4 @@
-"""`hpcenv lock --require-hashes`: writes nothing unless every package has a proved wheel or conda archive. Pure.
+"""`hpcenv lock --require-hashes`: write nothing unless the hash of every wheel or conda archive is confirmed. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -11,6 +11,7 @@ from hpcenv.errors import HashesUnproved, Hint
 from hpcenv.locking.conda_packages import proved_dists
 from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import DistTable, Lockfile
+from hpcenv.text import plural
 
 # Proofs that did not compare the installed files: the installer's claim, the only file of that name, no proof.
 WEAK = ("claimed", "index-only", "none")
@@ -19,13 +20,13 @@ _NAMED = 20
 
 
 def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: Hint) -> None:
-    """Refuse a lockfile in which a required hash is not proved.
+    """Refuse a lockfile in which a required hash is not confirmed.
 
     Args:
         locked: the lockfile.
-        every: every package needs a proved hash (`--require-hashes`), not only packages in [policy]
+        every: every package needs a confirmed hash (`--require-hashes`), not only packages in [policy]
             `packages.*.wheel-proof`.
-        reasons: package -> why nothing was proved now.
+        reasons: package -> why its hash was not confirmed now.
         hint: what to do.
 
     Raises:
@@ -42,13 +43,13 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
     if not lines:
         return
     more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-    many = "1 package has" if len(lines) == 1 else f"{len(lines)} packages have"
-    kind = "a wheel or of an archive of conda" if of_conda else "a wheel"
-    raise HashesUnproved(f"{many} no proved sha256 of {kind}", why="\n".join([*lines[:_NAMED], *more]), hint=hint)
+    kind = "the wheel or of conda's archive" if of_conda else "the wheel"
+    what = f"the sha256 of {kind} is not confirmed for {plural(len(lines), 'package')}"
+    raise HashesUnproved(what, why="\n".join([*lines[:_NAMED], *more]), hint=hint)
 
 
 def unproved(locked: Lockfile, *, every: bool) -> tuple[DistTable, ...]:
-    """Return the packages whose required hash (of the wheel, or of conda's archive) is not proved."""
+    """Return the packages whose required hash (of the wheel, or of conda's archive) is not confirmed."""
     severities = lock_model.severities_of(locked)
     by_conda = proved_dists(locked)
     return tuple(
@@ -66,4 +67,9 @@ def _reason(dist: DistTable, reasons: Mapping[str, str]) -> str:
     wheel = dist.wheel
     if wheel is not None and wheel.proof == "index-only":
         return wheel.reason or "the index has one file of this name, which was not compared"
-    return reasons.get(dist.name) or (wheel.reason if wheel else None) or dist.reason or "no wheel was looked for"
+    return (
+        reasons.get(dist.name)
+        or (wheel.reason if wheel else None)
+        or dist.reason
+        or "hpcenv did not look for its wheel"
+    )

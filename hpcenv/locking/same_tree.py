@@ -32,7 +32,7 @@ def stands_for(
     """Return whether a SIF whose bytes are not the locked bytes has the locked file tree.
 
     Args:
-        container: the locked container. It has a digest of the file tree only if this digest was proved.
+        container: the locked container. It has a digest of the file tree only if the tree was compared with the layers.
         image: the SIF. Its file tree is read once, which takes seconds for each GB.
         sha256: the sha256 of the present file, in hexadecimal.
         place: the store that must have made the SIF from the locked image.

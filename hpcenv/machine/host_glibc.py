@@ -124,7 +124,7 @@ def read_driver(*, nvidia: bool, amd: bool, path: str = "") -> HostLibraries:
 
     Args:
         nvidia, amd: whether the container gets libraries of NVIDIA's driver, and of ROCm.
-        path: PATH on which ldconfig is searched first: only its absolute folders; those of the system follow.
+        path: PATH on which ldconfig is searched first, in absolute folders only. The folders of the system follow.
     """
     names = (*(_OF_NVIDIA if nvidia else ()), *(_OF_AMD if amd else ()))
     if not names:

@@ -1,10 +1,10 @@
-"""What a project asks of the user's machine, and what the user has accepted.
+"""What a project asks for on the user's machine, and what the user has accepted.
 
-Runs on: LOGIN NODE. A project often belongs to another person. Some of its values reach outside the project: a folder
-that the container sees, a secret that is read, a program that is started. The user sees them once, before anything is
-queued or started, and accepts them. This module lists these values and keeps what was accepted, in one file for each
-project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What the user types needs
-no consent.
+Runs on: LOGIN NODE. A project often belongs to another person. Some of its values have an effect outside the project: a
+folder that the container sees, a secret that is read, a program that is started. The user sees them once, before
+anything is queued or started, and accepts them. This module lists these values and keeps what was accepted,
+in one file for each project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What
+the user types needs no consent.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _AcceptanceRow: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One value of a project that reaches outside the project.
+    """One value of a project with an effect outside the project.
 
     Attributes:
-        key: its place: file or table, and key.
+        key: where it is: the file or table, and the key.
         value: as it is written.
         means: what it does.
         content: sha256 of the named file, if the user accepts the content of this file.
@@ -75,7 +75,7 @@ class Asked:
 
 
 def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
-    """Return what a project asks of the user's machine; empty if it asks for nothing outside itself."""
+    """Return what a project asks for on the user's machine; empty if it asks for nothing."""
     return (
         *_programs(workspace),
         *_binds(workspace),
@@ -343,7 +343,7 @@ def keep(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> None
     except OSError as error:
         why = f"{error.strerror}; what you accept for a project is kept there"
         raise FileUnusable(
-            f"`{path}` cannot be written", why=why, hint="XDG_STATE_HOME names another folder"
+            f"`{path}` cannot be written", why=why, hint="set XDG_STATE_HOME to another folder"
         ) from error
 
 

@@ -75,7 +75,7 @@ def parse_locked(text: str) -> HubReference:
     """Return the repository and commit that `[datasets/|spaces/]ORG/NAME@COMMIT` names.
 
     Raises:
-        ValueError: it does not have this form, or names no commit: a branch may name different files tomorrow.
+        ValueError: it does not have this form, or names no commit. A branch may name other files tomorrow.
     """
     found = parse_repository(text, default_revision="main")
     if not _COMMIT.fullmatch(found.revision):

@@ -198,7 +198,7 @@ class BuiltTable(LockTable):
 
 
 class WheelTable(LockTable):
-    """[packages.dist.wheel]: the wheel file a distribution came from, and how that was proved."""
+    """[packages.dist.wheel]: the wheel file that a distribution came from, and how its sha256 was confirmed."""
 
     filename: str | None = None
     """The wheel's file name."""
@@ -207,7 +207,7 @@ class WheelTable(LockTable):
     index: str | None = None
     """Source of the file: `pypi`, `extra-N` or `find-links`."""
     proof: Literal["built", "claimed", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
-    """How the sha256 was proved; `none`: no sha256. `record`: the remote wheel's RECORD has the installed digest.
+    """How the sha256 was confirmed; `none`: no sha256. `record`: the remote wheel's RECORD has the installed digest.
     `direct-url`: the file that direct_url.json names has it. `claimed`: it says so; no file was compared.
     `index-only`: the only file of this name in the index, not compared. `built`: compiled in the image itself."""
     reason: str | None = None
@@ -286,8 +286,8 @@ class CondaTable(LockTable):
     dists: tuple[str, ...] = ()
     """The Python distributions that it brought: names in [[packages.dist]]."""
     proof: CondaProof
-    """How the archive was proved. `conda-meta`: its record names the archive, and every file is as recorded. `pinned`:
-    likewise, and a file of `lock --from` pins this sha256. `none`: see `reason`."""
+    """How the archive was confirmed. `conda-meta`: its record names the archive, and every file is as recorded.
+    `pinned`: likewise, and a file of `lock --from` pins this sha256. `none`: see `reason`."""
     reason: str | None = None
     """Why there is no proof."""
 

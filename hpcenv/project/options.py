@@ -78,7 +78,7 @@ class Option:
         name: in Python; on the command line and in TOML, `-` stands for `_`.
         help: understandable without the other rows.
         places: where it can be set.
-        rare: few users need it: `--help` leaves it out, `--help-all` shows it.
+        rare: few users need it, so `--help` leaves it out and `--help-all` shows it.
         metavar: placeholder of the value in the help text.
         minimum: of a count.
         choices: of a choice.
@@ -234,8 +234,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="word",
         group="How many",
         help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: the "
-        "share of the node that belongs to the requested GPUs, if the cluster counts memory. Without Slurm: the limit "
-        "of the run, where systemd can set it.",
+        "share of the node that belongs to the requested GPUs, if the cluster counts memory. Without Slurm, this is "
+        "the memory limit of the run, if systemd can set one.",
         places=EVERYWHERE,
         metavar="SIZE",
         sbatch="mem",
@@ -305,7 +305,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="word",
         group="When and how long",
         rare=True,
-        help="Other jobs that must come first, for example afterok:1234.",
+        help="Jobs that this job waits for, in the form of sbatch, for example afterok:1234.",
         places=PROJECT,
         metavar="JOBS",
         sbatch="dependency",
@@ -327,8 +327,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="text",
         group="Where",
         rare=True,
-        help="Comment of the job. hpcenv appends `hpcenv:` and the fingerprint of the lockfile, so that Slurm knows "
-        "the environment of each job.",
+        help="Comment of the job. hpcenv appends `hpcenv:` and the fingerprint of the lockfile, so that Slurm's "
+        "records name the environment of each job.",
         places=EVERYWHERE,
         metavar="TEXT",
         sbatch="comment",
@@ -409,9 +409,9 @@ OPTIONS: tuple[Option, ...] = (
         kind="choice",
         choices=LAUNCHERS,
         group="What runs",
-        help="What starts the ranks: torchrun; srun, one Slurm task for each rank; none: the program is started "
-        "once on each node, and starts the ranks itself; or ray: Ray runs on all nodes, and the program on the first. "
-        "Default: torchrun.",
+        help="What starts the ranks. torchrun: torchrun on each node. srun: one Slurm task for each rank. none: the "
+        "program is started once on each node, and starts the ranks itself. ray: Ray runs on all nodes, and the "
+        "program runs on the first one. Default: torchrun.",
         places=EVERYWHERE,
     ),
     Option(
@@ -429,7 +429,7 @@ OPTIONS: tuple[Option, ...] = (
         group="What runs",
         rare=True,
         help="Replace {master_addr}, {master_port}, {nnodes}, {node_rank} and similar names in ARGS, on each node. "
-        "{{NAME}} stays {NAME}.",
+        "{{NAME}} becomes {NAME}.",
     ),
     Option(
         name="torchrun_args",
@@ -505,7 +505,8 @@ OPTIONS: tuple[Option, ...] = (
         name="secret",
         kind="secrets",
         group="Environment",
-        help="Set a variable for the ranks whose value only the nodes read: from file:PATH or from env:NAME.",
+        help="Set a variable for the ranks to a secret. SOURCE is file:PATH or env:VARIABLE; only the nodes read the "
+        "value.",
         metavar="NAME=SOURCE",
         asks="its value is read, and the ranks get it",
     ),
@@ -543,16 +544,16 @@ OPTIONS: tuple[Option, ...] = (
         kind="choice",
         choices=DETERMINISM_PROFILES,
         group="Environment",
-        help="How strictly the run must repeat: off, seeded (seeds and deterministic kernels, warns) or bitwise. "
-        "Default: that of the lockfile.",
+        help="How exactly another run must repeat this one. off: not at all. seeded: seeds and deterministic kernels, "
+        "and a warning where torch has none. bitwise: to the last bit, or an error. Default: that of the lockfile.",
     ),
     Option(
         name="seed",
         kind="count",
         minimum=0,
         group="Environment",
-        help="Base seed of the ranks. Without a profile it seeds them and leaves kernels as they are. Default: `seed` "
-        "under [determinism].",
+        help="Base seed of the ranks. With --determinism off it sets seeds only, and does not change kernels. "
+        "Default: `seed` under [determinism].",
         metavar="N",
     ),
     Option(
@@ -561,7 +562,7 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
         group="Environment",
         rare=True,
-        help="Record a hash of all parameters after each N-th optimizer step. Default: never, only at the end.",
+        help="Record a hash of all parameters after each N-th optimizer step. Default: only at the end.",
         metavar="N",
     ),
     Option(
@@ -605,7 +606,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="seconds",
         group="When and how long",
         rare=True,
-        help="End the run after so long without use of any GPU and CPU: 30m, 2h. 0: never. Default: 0.",
+        help="End the run when it has used no GPU and no CPU for this time, for example 30m or 2h. 0: never. "
+        "Default: 0.",
         places=EVERYWHERE,
         metavar="TIME",
     ),
@@ -661,8 +663,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="texts",
         group="What runs",
         rare=True,
-        help="Also copy and hash the files that fit this pattern, of any kind and size, also if git ignores them, for "
-        "example '*.npz'. A bundle of the run holds them.",
+        help="Also copy and hash the files that match this pattern, for example '*.npz'. They may be large, of any "
+        "kind, and ignored by git. A bundle of the run contains them.",
         places=PROJECT,
         metavar="PATTERN",
         asks="files that fit are copied into the run folder, also those that git ignores",

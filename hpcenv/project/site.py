@@ -178,7 +178,7 @@ class VariableTable(SourcedTable):
 
     Attributes:
         value: replaces the old value. `${node-local}`, `${jobid}` and `${user}` in it are replaced.
-        prepend, append: extend the old value: from earlier tables, else from modules, else from the image.
+        prepend, append: extend the old value. It comes from earlier tables, else from modules, else from the image.
         separator: between the old value and the new part.
         unset: the ranks do not get it from modules or from the job.
         min_nodes: smallest number of nodes for which it is set: NCCL_NET=IB is an error on one node.

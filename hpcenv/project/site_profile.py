@@ -65,7 +65,7 @@ class Profile:
         modules: environment modules that the batch script loads.
         module_paths: folders that `module use` adds before.
         binds: host folders that containers see.
-        settings: variables for the ranks: the network profile. Empty before `for_run`.
+        settings: variables of the network profile, for the ranks. Empty before `for_run`.
         unset: variables that the ranks do not get from modules or from the job.
         program: the program that starts containers: a path, or a name on PATH; empty to search for one.
         no_runtime: why hpcenv cannot start containers there; empty if it can, or if that is unknown.

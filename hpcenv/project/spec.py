@@ -149,7 +149,7 @@ class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
     Attributes:
-        profile: off, seeded (seeds and deterministic kernels, warns) or bitwise.
+        profile: `off`; `seeded`: seeds and deterministic kernels, and a warning where torch has none; or `bitwise`.
         seed: base seed of the ranks; with the profile `off` it seeds them and leaves their kernels as they are.
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
@@ -282,7 +282,7 @@ class Project(Document):
         sbatch, srun: options that are passed on to sbatch and srun.
         site: name or path of the site profile; without it, the one that fits this cluster.
         env: variables for the ranks, as literal text. They override what hpcenv detects.
-        secrets: variables for the ranks whose value only the nodes read: file:PATH or env:NAME.
+        secrets: secret variables for the ranks: file:PATH or env:VARIABLE. Only the nodes read the values.
         policy: field -> severity in the gate; recorded in the lockfile.
         environment: name of a lockfile -> the values of its environment that replace the values here.
     """

@@ -57,7 +57,7 @@ class PackageBuild:
         sources: the packages to compile, with the hashes of their source archives.
         tools: packages that only the build needs, with hashes.
         arch_list: TORCH_CUDA_ARCH_LIST, `8.0`; empty for a CPU build.
-        base: the image to compile in, with its digest: it has the CUDA toolkit and a compiler. Empty to use the image's
+        base: the image to compile in, with its digest. It has the CUDA toolkit and a compiler. Empty to use the image's
             base.
         has_wheels: whether nvcc comes with `tools`.
     """

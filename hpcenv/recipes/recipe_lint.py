@@ -515,7 +515,7 @@ def _without_python(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
     words = [word for one in chain for command in one.commands for word in command.argv]
     copied = [path for one in chain for copy in one.copies if copy.from_stage for path in copy.sources]
     if not (any(map(_PYTHON_WORD.match, words)) or any(map(_HAS_PYTHON.fullmatch, copied))):
-        yield "no-python", stage.line, f"no Python comes into the last stage, and `{chain[-1].base[:100]}` has none"
+        yield "no-python", stage.line, f"nothing puts Python into the last stage, and `{chain[-1].base[:100]}` has none"
 
 
 _PACKAGE_SETTINGS = re.compile(r"/etc/(apt/sources\.list|pip\.conf)|\.(config/)?pip/pip\.conf")

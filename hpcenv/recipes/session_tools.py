@@ -72,7 +72,7 @@ def render(
     """Return the script. Pure.
 
     Args:
-        under: the overlay that the project has already: the tools and its content become one.
+        under: the overlay that the project already has. Its content and the tools become one overlay.
         folder: of the script.
         root: of the project.
     """

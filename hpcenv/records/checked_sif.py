@@ -24,7 +24,7 @@ class FileIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedSif:
-    """The SIF or squashfs that a node checked, so that the launch step can prove that it starts this one.
+    """The SIF or squashfs that a node checked, so that the launch step can check that it starts this one.
 
     Attributes:
         path: which file: the shared one, or the node's own copy of it.

@@ -49,7 +49,7 @@ class CopyAfterAttempt:
 
     Attributes:
         started: when that attempt began, from `started.json`.
-        changed: path -> its content, empty for a removed file: listed files, and other files that Python can import.
+        changed: path -> its content, empty for a removed file; of listed files, and of others that Python can import.
     """
 
     schema: int

@@ -48,7 +48,7 @@ def _one_line(value: Any) -> str:
 def encode_line(record: object) -> str:
     """Return `record` (a dataclass) as JSON in one line, without line end and without keys at their defaults.
 
-    Figures have four digits behind the point: a line is read by people, too.
+    Numbers have four digits after the point: a line is read by people, too.
     """
     return _one_line(_told(record))
 

@@ -81,7 +81,7 @@ class Staged:
         sif: identity of the node's copy; None if the shared file is used.
         sif_path: path of that copy.
         data: source folder -> the node's copy of it.
-        marks: lock files: while they are locked, no job removes the copies.
+        marks: lock files. While they are locked, no job removes the copies.
         problems: why something is used from the shared file system instead.
         how: for each copied thing: `present`, `sbcast` or `copy`.
         seconds: how long each part took.

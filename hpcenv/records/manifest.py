@@ -90,7 +90,8 @@ class Environment:
         wrapper: command of the site that starts every program in the container, for the check as for the ranks.
         wrapper_origin: the place that requests it, and why.
         overlay: what is mounted over the SIF; None without one.
-        revision: of the lockfile: what its digests cover (incontainer/probe/rules.py). Older manifests have none.
+        revision: revision of the lockfile. It says what the digests cover (incontainer/probe/rules.py). Older
+            manifests have none.
     """
 
     kind: Literal["sif", "host"]
@@ -270,10 +271,10 @@ class PreflightOptions:
     """Which checks of the nodes run before the training (judge/checks/check_table.py).
 
     Attributes:
-        level: `quick`: on the host, before the verdict; `full`: also in the container, and the smoke test;
-            `off`: none.
+        level: `quick` runs checks on the host, before the verdict. `full` also runs checks in the container, and
+            the smoke test. `off` runs none.
         skipped: ids of checks that do not run.
-        allow_cpu_torch: the GPUs are for something else than torch: `cuda.start` does not run.
+        allow_cpu_torch: the GPUs are for something else than torch, so `cuda.start` does not run.
     """
 
     level: PreflightLevel = "off"
@@ -341,7 +342,7 @@ class Source:
         digest: over all copied files, see `records.code_listing`; empty in a manifest from before it existed.
         roots: the folders that links of the copy may lead to.
         shared: the run folder that holds the copy for several runs; each makes its own when it begins.
-        live: what the copy only links to, and no node compares: a few names.
+        live: a few names of what the copy only links to, and no node compares.
     """
 
     root: str
@@ -384,7 +385,7 @@ class DeterminismOptions:
 
     Attributes:
         seed: base seed; `incontainer/start_hook/seeds.py` has the rule for each rank.
-        seeds: the ranks are seeded although the profile is `off`: a seed was requested, and no profile.
+        seeds: the ranks are seeded although the profile is `off`, because a seed was requested and no profile.
         variables: environment variables that profile and seed ask for. `settings` has them too, unless the user or the
             project gives another value.
     """
@@ -483,7 +484,7 @@ class Manifest:
         data: what is compared before training.
         submitted_in: the folder where the user was.
         element: name -> value of this element of a sweep or array.
-        unlocked_binds: targets of binds that the lockfile does not have: of the site profile, or added since.
+        unlocked_binds: targets of binds that the lockfile does not have, from the site profile or added since.
         hides: one phrase for each file of the project that hides a locked package or a standard library module.
         lockfile_edited: the fingerprint that the lockfile's content has, where it says another one; else empty.
         start_hook_sha256: over the files that Python runs at the start of every rank; empty if it runs none.

@@ -132,7 +132,7 @@ class RankMetrics:
         records: in the order of the file.
         notes: what the records do not show, in words.
         problems: the first lines of the file that could not be read, with the reasons.
-        cut: whether the last line has no line end: the rank was killed while it wrote.
+        cut: whether the last line has no line end, because the rank was killed while it wrote.
     """
 
     attempt: int

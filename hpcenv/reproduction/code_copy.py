@@ -95,7 +95,7 @@ def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
         changed = _changed_copy(own, target)
         if changed:
             why = f"its `{changed}` differs from the file of the run"
-            raise WouldOverwrite(f"`{target}` exists", why=why, hint="--copy DIR names another folder") from error
+            raise WouldOverwrite(f"`{target}` exists", why=why, hint="choose another folder: --copy DIR") from error
         return []
     except OSError as error:
         raise FileUnusable(f"cannot make `{target}`", why=error.strerror) from error

@@ -89,7 +89,7 @@ class NewRun:
         folder: the folder in the project from which it is submitted.
         has_image, bundled: whether the image is here, and the image's file in the bundle; None without such a file.
         other_lockfile: path of a lockfile that is not the run's lockfile; empty for the run's lockfile.
-        recorded: what the record of the run asks of this machine.
+        recorded: what the record of the run asks for on this machine.
         notes: options that were left out, code that differs, and the like.
     """
 
@@ -193,7 +193,7 @@ def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_
         raise UsageError(
             f"`{target.name}` is a lockfile, which names an environment and no command",
             why=f"rung {wish.rung} repeats a run",
-            hint="name the run folder of the authors; --rung 0 proves the lockfile",
+            hint="name the run folder of the authors; --rung 0 checks the lockfile",
         )
     project = _find_project(target.run, target.manifest, wish.copy_to, context.cwd, open_project)
     old = rerun.read_options(target.run.path, target.record.command)
@@ -383,7 +383,7 @@ def judge_new_run(page: Reproduction, new: NewRun, result: SubmitResult, status:
     folder = result.run_folder
     if exit_status_of(status) != 0:
         raise JobFailed(
-            f"{result.run} did not complete: {status.state}",
+            f"the run `{result.run}` did not complete: {status.state}",
             why="\n".join((status.detail or f"its exit status is {exit_status_of(status)}", *why_rejected(folder))),
             hint=Command("hpcenv", "report", str(folder)),
         )

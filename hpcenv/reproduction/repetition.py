@@ -51,7 +51,7 @@ class Repetition:
     """What is submitted to trace the steps of a run.
 
     Attributes:
-        recorded: what the record of the run asks of this machine.
+        recorded: what the record of the run asks for on this machine.
         notes: where the code comes from, in words.
     """
 

@@ -72,7 +72,7 @@ class Reproduction(Shown):
     Attributes:
         headline: the verdict in one sentence.
         image: how the environment was obtained; empty at rung 0.
-        asks: what the project asks of this machine; None at rung 0.
+        asks: what the project asks for on this machine; None at rung 0.
         expected: the best agreement that can be expected, with reasons.
         run, run_folder: the new run and its folder; empty and None without a new run.
         outcome: how the new run ended.

@@ -20,8 +20,8 @@ Rung = Literal[0, 1, 2, 3]
 RUNGS: dict[Rung, str] = {
     0: "proofs from the files, no job",
     1: "the first steps on one node, with the same global batch",
-    2: "the first steps in the same shape",
-    3: "the whole run in the same shape",
+    2: "the first steps, with the same number of nodes and ranks",
+    3: "the whole run, with the same number of nodes and ranks",
 }
 STEPS = 20
 

@@ -43,8 +43,8 @@ class UsageRow:
         energy: of the GPUs alone, in joules, for `energy_hours` of these.
         failed: how many of the runs failed.
         lost: hours of failed runs after their last checkpoint.
-        without_hours: runs that are not in `asked`: how long they ran, or with how many GPUs, is not known.
-        without_checkpoint: failed runs that are not in `lost`: hpcenv knows no checkpoint of them.
+        without_hours: runs that are not in `asked`, because it is not known how long they ran or with how many GPUs.
+        without_checkpoint: failed runs that are not in `lost`, because hpcenv knows no checkpoint of them.
         gone: runs whose folder was removed.
     """
 

@@ -97,13 +97,13 @@ def nodes_of(status: RunStatus) -> tuple[str, ...]:
     if status.state != "running":
         detail = f" ({status.detail})" if status.detail else ""
         raise RunNotRunning(
-            f"{status.run} is not running",
-            why=f"it is {status.state}{detail}",
+            f"the run `{status.run}` is not running",
+            why=f"its state is {status.state}{detail}",
             hint=Command("hpcenv", "status", f"{status.run}"),
         )
     if verdict is None or verdict.result != "match" or verdict.attempt != status.attempt:
         raise RunNotRunning(
-            f"{status.run} does not train yet",
+            f"the run `{status.run}` does not train yet",
             why="its nodes are still being checked",
             hint=Command("hpcenv", "logs", "-f", f"{status.run}"),
         )

@@ -47,7 +47,7 @@ class DeterminismReport:
         without_deterministic_kernel: operation -> how often torch warned of it, over all ranks.
         problems: what ranks could not apply or record, and unreadable records.
         stopped_after: after how many optimizer steps the start hook ended the training; 0 if it did not.
-        apart: whether each rank trained alone: all ranks recorded optimizer steps, and none a collective operation.
+        apart: whether each rank trained alone. Then all ranks recorded optimizer steps, and no collective operation.
         unseen: whether the run has completed, and no program that `--launcher none` started had a rank when it loaded
             torch.
     """

@@ -85,14 +85,16 @@ def ask_stacks(
     verdict = status.verdict
     if status.state != "running" or verdict is None or verdict.attempt != status.attempt:
         status_command = Command("hpcenv", "status", status.run)
-        raise RunNotRunning(f"{status.run} does not train now", why=f"it is {status.state}", hint=status_command)
+        what = f"the run `{status.run}` does not train now"
+        raise RunNotRunning(what, why=f"its state is {status.state}", hint=status_command)
     if run.manifest.watch is None:
         hint = "leave out `sample` of [watch] in hpcenv.toml, and submit again"
-        raise RunNotRunning(f"{status.run} is not watched", why='it was submitted with sample = "off"', hint=hint)
+        what = f"the run `{status.run}` is not watched"
+        raise RunNotRunning(what, why='it was submitted with sample = "off"', hint=hint)
     nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
     count = len(nodes) * run.manifest.nproc_per_node
     if rank is not None and not 0 <= rank < count:
-        raise UsageError(f"{status.run} has no rank {rank}", why=f"its ranks are 0 to {count - 1}")
+        raise UsageError(f"the run `{status.run}` has no rank {rank}", why=f"its ranks are 0 to {count - 1}")
     tell(f"asked {len(nodes)} nodes; they look every 10 s")
     answers = _asked(requests_of(run.folder, status.attempt), nodes)
     looks = sorted((look for answer in answers for look in answer.ranks), key=lambda look: look.rank)

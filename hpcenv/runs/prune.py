@@ -179,7 +179,7 @@ def _is_full(store: Store) -> bool:
 
 
 def _make_room(plan: PrunePlan, again: PrunePlan, store: Store) -> list[StoreRemoval]:
-    """Remove one file of the plan without a lease, because the full disk has no room for a lease.
+    """Remove one file of the plan without a lease, because the full disk has no space for a lease.
 
     Other processes cannot take a lease either, so none of them can begin to use the file.
     """

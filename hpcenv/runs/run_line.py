@@ -104,7 +104,7 @@ def arguments_of(words: Sequence[str]) -> dict[str, str]:
     """Return the named arguments of a command line: name without dashes -> text. The last one of a name counts.
 
     `--NAME=VALUE`, `--NAME VALUE` and `NAME=VALUE` have a value. A `--NAME` before another option, or at the end, has
-    the value `true`. hpcenv does not know the script's options: a word behind a switch counts as its value.
+    the value `true`. hpcenv does not know the script's options: a word after a switch counts as its value.
     """
     found: dict[str, str] = {}
     waiting = ""

@@ -67,7 +67,7 @@ def wait_for(
 def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:
     return WaitTimeout(
         f"{len(statuses)} {'run has' if len(statuses) == 1 else 'runs have'} not ended in time",
-        why=listed([f"{status.run} is {status.state}" for status in statuses], 5),
+        why=listed([f"`{status.run}` is {status.state}" for status in statuses], 5),
         hint=Command("hpcenv", "logs", "-f", f"{statuses[0].run}"),
     )
 

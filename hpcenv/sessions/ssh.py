@@ -94,7 +94,7 @@ class SshHost:
     """What `ssh-config` prints.
 
     Attributes:
-        name: of the host: the session's.
+        name: name of the host, which is that of the session.
         login: the login node, as the laptop calls it.
         user: on the cluster.
         connect: argv of `hpcenv session connect` on the login node.

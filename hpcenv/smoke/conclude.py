@@ -100,7 +100,7 @@ def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float
     Args:
         manifest: of the run.
         this_node: the batch node and this attempt.
-        wait: seconds to wait for a missing file: a network file system may show it late.
+        wait: seconds to wait for a missing file, because a network file system may show it late.
         now: the time, in seconds since the epoch.
 
     Raises:

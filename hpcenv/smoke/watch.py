@@ -238,5 +238,5 @@ class Counter:
             self._seen.append((now, moved))
 
     def moved(self) -> int | None:
-        """Return the bytes since the oldest recorded value; None with fewer than two values."""
+        """Return how many bytes were moved between the oldest and the newest value; None with fewer than two."""
         return self._seen[-1][1] - self._seen[0][1] if len(self._seen) > 1 else None

@@ -1,4 +1,4 @@
-"""The check in front of an exported training: `python3 -I check.pyz LOCK -- COMMAND...` (exports/archive.py).
+"""The check before an exported training: `python3 -I check.pyz LOCK -- COMMAND...` (exports/archive.py).
 
 Runs on: INSIDE A CONTAINER that another engine has started: compose, Kubernetes or SkyPilot. This container is compared
 with the lockfile. If it matches, COMMAND replaces this process; else nothing of the training runs.

@@ -174,7 +174,7 @@ def for_run(
 
     Args:
         nodes, partition, gpu_type: as requested; None if Slurm chooses.
-        now: the current date: values whose date for a new check is past are named in `left_out`; None to name none.
+        now: the current date. `left_out` names the values whose date for a new check is past; None to name none.
     """
     support = lock_model.gpu_support(locked)
     gpu = gpu_type or locked.host.gpu or None

@@ -303,7 +303,7 @@ def check_warning(minutes: float | None, grace: int) -> tuple[str, ...]:
 
 
 def check_space(run_folder: Path) -> list[str]:
-    """Refuse a run folder that has no room or quota left; return notes.
+    """Refuse a run folder without free space or quota; return notes.
 
     Raises:
         FileUnusable: the records of the run do not fit.

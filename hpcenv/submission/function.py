@@ -91,8 +91,8 @@ def is_same_python(version: str) -> bool:
 def dump(submission: Any, path: Path, *, python: str) -> None:
     """Pickle a `submitit.helpers.DelayedSubmission`.
 
-    Between equal minor versions of Python the function itself is pickled (cloudpickle: also lambdas and what is
-    defined in a notebook). Otherwise its name is, and the ranks import it from its file.
+    If the ranks have the same minor version of Python, the function itself is pickled (by cloudpickle, so also
+    lambdas and functions of a notebook). Otherwise only its name is pickled, and the ranks import it from its file.
 
     Raises:
         UsageError: the function or an argument cannot be pickled, or the ranks would submit again.
@@ -228,7 +228,7 @@ def _packages() -> dict[str, bytes]:
 def read_result(path: Path) -> tuple[str, Any]:
     """Return `success` and the value, or `error` and the traceback, from a result file of submitit.
 
-    A pickle can run any code when it is loaded, so only files of this user are.
+    A pickle can run any code when it is loaded, so only files of this user are loaded.
 
     Raises:
         FileNotFoundError: there is no result.
@@ -241,7 +241,7 @@ def read_result(path: Path) -> tuple[str, Any]:
         raise JobFailed(
             f"the result `{path}` cannot be read",
             why=f"{type(error).__name__}: {error}",
-            hint="return plain values, or install here what the class of the result comes from",
+            hint="return plain values, or install the package here that has the class of the result",
         ) from error
     return str(outcome), value
 

@@ -50,7 +50,7 @@ def import_packages(manifest: Manifest, environ: Mapping[str, str]) -> tuple[Pac
     """Import each locked package in a separate process, inside the environment of the ranks.
 
     Args:
-        manifest: of this machine: environment, packages and variables.
+        manifest: a manifest for this machine, with environment, packages and variables.
         environ: environment of this process.
 
     Raises:

@@ -106,7 +106,7 @@ class Plan(Shown):
         command: the command line that makes this plan again.
         source: the copy of the code that the run uses; None if the code runs in the live project.
         record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
-        files: what else the run folder holds: relative path -> content.
+        files: more files for the run folder: relative path -> content.
         hub: the cache with the repositories of a hub.
         after: the runs that must complete first; Slurm waits for those that are in Slurm.
         secret_values: variable of the submission -> value, for the file that the nodes read.

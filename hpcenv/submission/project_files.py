@@ -60,10 +60,10 @@ class CopyRules:
         project: the folder of hpcenv.toml, links resolved; patterns are relative to it.
         links: absolute path -> target of the copy's link at that place: data, live folders, staged folders.
         skipped: folders of hpcenv, links resolved: runs, store.
-        lockfiles: the folder of lockfiles, relative to `project`: a run has its own lockfile.
+        lockfiles: the folder of lockfiles, relative to `project`. It is not copied: a run has its own lockfile.
         ignore, include: patterns.
-        to_others: the copy is for another person: without links, and without hidden files that git does not track.
-        secrets: files that [secrets] or --secret name, links resolved: they are never copied.
+        to_others: the copy is for another person, so it has no links, and no hidden files that git does not track.
+        secrets: files that [secrets] or --secret name, links resolved. They are never copied.
     """
 
     project: str
@@ -89,10 +89,10 @@ class CopyContent:
         uncovered: paths of `live` that no node compares.
         untracked: importable files among the copies that git does not track.
         known: path -> information on a file that git does not track, copied or not.
-        ignored: files that git ignores and `--include` names: they are copied.
+        ignored: files that git ignores and `--include` names. They are copied.
         unasked: work trees for which git does not tell which files it ignores.
         left_out: paths that a copy for others does not contain.
-        pointers: files of Git LFS whose content was not fetched: the copy gets the pointer file.
+        pointers: files of Git LFS whose content was not fetched. The copy gets the pointer file.
     """
 
     copies: dict[str, str] = field(default_factory=dict)

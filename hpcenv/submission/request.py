@@ -65,7 +65,7 @@ class SubmitOptions(OptionValues):
         lockfile: path of the lockfile; it has priority over `lock`.
         copied: set if the project is a copy of a run's code.
         handover: the folder is for somebody else, with different variables and files.
-        allocated: the nodes are already allocated (`hpcenv run` in an allocation): nothing is requested.
+        allocated: the nodes are already allocated (`hpcenv run` in an allocation), so nothing is requested.
         site_here: use the site profile even without a job: `hpcenv run` on a login node.
         session: the run is a session; it has no script.
     """

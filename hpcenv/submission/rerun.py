@@ -186,7 +186,7 @@ def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
         command: the recorded command line, for the message.
 
     Raises:
-        UsageError: the run has no request.json: it calls a Python function, or an older hpcenv submitted it.
+        UsageError: the run has no request.json, because it calls a Python function, or an older hpcenv submitted it.
         RecordInvalid: the file is damaged.
     """
     path = RunFolder(folder).request
@@ -376,7 +376,7 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
         changed = tuple(one for one in changed if one.what != "the SIF" and "environment" not in one.what)
     if changed and not allow:
         raise UsageError(
-            f"{before.run} cannot run again with its former inputs",
+            f"the run `{before.run}` cannot run again with its former inputs",
             why="\n".join(f"{one.what} was {_shown(one.before)} and is {_shown(one.now)}" for one in changed),
             hint=(
                 "add --allow-changed, or restore the former inputs; ",

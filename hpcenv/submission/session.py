@@ -62,7 +62,7 @@ def with_session(
         if not state.quiet:
             raise WouldOverwrite(
                 f"the session `{name}` has not ended",
-                why=f"{run.submission.run} is {state.state}",
+                why=f"its run `{run.submission.run}` is {state.state}",
                 hint=(Command("hpcenv", "attach", name), " enters it; to end it: ", Command("hpcenv", "cancel", name)),
             )
     # Other users may keep their runs here, too.

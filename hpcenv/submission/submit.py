@@ -67,7 +67,7 @@ def submit(plan: Plan, context: Context, *, any_packages: bool = False) -> Submi
     remains.
 
     Args:
-        any_packages: submit even if the host environment differs: the user wants the table of the nodes.
+        any_packages: submit even if the host environment differs, because the user wants the table of the nodes.
 
     Raises:
         LockfileStale: the packages of the host environment are not the locked ones; nothing is queued.
@@ -149,10 +149,10 @@ def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     be in the memory of this node.
 
     Args:
-        elements: further folders in which jobs begin: those of a sweep.
+        elements: further folders in which jobs begin, for a sweep.
 
     Raises:
-        FileUnusable: the disk refuses a file: it is full, or a quota is exceeded.
+        FileUnusable: a file cannot be written, because the disk is full or a quota is exceeded.
     """
     # The job begins in these folders: with the records and the batch script, the steps and their modules.
     folders = (run.path, run.code, *elements)

@@ -422,7 +422,9 @@ def wait_for_sweep(
         if deadline is not None and (left := deadline - time.monotonic()) <= seconds:
             if left <= 0:
                 raise WaitTimeout(
-                    f"{now.run} has not ended in time", why=counted, hint=Command("hpcenv", "wait", str(folder))
+                    f"the sweep `{now.run}` has not ended in time",
+                    why=counted,
+                    hint=Command("hpcenv", "wait", str(folder)),
                 )
             seconds = max(left, 0.05)
         pause(seconds)

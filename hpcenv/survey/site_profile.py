@@ -32,7 +32,7 @@ def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) 
         raise EnvironmentUnreadable(
             "there is nothing to make a site profile of",
             why=f"the cluster's name is not known: {found.how('cluster')}",
-            hint="`scontrol show config` must answer, or SLURM_CONF name the cluster's slurm.conf",
+            hint="make sure that `scontrol show config` answers, or set SLURM_CONF to the cluster's slurm.conf",
         )
     target = _target(found, context, path)
     if target.exists() and not force:

@@ -27,7 +27,7 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
     """Watch this node inside the block, if the run requests it.
 
     Args:
-        first: whether this is the first task of its node: with `--launcher srun` one of them watches for all.
+        first: whether this is the first task of its node. With `--launcher srun`, this task watches for all.
         say: called with one line for the job's log where the process cannot be started.
     """
     with ExitStack() as stack:

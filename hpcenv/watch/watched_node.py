@@ -31,7 +31,7 @@ class WatchedNode:
     """The node that this process watches.
 
     Attributes:
-        launch: process id of the launch step: the ranks are below it.
+        launch: process id of the launch step, whose children are the ranks.
         options: of the run's manifest.
     """
 

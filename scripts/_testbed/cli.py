@@ -27,7 +27,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     failed = Status.EXEC_FAILED if options.verb == "exec" else Status.FAILED
     try:
         if command is not None and options.verb != "exec":
-            raise TestbedError(f"{options.verb} takes nothing behind --", status=Status.USAGE)
+            raise TestbedError(f"{options.verb} takes nothing after --", status=Status.USAGE)
         return _dispatch(options, command, environ)
     except TestbedError as error:
         print(error.render(), file=sys.stderr)

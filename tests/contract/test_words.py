@@ -36,6 +36,12 @@ AVOID = {
     r"takes? the word of": "say `trusts`",
     r"(?:is|are) of (?!type|(?:the|an) unknown type|no use|several types|different|the few)": "say `belongs to`, `has` or `describes`",
     r"as [A-Za-z.]+ has it": "say `as X writes it`, or name the place",
+    r"(?:differs? from|compared with) (?:its|their) sums?": "say `checksum`",
+    r"unproved sha256|proved (?:hash(?:es)?|wheels?|sha256)": "say `confirmed`",
+    r"^Looked at(?=:)": "say `Considered and rejected`",
+    r"with the check in front": "say `the check runs before it`",
+    r"comes? on (?:PYTHON)?PATH": "say `is put on PATH`",
+    r"reach(?:es)? outside": "say `has an effect outside`",
 }
 PATTERN = re.compile("|".join(rf"\b(?:{words})\b" for words in AVOID), re.IGNORECASE)
 

@@ -141,7 +141,7 @@ def test_a_lockfile_of_revision_1_is_judged_by_its_own_rules(old_code: Path, wor
         change()
     assert look(ROOT, "verify", case.root, case.environ) == look(old_code, "verify", case.root, case.environ)
     [note] = notes_on(read_lockfile(case.lockfile()), case.lockfile())
-    assert "code behind links that leave the environment; an entry_points.txt that no RECORD lists" in note
+    assert "code outside of the environment that its links lead to; an entry_points.txt that no RECORD lists" in note
     assert world.lock(case.root, environ=case.environ).lockfile.revision == 2
     assert look(ROOT, "verify", case.root, case.environ)[0] == "match"
     case.clean_up()

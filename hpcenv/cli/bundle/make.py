@@ -15,7 +15,7 @@ from hpcenv.reproduction.bundle.make import SUFFIX, bundle
 @click.argument("run", shell_complete=run_names)
 @click.option("-o", "--output", metavar="FILE", help=f"The archive. Default: NAME{SUFFIX} in the current folder.")
 @click.option("--with-sif", "sif", metavar="FILE", help="Include this SIF; it must be the locked one.")
-@click.option("--with-log", is_flag=True, help="Include job.log. Read it before: it contains the output of the script.")
+@click.option("--with-log", is_flag=True, help="Include job.log. Read it first: it contains the output of the script.")
 @click.option("--author", "authors", multiple=True, metavar="NAME", help="Author for CITATION.cff: `Family, Given`.")
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
@@ -30,9 +30,9 @@ def command(
 ) -> None:
     """Make one archive of a run: lockfile, code, command, records and measured values.
 
-    RUN is a run folder, a run name or a job id. The values of credentials, secrets, checkpoints
-    and logs stay out, and so do files that git ignores, except modules without credentials.
-    What stays out is listed, with the reason.
+    RUN is a run folder, a run name or a job id. These are left out: values of credentials,
+    secrets, checkpoints, logs, and files that git ignores. Modules without credentials are
+    included even if git ignores them. Lists what is left out, with the reason.
     """
     with _progress.shown(as_json=as_json) as on_event:
         made = bundle(

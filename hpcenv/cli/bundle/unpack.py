@@ -18,7 +18,7 @@ from hpcenv.reproduction.bundle.archive import Archive, counted
 def command(file: str, folder: str | None, as_json: bool) -> None:
     """Unpack a bundle into a new folder; without FOLDER, the one that the archive names.
 
-    Every file is compared with its sum while it is written. A bundle that would write outside
+    The checksum of every file is checked while the file is written. A bundle that would write outside
     the folder is refused before anything is written.
     """
     with _progress.shown(as_json=as_json) as on_event, Archive(Path(file)) as archive:

@@ -13,11 +13,11 @@ from hpcenv.cli._group import LazyGroup
 VERBS = {
     "pull": "Convert an image to a SIF in the store.",
     "build": "Make the project's SIF, or one from a definition file or Dockerfile.",
-    "verify": "Prove that a SIF contains what its image's layers contain.",
+    "verify": "Check that a SIF contains what its image's layers contain.",
     "inspect": "Describe a SIF and its origin, or print its path.",
     "list": "List the images in the store.",
     "prune": "Remove images that were not used lately.",
-    "init": "Write a Dockerfile and a definition file for a torch.",
+    "init": "Write a Dockerfile and a definition file for a torch release.",
     "refresh": "Make the project's image again, with the packages of today.",
     "lint": "Look for problems in recipes and images.",
 }

@@ -38,7 +38,7 @@ from hpcenv.submission.choose_site import by_name
 @click.option(
     "--with", "packages", metavar="NAME[==VERSION]", multiple=True, help="Python package that pip resolves with torch."
 )
-@click.option("--requirements", metavar="FILE", help="Packages that pip resolves with torch, without hashes.")
+@click.option("--requirements", metavar="FILE", help="File of packages that pip resolves with torch. It has no hashes.")
 @click.option("--apt", metavar="NAME", multiple=True, help="Package of the distribution.")
 @click.option("--pylock", metavar="FILE", help="Locked packages: uv.lock, pylock.toml or requirements with hashes.")
 @_pins.options("--pylock")
@@ -81,8 +81,8 @@ def command(
     A package of --build (flash-attn, apex ...) is compiled from its source archive, in a
     stage that the image does not contain.
 
-    With --tools it writes one script instead: that installs the tools into a virtual environment
-    over the locked image, packs it, and locks it as [environment.tools].
+    With --tools it writes one script instead. The script installs the tools into a virtual
+    environment over the locked image, packs it, and locks it as [environment.tools].
     """
     here, folder = _render.cwd(), Path(os.path.abspath(_render.cwd() / output))
     _check_options(compiled, tools, build_base, wanted, for_sessions=for_sessions)

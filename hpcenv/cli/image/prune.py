@@ -36,7 +36,7 @@ def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | 
     callback=_duration.parse_seconds,
     help="Remove only what was not used for this long, for example 90d. Default: 30d, and with --all any age.",
 )
-@click.option("--all", "every", is_flag=True, help="Also what was used lately, or what a job of yours names.")
+@click.option("--all", "every", is_flag=True, help="Also remove what was used lately, and what a job of yours names.")
 @click.option(
     "--keep-bytes",
     metavar="N",
@@ -61,9 +61,10 @@ def command(
     """Remove images, downloaded files and leftovers that were not used for 30 days.
 
     Prints what it would remove, and asks. An image counts as used when it is submitted
-    with a job, when a run starts with it, and when it is read. What a queued or running job
-    of yours names stays, and a SIF that was not made from an image in a registry: it cannot
-    be made again. It removes nothing while a process converts or verifies an image.
+    with a job, when a run starts with it, and when it is read. It keeps what your queued and
+    running jobs name. It also keeps SIFs that were not made from an image in a registry,
+    because they cannot be made again. It removes nothing while a process converts or
+    verifies an image.
     """
     place = where.place()
     if not place_exists(place):

@@ -38,9 +38,9 @@ def command(
 
     REFERENCE is docker://HOST/NAME:TAG, oci:DIR, oci-archive:FILE or docker-archive:FILE.
     hpcenv resolves the tag once, downloads the layers, and checks and stores them. What
-    the store already has is not downloaded or converted again. For a digest,
-    NAME@sha256:..., hpcenv then does not contact the registry. Of oras://HOST/NAME:TAG, a
-    finished SIF, it fetches the file and checks its digest.
+    the store already has is not downloaded or converted again. If the
+    store has the image of a digest (NAME@sha256:...), hpcenv does not contact the registry.
+    oras://HOST/NAME:TAG is a finished SIF: hpcenv downloads it and checks its digest.
     """
     if reference.startswith(f"{SifReference.scheme}://"):
         return _pull_sif(

@@ -34,11 +34,11 @@ _TREE = "container.sif.tree"
 @_render.store_option
 @_render.json_option
 def command(what: str, as_json: bool, where: _render.Where, image: str | None, **values: Any) -> int:
-    """Prove that a SIF contains exactly what the layers of its image contain.
+    """Check that a SIF contains exactly what the layers of its image contain.
 
     Reads the layers (from the store, or else from the registry) and the SIF, compares every
-    path, and lists the differences. Ends with 11 if there are any;
-    with 0 if [policy] of the project gives `container.sif.tree` a lower severity than must.
+    path, and lists the differences. Ends with 11 if there are any,
+    or with 0 if [policy] of the project gives `container.sif.tree` a lower severity than must.
     """
     place = where.place()
     path, source = _sif_and_image(what, image, place)

@@ -15,7 +15,7 @@ from hpcenv.runs.find import find_run
 
 
 class _StartCommand(WithDashes, GroupedCommand):
-    """A command with the options of a submission; the command of a service stands behind `--`."""
+    """A command with the options of a submission; the command of a service stands after `--`."""
 
 
 @click.command("start", cls=_StartCommand)

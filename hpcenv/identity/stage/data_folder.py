@@ -1,9 +1,9 @@
-"""Pack a data folder into one file on the login node, unpack it on every node, and prove it by hash.
+"""Pack a data folder into one file on the login node, unpack it on every node, and check its hash.
 
 Runs on: LOGIN NODE (`find`, `pack`) and COMPUTE NODE. Standard library only.
 
 A network and a parallel file system transfer one large file many times faster than a thousand
-small ones, and one hash proves it. Folders, plain files and symbolic links are packed in the order
+small ones, and one hash covers it. Folders, plain files and symbolic links are packed in the order
 of their names and without owners, so that the same content gives the same file. Unpacked files
 belong to the user and are read-only.
 """
@@ -251,7 +251,7 @@ def _unpack_one(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, 
 
 
 def note_listing(folder: Path, record: Path) -> None:
-    """Record the state of a folder that has just been proved."""
+    """Record the state of a folder whose hash was just checked."""
     listing, size = _listing(str(folder))
     write_text(json.dumps({"listing": listing, "size": size, "boot": sif_check.boot_id()}) + "\n", record, mode=0o600)
 

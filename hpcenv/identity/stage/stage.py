@@ -4,9 +4,9 @@ Runs on: COMPUTE NODE. Standard library only. Three steps of the batch script:
 
     stage-look   every node: find usable folders, existing copies and free space
     stage-send   batch node: choose one folder for all nodes; sbcast files that most nodes lack
-    stage-keep   every node: prove the files that arrived, or copy them from the shared file system
+    stage-keep   every node: check the files that arrived, or copy them from the shared file system
 
-A copy is named by the SHA-256 of its content, appears by rename, and is proved by its full hash
+A copy is named by the SHA-256 of its content, appears by rename, and its full hash is checked
 once. Later jobs recognise it by its identity (identity/sif_check.py). A node without free space or
 without a usable folder works from the shared file system and reports that: a slower start is better
 than a job that waited for a day and does not start.
@@ -60,7 +60,7 @@ class Disk:
     Attributes:
         folder: the user's folder in it; the same path on every node.
         reason: why it cannot be used; empty if it can.
-        sif: identity of the proved copy of the SIF; None without a copy.
+        sif: identity of the checked copy of the SIF; None without a copy.
         data: source -> copy, for the data folders that have a copy.
         no_room: name of a missing item that does not fit -> reason.
     """
@@ -478,7 +478,7 @@ def _incoming(item: Item, this_node: ThisNode) -> str:
 
 
 def keep(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Staged:
-    """Prove the files that arrived, copy the others, and return the copies of this node."""
+    """Check the files that arrived, copy the others, and return the copies of this node."""
     started = time.monotonic()
     sending = load_record(Sending, run.sending)
     found = _read_look(manifest, run, this_node.node, this_node)
@@ -515,7 +515,7 @@ def keep(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Staged:
 
 
 def _take(disk: Disk, item: Item, this_node: ThisNode, *, arrived: bool) -> Disk:
-    """Prove one copy and rename it to its final name; return the disk with it."""
+    """Check the hash of one copy, rename it to its final name, and return its disk with this copy added."""
     folder = Path(disk.folder)
     incoming = folder / _incoming(item, this_node)
     if item.data is not None:
@@ -543,7 +543,7 @@ def _take(disk: Disk, item: Item, this_node: ThisNode, *, arrived: bool) -> Disk
 
 
 def _known(folder: Path, path: Path, digest: str) -> SifIdentity:
-    """Return the identity of a copy that has just been proved, and record it for later jobs."""
+    """Return the identity of a copy whose hash was just checked, and record it for later jobs."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         header = sif_check.header_of(descriptor)

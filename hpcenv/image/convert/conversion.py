@@ -1,4 +1,4 @@
-"""Convert a resolved image to a SIF in the store: fetch, read, merge, pack, prove, publish.
+"""Convert a resolved image to a SIF in the store: fetch, read, merge, pack, compare with the layers, publish.
 
 Runs on: LOGIN NODE.
 
@@ -397,7 +397,7 @@ class _Job:
         return Converted(image=image, path=stored.path, record=record, reused=True, notes=record.notes)
 
     def work(self, held: Lease) -> Converted:
-        """Make the SIF, prove it, and publish it."""
+        """Make the SIF, compare it with the layers, and publish it."""
         image, store = self._image, self.source.store
         self.source.fetch()
         if not self.prove:

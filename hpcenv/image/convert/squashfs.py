@@ -405,7 +405,7 @@ def _explained(error: ToolFailed, destination: Path) -> HpcenvError:
 
 
 def _measure(destination: Path, offset: int, compression: Compression, argv: list[str]) -> tuple[int, int]:
-    """Return the added bytes and the size in the superblock: the exit status alone does not prove success."""
+    """Return the added bytes and the size in the superblock: the exit status alone does not show that it succeeded."""
     try:
         with destination.open("rb") as file:
             size = os.fstat(file.fileno()).st_size - offset

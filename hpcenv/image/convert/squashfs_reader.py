@@ -459,7 +459,7 @@ class _Stream:
                 size -= len(part)
                 self._offset += len(part)
             elif self._offset > len(data):
-                raise self._image.damaged("it points behind a metadata block's end")
+                raise self._image.damaged("it points past the end of a metadata block")
             else:
                 self._at, self._offset = after, 0
         return b"".join(parts)

@@ -732,7 +732,7 @@ def _too_full(path: Path, need: int | None, free: int | None, why: str) -> FileU
     known = [f"{_amount(need)} needed" if need is not None else "", f"{_amount(free)} free" if free is not None else ""]
     numbers = ", ".join(part for part in known if part)
     return FileUnusable(
-        f"`{path}` has no room for the image's layers",
+        f"`{path}` has not enough space for the image's layers",
         why=f"{why} ({numbers})" if numbers else why,
         hint=(
             "free space there (",

@@ -93,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedImage:
-    """An image in digests, when its reference was resolved; the bytes behind all digests were verified.
+    """An image in digests, when its reference was resolved; the content of all digests was verified.
 
     Attributes:
         reference: the image's name for messages and records: `docker://...` with registry and `library/` filled in,

@@ -104,7 +104,7 @@ class ImageRecord:
         tree_sha256: digest of the file tree, `sha256:HEX`; None if the tree was not compared
             with the layers. For a SIF that was fetched as a SIF, the digest of the tree in it.
         layers: digests of the layers as downloaded; `diff_ids` of their uncompressed content.
-        notes: what the user should know of the image: what was left out, and what cannot work.
+        notes: what the user should know about the image, for example what was left out and what cannot work.
     """
 
     schema: int = SCHEMA

@@ -154,14 +154,15 @@ class ProbedEnvironment:
         looked: size, mtime and ctime of each file that was hashed while `recording`.
         same: files that changed after the first look, but still match their RECORD.
         training_path: sys.path as a training process gets it; `path` is the same with absolute paths.
-        values, unknown: the answer: field -> value, field -> reason.
+        values: field -> value.
+        unknown: field -> reason.
         roots: the real paths of the folders that belong to the environment.
         listed: all files that a RECORD lists with a hash.
         unlisted_files: paths of the unlisted libraries.
         newest: paths of the newest unlisted files.
         trees: for each working tree, the answer of git (status, tracked files), or its error.
         source_deadline: end of the time for all editable installs together.
-        conda_files: at level full: the files that are in conda's records and in no RECORD.
+        conda_files: at level full, the files that are in conda's records and in no RECORD.
         conda_dists: path of a distribution's .dist-info -> the conda package that brought it.
         hashed: real path of a library -> its sha256.
         torch: torch's folder.

@@ -196,7 +196,7 @@ def is_other(tree: str, path: str, blob: str, *, odd: bool = False) -> bool:
     """Return whether the bytes of a file differ from a blob.
 
     Args:
-        odd: read only files whose time was set by hand: git notices the others by their time.
+        odd: read only files whose time was set by hand. git notices changes of the others by their time.
     """
     import hashlib
     import stat

@@ -137,7 +137,7 @@ class _Search:
 
 
 def probe_preload_file(env: ProbedEnvironment) -> Facts:
-    """Return the libraries that /etc/ld.so.preload puts in front of all others, each with its hash."""
+    """Return the libraries that /etc/ld.so.preload loads before all others, each with its hash."""
     try:
         text = read_small(env, PRELOAD_FILE)[0].decode("utf-8", "surrogateescape")
     except FileNotFoundError:

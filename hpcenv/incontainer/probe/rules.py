@@ -10,7 +10,7 @@ REVISION = 2
 
 # Rule -> the first revision with it, and what a lockfile without it does not cover ('' if it covers more).
 RULES = {
-    "links": (2, "code behind links that leave the environment"),
+    "links": (2, "code outside of the environment that its links lead to"),
     "entry-points": (2, "an entry_points.txt that no RECORD lists"),
     "unhashed-rows": (2, "files that a RECORD lists without a hash"),
     "device-code": (2, "device code that no RECORD lists"),

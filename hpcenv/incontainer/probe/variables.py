@@ -47,7 +47,7 @@ def probe_variables(env: ProbedEnvironment) -> Facts:
 
 
 def preloaded(env: ProbedEnvironment, names: list[str]) -> list[str]:
-    """Return the libraries that a variable puts in front of all others, each with the start of its hash."""
+    """Return the libraries that a variable loads before all others, each with the start of its hash."""
     if not names or not env.has("preloaded"):
         return [printable(env.shown(name)) for name in names]
     lines = []

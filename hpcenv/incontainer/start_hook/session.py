@@ -41,7 +41,7 @@ class Options:
         trace: the first and the last optimizer step whose operations are recorded; None for no trace.
         errors: folder for the error of a rank that a program other than torchrun may start; empty for none.
         cpus: for each local rank, its bound CPUs, as Linux writes lists of CPUs.
-        gpus: the run has GPUs: the device of the first backward pass is recorded.
+        gpus: the run has GPUs, so the device of the first backward pass is recorded.
         watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty if nothing is watched.
     """
 

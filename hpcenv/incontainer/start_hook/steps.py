@@ -53,7 +53,7 @@ class StepWatch:
     """Losses and steps of this process.
 
     Attributes:
-        saw_loss: a step used a loss: in a pipeline, only the last stage has one.
+        saw_loss: a step used a loss. In a pipeline, only the last stage has one.
         steps: optimizer steps in this process.
         before: optimizer steps before this process; None while unknown.
         counted: the number of the last step, including `before` if that is known.

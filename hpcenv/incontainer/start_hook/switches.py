@@ -20,7 +20,7 @@ class Switch(NamedTuple):
         read: the environment variable, or the expression of torch that gives the effective value.
         why: what it changes.
         source: the document or the trial that this is based on.
-        seeded, bitwise: value in the profile; None: it is only recorded.
+        seeded, bitwise: value in this profile; None if it is only recorded.
         since: first torch with it; empty for every torch from 2.0 on, and for variables.
         nccl: first NCCL for which the variable is set, for example (2, 24); only runs with the backend nccl get it.
         nccl_below: first NCCL for which it is no longer set.

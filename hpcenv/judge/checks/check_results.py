@@ -53,7 +53,7 @@ def compare_clocks(
 
     Args:
         facts: node -> its facts; they compare its clock with the clock of the shared file system.
-        window: begin of this attempt and the present time, by the batch node's clock: facts were written in between.
+        window: begin of this attempt and the present time, by the batch node's clock. Facts were written between them.
     """
     name = "time.nodes"
     if name not in [check.id for check in active(manifest)]:

@@ -39,7 +39,7 @@ def check_driver(
         holder: what contains this CUDA, for the message; "" without an image.
         forward_compat: CUDA version of the cuda-compat package that the job puts first on the loader's path, or None.
         gpus: GPU models of the node; forward compatibility is for data-centre GPUs only.
-        compute_capability, machine: GPUs and processors of the node: a suggested torch build must support both.
+        compute_capability, machine: GPUs and processors of the node. A suggested torch build must support both.
     """
     has = f"node {node} has" if node else "the driver here is"
     if driver == "absent":

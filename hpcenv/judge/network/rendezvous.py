@@ -24,7 +24,7 @@ from hpcenv.records.verdict import Rendezvous
 # Used if several nodes are emulated on one machine, and for a single node.
 _LOOPBACK = "127.0.0.1"
 
-# A network without a proved route is preferred only if it is faster by this factor.
+# A network without a recorded route is preferred only if it is faster by this factor.
 _MUCH_FASTER = 2
 
 

@@ -124,7 +124,7 @@ def fits(transport: NcclTransport, *, profile: str, wanted: str) -> tuple[bool, 
 
     Args:
         profile: profile of the network decision.
-        wanted: `NCCL_NET`, if set: the user or a rule chose the network by name.
+        wanted: `NCCL_NET`, if the user or a rule chose the network by name.
     """
     if wanted:
         return _is_wanted(transport.network, wanted), wanted

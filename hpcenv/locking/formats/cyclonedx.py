@@ -216,7 +216,7 @@ def _dist_facts(dist: DistTable) -> dict[str, object]:
         "content-sha256": dist.content_sha256,
         "reason": dist.reason,
         **{f"direct-url.{key}": value for key, value in direct.items()},
-        # If no wheel was searched for, none is proved.
+        # If hpcenv did not look for a wheel, there is no proof.
         **{f"wheel.{key}": value for key, value in (wheel or {"proof": "none"}).items()},
         **{f"wheel.built.{key}": value for key, value in built.items()},
     }

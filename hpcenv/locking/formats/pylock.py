@@ -1,4 +1,4 @@
-"""pylock.toml (PEP 751): every proved wheel with its present URL in an index.
+"""pylock.toml (PEP 751): every confirmed wheel with its present URL in an index.
 
 Runs on: LOGIN NODE.
 

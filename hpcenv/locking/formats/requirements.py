@@ -1,4 +1,4 @@
-"""requirements.txt: `NAME==VERSION --hash=sha256:...` for every package whose wheel is proved.
+"""requirements.txt: `NAME==VERSION --hash=sha256:...` for every package whose wheel is confirmed.
 
 Runs on: LOGIN NODE.
 """

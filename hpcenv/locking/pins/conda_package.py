@@ -46,7 +46,7 @@ def conda_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, re
         path: the file, for messages.
         source: the place in the file, for messages.
         url: the archive's URL.
-        entry: the values in the file: the hashes and, if they are there, `name`, `version` and `build`.
+        entry: the values in the file. It has the hashes, and it may have `name`, `version` and `build`.
         required: whether the package must be installed.
 
     Raises:

@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE. `find.py` is the entrance. What needs pip runs in another process, with the standard library and
 pip only: `pip_request.py` starts it, `pip_process.py` is its program.
 
-An installed package does not record the sha256 of its wheel. hpcenv never guesses it, but proves it in one of these
+An installed package does not record the sha256 of its wheel. hpcenv never guesses it, but confirms it in one of these
 ways (`proof` in the lockfile):
 
     direct-url      the very file that direct_url.json names (PEP 610), a path or a URL, is compared as those of an
@@ -14,7 +14,7 @@ ways (`proof` in the lockfile):
                     the installed package and the same programs for bin/ (compared without the line that names the
                     environment's Python), and its zip directory agrees with its own RECORD
     embedded-lock   a lockfile in the image names exactly one wheel of this version and these tags,
-    install-report  or pip's report of the installation does. Used if no index has proved or contradicted it
+    install-report  or pip's report of the installation does. Used if no index has confirmed or contradicted it
     claimed         direct_url.json says so, and the file is missing: a user who edits a package can edit that, too
     index-only      the index has exactly one wheel with this version, build and tags, and states its hash, but
                     the wheel could not be read (no partial reads, too large, time limit)

@@ -86,7 +86,7 @@ def _by_package(sources: Sequence[KnownFile]) -> dict[tuple[str, str], tuple[Kno
 
 
 def _decided_here(dist: InstalledDist, claims: Sequence[KnownFile]) -> WheelProof | None:
-    """Return the proof, or why nothing is proved, where no index needs to be asked."""
+    """Return the proof, or why there is no proof, where no index needs to be asked."""
     if None not in (dist.content_sha256, dist.record_sha256) and dist.content_sha256 != dist.record_sha256:
         return no_proof(dist, "its files were changed after it was installed")
     claimed = [claim for claim in claims if claim.proof == "claimed"]

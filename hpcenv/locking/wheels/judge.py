@@ -1,4 +1,4 @@
-"""Decide which wheel is proved, from what the index and the image say.
+"""Decide which wheel is the installed one, from what the index and the image say.
 
 Runs on: LOGIN NODE.
 """
@@ -30,7 +30,7 @@ def _claimed_file(dist: InstalledDist, claims: Sequence[KnownFile]) -> KnownFile
 
 
 def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[KnownFile], *, problem: str) -> WheelProof:
-    """Return which wheel is proved to be the installed one.
+    """Return which wheel is certainly the installed one.
 
     Args:
         dist: the installed package.
@@ -93,7 +93,7 @@ def _place(seen: SeenWheel) -> str:
 
 
 def _why_not(dist: InstalledDist, answer: Mapping[str, Any], files: Sequence[SeenWheel], problem: str) -> str:
-    """Return why no wheel is proved by its RECORD."""
+    """Return why no wheel is confirmed by its RECORD."""
     if dist.record_sha256 is None:
         return "it has no RECORD digest that a wheel could be compared with"
     if problem:

@@ -30,7 +30,7 @@ def look_up(dist: InstalledDist, answer: dict[str, Any], *, lists: WheelLists, p
     if dist.direct_url is not None:
         url = dist.direct_url["url"]
         filename = unquote(url.rsplit("/", 1)[-1])
-        # Without the hash that direct_url.json states: it is to be proved, so it is computed.
+        # Without the hash that direct_url.json states: hpcenv checks that hash, so it computes it.
         links = [*links, ListedWheel(label=DIRECT, filename=filename, location=url, local=False)]
     exact, others = _candidates(dist, links)
     # A wheel can have other tags in its name than in its WHEEL file (it was renamed). RECORD covers WHEEL, so no

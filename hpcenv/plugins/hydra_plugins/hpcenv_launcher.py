@@ -1,4 +1,4 @@
-"""`hydra/launcher=hpcenv`: the trials of a Hydra sweep are jobs of `hpcenv.AutoExecutor`, each behind the check.
+"""`hydra/launcher=hpcenv`: the trials of a Hydra sweep are jobs of `hpcenv.AutoExecutor`, each starts after the check.
 
 Runs on: LOGIN NODE. The fields are those of hydra-submitit-launcher 1.2.0 and 1.4.0.dev9, with their defaults: a user
 changes one word. Hydra runs this file at each start of a program: hpcenv and submitit load in `launch` only. Hydra does

@@ -116,7 +116,7 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
         FileUnusable: a file cannot be read, or the archive cannot be written.
     """
     if os.path.lexists(target):
-        raise WouldOverwrite(f"`{target}` exists", hint="-o FILE names another one")
+        raise WouldOverwrite(f"`{target}` exists", hint="choose another name: -o FILE")
     try:
         handle, aside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
@@ -128,7 +128,7 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
         digest = sha256_of(open_regular(Path(aside)))
         _give_name(aside, target)
     except FileExistsError as error:
-        raise WouldOverwrite(f"`{target}` exists", hint="-o FILE names another one") from error
+        raise WouldOverwrite(f"`{target}` exists", hint="choose another name: -o FILE") from error
     except OSError as error:
         raise filesystem.refused(target, error) from error
     finally:
@@ -196,13 +196,13 @@ def parse_sums(text: str) -> dict[str, str]:
     """Return the sha256 of each file that a SHA256SUMS names.
 
     Raises:
-        ValueError: a line is not a sum; the message has the line.
+        ValueError: a line is not a checksum; the message has the line.
     """
     sums = {}
     for line in text.splitlines():
         match = _SUM_LINE.match(line)
         if match is None:
-            raise ValueError(f"a line is not a sum: {line[:200]!r}")
+            raise ValueError(f"a line is not a checksum: {line[:200]!r}")
         sums[match[2]] = match[1]
     return sums
 
@@ -366,13 +366,13 @@ class Archive:
     # content
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Return a file's content. Its sum is compared, except for SHA256SUMS itself.
+        """Return a file's content. Its checksum is compared, except for SHA256SUMS itself.
 
         Args:
             most: the most bytes that the file may have.
 
         Raises:
-            BundleInvalid: there is no such file, or the file is larger, or differs from its sum.
+            BundleInvalid: there is no such file, or it is too large, or it does not have its checksum.
         """
         info = self._infos.get(name)
         if info is None or name in self.links:
@@ -382,10 +382,10 @@ class Archive:
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file; at its end the sum is compared.
+        """Yield the content of a file; at its end the checksum is compared.
 
         Raises:
-            BundleInvalid: the file cannot be read, or differs from its sum.
+            BundleInvalid: the file cannot be read, or does not have its checksum.
         """
         digest = hashlib.sha256()
         try:
@@ -403,10 +403,10 @@ class Archive:
             raise self._invalid(f"{name!r} was changed: its sha256 is not the one in {SUMS}")
 
     def verify(self, *, step: OnStep = _ignored) -> None:
-        """Read everything and compare the sums.
+        """Read everything and compare the checksums.
 
         Raises:
-            BundleInvalid: a file differs from its sum.
+            BundleInvalid: a file does not have its checksum.
         """
         for name in sorted(self.sums):
             for chunk in self.chunks(name):
@@ -421,7 +421,7 @@ class Archive:
         Raises:
             WouldOverwrite: `target` exists.
             FileUnusable: the folder cannot be written, or there is not enough space.
-            BundleInvalid: a file differs from its sum; then the folder is not made.
+            BundleInvalid: a file does not have its checksum. The folder is not made then.
         """
         if os.path.lexists(target):
             raise WouldOverwrite(f"`{target}` exists", hint="name another folder")
@@ -450,7 +450,7 @@ class Archive:
 
         Raises:
             FileUnusable: the files cannot be written.
-            BundleInvalid: a file differs from its sum.
+            BundleInvalid: a file does not have its checksum.
         """
         try:
             self._write_files(folder, names, _ignored)

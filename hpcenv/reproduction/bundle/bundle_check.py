@@ -1,4 +1,4 @@
-"""Verify a bundle: check its sums, and that the lockfile, the code and the image in it belong together.
+"""Verify a bundle: check its checksums, and that the lockfile, the code and the image in it belong together.
 
 Runs on: LOGIN NODE, or any computer: it needs no Slurm, no container runtime and no GPU. No code in the bundle is
 executed.
@@ -42,7 +42,7 @@ class BundleCheck:
 
     Attributes:
         name: a short name for the check.
-        result: the result; `absent` if the bundle does not have the part: then nothing was compared, and nothing is
+        result: the result; `absent` if the bundle does not have the part. Then nothing was compared, and nothing is
             wrong.
         detail: which two things were compared.
     """
@@ -54,7 +54,7 @@ class BundleCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBundle:
-    """What a bundle proves about itself. It does not prove who made it; a signature of `ssh-keygen -Y sign` does.
+    """What the files of a bundle say about it. They do not say who made it; a signature of `ssh-keygen -Y sign` does.
 
     Attributes:
         checks: the checks, in the order in which they were made.
@@ -79,7 +79,7 @@ def verify_bundle(path: Path, *, on_event: OnEvent = ignore) -> VerifiedBundle:
 
     Raises:
         FileUnusable: the file cannot be read.
-        BundleInvalid: it is not a bundle, or a file in it differs from its sum.
+        BundleInvalid: it is not a bundle, or a file in it does not have its checksum.
     """
     with Archive(path) as archive:
         archive.verify(step=counted(on_event, "verify", path.name, archive.size))

@@ -1,8 +1,8 @@
 """Use the SIF in a bundle as the image of a reproduction. Runs on: LOGIN NODE.
 
 The SIF is never put into the project's store. There, the name of a SIF is the digest of the image that it was made
-from, which was proved from the layers. For the SIF in a bundle, only the authors state this digest, so it is put into a
-folder of this project. Its sha256 must be the locked sha256, and every node compares it.
+from, which was computed from the layers. For the SIF in a bundle, only the authors state this digest, so it is put into
+a folder of this project. Its sha256 must be the locked sha256, and every node compares it.
 """
 
 from __future__ import annotations

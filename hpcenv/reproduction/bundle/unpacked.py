@@ -51,13 +51,13 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
     Args:
         archive: an open bundle.
-        folder: a new folder, or a folder from an earlier call: then its files are compared.
+        folder: a new folder, or a folder from an earlier call, whose files are compared.
         step: called with the number of bytes that were written.
 
     Raises:
         WouldOverwrite: the folder exists and has different files; nothing is written.
         FileUnusable: the folder cannot be written or read.
-        BundleInvalid: a file of the bundle differs from its sum; then nothing is kept.
+        BundleInvalid: a file of the bundle does not have its checksum. Nothing is kept then.
     """
     if not os.path.lexists(folder):
         archive.unpack(folder, step=step)
@@ -75,7 +75,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
 
 def _require_as_summed(folder: Path) -> None:
-    """Refuse a folder if the sha256 of a file is not the sum in its SHA256SUMS."""
+    """Refuse a folder if the sha256 of a file is not the one in its SHA256SUMS."""
     try:
         sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
         changed = [name for name, digest in sums.items() if not _is_inside(name) or _sum_of(folder / name) != digest]
@@ -86,7 +86,7 @@ def _require_as_summed(folder: Path) -> None:
     if changed:
         raise BundleInvalid(
             f"`{folder}` is not the bundle that was published",
-            why=f"not as {SUMS} says: {listed(sorted(changed), _NAMED)}",
+            why=f"the checksums in {SUMS} are not those of {listed(sorted(changed), _NAMED)}",
             hint="unpack the bundle again; `sha256sum -c SHA256SUMS` lists every file",
         )
 

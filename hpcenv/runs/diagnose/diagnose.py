@@ -46,7 +46,7 @@ _RECORDS = "the records of the run"
 # Bytes at the end of each log that `wait` and `report` read: they answer at once, `diagnose` reads all.
 AT_END = 8 * 1024 * 1024
 
-# Causes that the records of a run prove -> the rows of the table with their fixes.
+# Causes that the records of a run show for certain -> the rows of the table with their fixes.
 _BY_RECORDS: dict[FailureKind, tuple[str, ...]] = {
     "time-limit": ("slurm-time-limit",),
     "preemption": ("slurm-preempted",),
@@ -450,7 +450,7 @@ def _result(
 
 
 def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, causes: Sequence[Seen]) -> list[Evidence]:
-    """Put the cause that the records of a run prove first: a log line that names it, or the records themselves."""
+    """Put first the cause that the records of a run show for certain: a log line that names it, or the records."""
     rows = _rows_of(failure, causes)
     if failure is None or not rows:
         return list(groups)
@@ -467,7 +467,7 @@ def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, caus
 
 
 def _rows_of(failure: FirstFailure | None, causes: Sequence[Seen]) -> tuple[str, ...]:
-    """Return the rows of the table for the causes that the records of a run prove; empty if they prove none."""
+    """Return the rows of the table for the causes that the records of a run show for certain; empty without one."""
     if failure is None:
         return ()
     if failure.cause == "cancelled" and _failed_before_cancel(causes):

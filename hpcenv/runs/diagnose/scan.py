@@ -105,7 +105,7 @@ def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scan
 
     Args:
         file: the log.
-        patterns: in the order of the table: if several match a line, the first one counts.
+        patterns: in the order of the table. If several match a line, the first one counts.
         start: number of bytes to leave out at the start; lines are counted from there.
     """
     search = _LogSearch(patterns)

@@ -193,7 +193,7 @@ def test_a_file_that_was_changed_later_is_no_proof(project: Path, path: str, pac
         line.strip().startswith(f"{package}: could not tell") and os.path.basename(path) in line for line in said
     )
     assert any(f"without a proof: {package}" in note for note in result.notes)
-    with pytest.raises(HashesUnproved, match="1 package has") as caught:
+    with pytest.raises(HashesUnproved, match="is not confirmed for 1 package") as caught:
         lock_here(project, require_hashes=True)
     named = "torch 2.13.0+cpu" if package == "pytorch" else "cudnn 9.10.2, from conda"
     assert str(caught.value.why) == f"{named}: not as conda installed it: {path}"

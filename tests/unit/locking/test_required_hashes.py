@@ -51,7 +51,7 @@ def test_each_package_is_listed_with_the_reason() -> None:
     lock = locked(a=None, b="index-only")
     with pytest.raises(HashesUnproved) as caught:
         required_hashes.require(lock, every=True, reasons={"a": "the index does not list it"}, hint="")
-    assert caught.value.what == "2 packages have no proved sha256 of a wheel"
+    assert caught.value.what == "the sha256 of the wheel is not confirmed for 2 packages"
     assert caught.value.why == (
         "a 1.0: the index does not list it\nb 1.0: the index has one file of this name, which was not compared"
     )

@@ -51,6 +51,7 @@ for name in held.uuids:
     except BlockingIOError:
         sys.exit(f"TWICE {name}")
 print("has", *held.uuids, flush=True)
+(folder / f"has-{os.getpid()}").touch()
 if "CHILD" in os.environ:
     import subprocess
     child = subprocess.Popen(["sleep", "60"], pass_fds=held.files, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -114,6 +115,14 @@ class Machine:
             if line.startswith("has"):
                 return line.split()[1:]
         raise AssertionError(child.stderr.read())
+
+    def one_that_has(self, children: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        """Wait until one of these runs has its GPUs."""
+        until = time.monotonic() + 60
+        while not (found := [child for child in children if (self.folder / f"has-{child.pid}").exists()]):
+            assert time.monotonic() < until, "no run of the queue gets its GPUs"
+            time.sleep(0.05)
+        return found[0]
 
     def refusal(self, child: subprocess.Popen[str]) -> str:
         _, stderr = child.communicate(timeout=60)
@@ -245,9 +254,11 @@ def test_no_gpu_is_given_twice_in_many_starts_and_kills(machine: Machine, starts
             child = running.pop(chance.randrange(len(running)))
             child.send_signal(chance.choice((signal.SIGKILL, signal.SIGTERM)))
             ended.append(child)
-    for child in running:
-        # Those in the queue still get their GPUs, one after the other.
-        machine.has(child)
+    while running:
+        # Those in the queue still get their GPUs, one after the other. Which is first is not said by the order of the
+        # starts: a process that started later may have come to the queue earlier.
+        child = machine.one_that_has(running)
+        running.remove(child)
         machine.end(child)
         ended.append(child)
     said = [child.stderr.read() if child.stderr and not child.stderr.closed else "" for child in ended]

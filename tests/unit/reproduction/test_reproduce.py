@@ -147,7 +147,7 @@ def test_an_unpacked_bundle_that_was_edited_proves_nothing(run, hpcenv, tmp_path
     sums = reader / "table-1" / "SHA256SUMS"
     edit(reader / "table-1" / "manifest.json", '"run"', ' "run"')
     done = hpcenv("reproduce", "table-1", cwd=reader)
-    assert done.status == 45 and "not as SHA256SUMS says: manifest.json" in done.stderr
+    assert done.status == 45 and "the checksums in SHA256SUMS are not those of manifest.json" in done.stderr
     sums.chmod(0o644)
     sums.write_text(sums.read_text() + f"{'0' * 64}  ../outside\n")
     assert "../outside" in hpcenv("reproduce", "table-1", cwd=reader).stderr

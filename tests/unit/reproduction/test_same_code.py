@@ -140,7 +140,7 @@ def test_a_list_that_was_edited_is_not_believed(hpcenv: Any, reader: Path) -> No
     data["files"]["source/helper.py"] = content_of(str(project / "helper.py"))
     listing.write_text(json.dumps(data))
     done = hpcenv("reproduce", "../run", "--rung", "3", "--dry-run", cwd=project, accepts=False)
-    assert done.status == 45 and "not as SHA256SUMS says: source.json" in done.stderr
+    assert done.status == 45 and "the checksums in SHA256SUMS are not those of source.json" in done.stderr
     (reader / "run" / "SHA256SUMS").unlink()
     done = hpcenv("reproduce", "../run", "--rung", "3", "--dry-run", cwd=project, accepts=False)
     assert done.status == 2

@@ -38,7 +38,9 @@ def test_a_shell_is_a_step_beside_the_training(tmp_path: Path, fake_slurm: Any) 
         plan_attach(tmp_path, "a", node="n3", command=("x",), **where)
 
 
-@pytest.mark.parametrize(("word", "why"), [("PENDING", "it is pending (Priority)"), ("COMPLETED", "it is completed")])
+@pytest.mark.parametrize(
+    ("word", "why"), [("PENDING", "its state is pending (Priority)"), ("COMPLETED", "its state is completed")]
+)
 def test_only_a_run_that_runs_can_be_entered(tmp_path: Path, fake_slurm: Any, word: str, why: str) -> None:
     folders.make_run(tmp_path / "runs", "a", "7")
     fake_slurm.answers("squeue", f"7|{word}|{'Priority' if word == 'PENDING' else 'None'}|n1|0:01\n")

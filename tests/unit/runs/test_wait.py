@@ -116,7 +116,7 @@ def test_a_wait_has_a_limit(tmp_path: Path, fake_slurm: Any) -> None:
             on_status=lambda _one: None,
             timeout=0.05,
         )
-    assert caught.value.why == "a is running"
+    assert caught.value.why == "`a` is running"
     assert caught.value.exit_status == 124
 
 

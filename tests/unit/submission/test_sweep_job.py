@@ -227,7 +227,7 @@ def test_following_a_sweep_ends_in_time(ended: Path, context: Context, fake_slur
     words = ("rerun", "s", "--failed", "--wait", "--timeout", "1")
     done = hpcenv(*words, cwd=context.cwd, environ=context.environ)
     assert done.status == 124, done.stderr
-    assert "error[wait-timeout]: s has not ended in time" in done.stderr
+    assert "error[wait-timeout]: the sweep `s` has not ended in time" in done.stderr
 
 
 def test_following_a_sweep_ends_where_an_element_cannot_be_read(

@@ -312,7 +312,7 @@ def test_what_an_older_lockfile_does_not_lock_is_a_warning(hpcenv: Any, older: P
     assert done.status == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert OLDER + "python.binary-sha256" in text and "hpcenv lock adds them" in text
-    assert "not covered: code behind links that leave the environment;" in text
+    assert "not covered: code outside of the environment that its links lead to;" in text
     assert "[[data]]" not in text and "binds" not in text, "this project has neither"
     assert hpcenv("verify", "--strict", cwd=older).status == 92
     notes = lock_project(older, ENVIRON).notes

@@ -696,7 +696,7 @@ def test_a_part_that_is_taken_from_a_running_process_does_not_end_it(served, fet
 def test_too_little_space_is_said_before_anything_is_asked(served, tmp_path):
     free = os.statvfs(tmp_path)
     size = min((1 << 40) - 1, free.f_bavail * free.f_frsize + (1 << 33))
-    with pytest.raises(FileUnusable, match="has no room") as error:
+    with pytest.raises(FileUnusable, match="has not enough space") as error:
         blobs.fetch_all([BlobSpec(digest=sha(b"x"), size=size)], None, tmp_path, leases=tmp_path)
     assert re.search(r"too little space \([\d.]+ [GT]B needed, .* free\)", error.value.why)
 
@@ -707,7 +707,7 @@ def test_a_disk_that_fills_up_is_named_and_what_came_is_kept(served, fetch, tmp_
     with child(served, tmp_path, BIG, before=limit) as process:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"`{tmp_path}/store/sha256` has no room for the image's layers" in said
+    assert f"`{tmp_path}/store/sha256` has not enough space for the image's layers" in said
     assert re.search(r"ulimit -f\) allows \(2.1 MB needed, .* free\)", said)
     served.requests.clear()
     assert whole(fetch(BIG), BIG)

@@ -402,7 +402,7 @@ def test_a_hostile_archive_is_refused_and_nothing_is_written(
 def test_a_name_that_is_only_in_the_sums_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleInvalid, match="is only in SHA256SUMS"):
         Archive(hostile(tmp_path / "b.zip", sums=b"0" * 64 + b"  gone.txt\n"))
-    with pytest.raises(BundleInvalid, match="a line is not a sum"):
+    with pytest.raises(BundleInvalid, match="a line is not a checksum"):
         Archive(hostile(tmp_path / "b.zip", sums=b"hello\n"))
 
 
