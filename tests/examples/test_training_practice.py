@@ -200,7 +200,7 @@ def test_finetune(tmp_path, given):
 
 
 # A Llama with random weights, and a tokenizer of characters, as `save_pretrained` writes them.
-SMALL_MODEL = """
+SMALL_MODEL = r"""
 import sys
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
