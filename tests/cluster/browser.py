@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ _PIPES = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
 class Browser:
     """One tab."""
 
-    def __init__(self, ask: int, answers: int) -> None:
-        self._ask, self._answers = os.fdopen(ask, "wb", 0), os.fdopen(answers, "rb")
+    def __init__(self, ask: RawIOBase, answers: BufferedReader) -> None:
+        self._ask, self._answers = ask, answers
         self._number, self._tab = 0, ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._tab = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -93,7 +94,8 @@ def browsing(laptop: Laptop) -> Iterator[Browser]:
     os.close(theirs[0])
     os.close(ours[1])
     try:
-        yield Browser(theirs[1], ours[0])
+        with os.fdopen(theirs[1], "wb", 0) as ask, os.fdopen(ours[0], "rb") as answers:
+            yield Browser(ask, answers)
     finally:
         child.terminate()
         child.wait()

@@ -41,7 +41,7 @@ from hpcenv import training
 if os.environ["RANK"] == "0":
     print("GIVEN", sys.argv[1:], os.environ["HOME"], os.environ.get("TMPDIR"), os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
 for step in range(1, 2000):
-    training.log_metrics({"loss": 2.0 / step}, step)
+    training.log_metrics(step, loss=2.0 / step)
     time.sleep(0.2)
     if Path("ENOUGH").exists():
         break
