@@ -172,7 +172,7 @@ def submit_in_a_notebook(day: Project, browser: Browser, address: str, tmp_path:
     said = browser.value("document.querySelector('.jp-OutputArea').innerText")
     run = re.search(r"SUBMITTED (\S+)", said)[1]  # type: ignore[index]
     day.cluster.must("touch", "enough", cwd=day.folder)
-    wait_until(day, run, "succeeded")
+    wait_until(day, run, "completed")
     day.cluster.must("rm", "enough", cwd=day.folder)
     log = day.must("logs", run)
     given = re.search(r"GIVEN \['--lr', '3e-4'\] (\S+) (\S+) (\S+)", log)
@@ -220,7 +220,7 @@ def test_the_day_of_the_page(day: Project, laptop: Laptop, cluster: Cluster, tmp
                     assert day.json("status", run)["data"]["state"] == "running"
     assert seen == ["shell", "start", "open", "submit", "start", "open", "cancel"]
     cluster.must("touch", "enough", cwd=day.folder)
-    wait_until(day, run, "succeeded")
+    wait_until(day, run, "completed")
     for node in ("n1", "n2"):
         assert cluster.run("sh", "-c", ON_NODE, node=node, user="root").stdout == ""
 
