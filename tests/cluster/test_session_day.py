@@ -182,6 +182,15 @@ def submit_in_a_notebook(day: Project, browser: Browser, address: str, tmp_path:
     assert len(given[3].split(",")) in (1, 4), given[3]
 
 
+def see_curves(browser: Browser, address: str) -> None:
+    """Open TensorBoard until it shows the loss: its page does not look again by itself."""
+    until = time.monotonic() + 180
+    while not browser.value("document.body.innerText.includes('loss')"):
+        assert time.monotonic() < until, browser.value("document.body.innerText")
+        browser.open(address)
+        time.sleep(15)
+
+
 @pytest.mark.long
 def test_the_day_of_the_page(day: Project, laptop: Laptop, cluster: Cluster, tmp_path: Path) -> None:
     """But for `--gpus 8`: the testbed has two nodes with 8 GPUs, and the notebook has one of them."""
@@ -213,9 +222,7 @@ def test_the_day_of_the_page(day: Project, laptop: Laptop, cluster: Cluster, tmp
                 if words[3] == "lab":
                     submit_in_a_notebook(day, browser, address, tmp_path)
                 else:
-                    browser.open(address)
-                    browser.wait_for("document.body.innerText.includes('loss')")
-                    time.sleep(15)
+                    see_curves(browser, address)
                     browser.picture(pictures("day-curves.png", tmp_path))
                     assert day.json("status", run)["data"]["state"] == "running"
     assert seen == ["shell", "start", "open", "submit", "start", "open", "cancel"]
