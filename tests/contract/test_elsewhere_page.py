@@ -83,7 +83,7 @@ def test_its_claim_has_the_code(project: Path) -> None:
     assert "the claim team with the content of code/" in done.stderr
     documents = [*yaml.safe_load_all((project / "elsewhere/kubernetes.yaml").read_text())]
     (container,) = documents[1]["spec"]["template"]["spec"]["containers"]
-    assert f"the pod works in `{container['workingDir']}`" in PAGE
+    assert f"The pod works in `{container['workingDir']}`" in PAGE
     assert documents[1]["spec"]["backoffLimit"] == 3 * 2, "at most three times the number of nodes"
 
 
