@@ -299,8 +299,8 @@ def log_metrics(step: int, **values: Any) -> None:
         TypeError: a value has a different type.
     """
     session = _session()
-    for name, value in values.items() if session is not None else ():
-        session.add(_metric(int(step), name, value))
+    if session is not None:
+        session.add_metrics([_metric(int(step), name, value) for name, value in values.items()])
 
 
 def seed_everything(seed: int | None = None, *, determinism: str | None = None) -> int:

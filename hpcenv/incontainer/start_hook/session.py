@@ -400,6 +400,13 @@ class Session:
         if self._writer is not None and self.is_rank():
             self._writer.add(line)
 
+    def add_metrics(self, lines: List[Dict[str, Any]]) -> None:
+        """Add and write metrics of the script: without an optimizer of torch, no step would write them."""
+        for line in lines:
+            self.add(line)
+        if self._writer is not None and self.is_rank():
+            self._writer.write()
+
     def steps_before(self, in_state: Optional[int], has_state: bool) -> Tuple[Optional[int], str]:
         """Return the number of optimizer steps before this process, and the source of this number."""
         if in_state:

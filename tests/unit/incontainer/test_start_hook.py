@@ -333,6 +333,20 @@ def test_metrics_of_the_script_are_written_exactly(rank: Rank) -> None:
     }
 
 
+def test_metrics_of_a_script_without_torch_are_there_while_it_runs(rank: Rank) -> None:
+    """A rank that is killed has written those of the calls before, but for the last 0.2 s."""
+    script = """\
+import os, signal, time
+from hpcenv import training
+for step in (1, 2):
+    training.log_metrics(step, accuracy=0.5 * step)
+    time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert rank.start(script).returncode == -9
+    assert [(r.step, r.name) for r in rank.metrics().records] == [(1, "accuracy"), (2, "accuracy")]
+
+
 @pytest.mark.long
 def test_a_disk_that_takes_nothing_does_not_end_the_training(rank: Rank) -> None:
     (rank.folder / "run").write_text("a file in the place of the folder")
