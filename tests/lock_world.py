@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from hpcenv.locking.lock import CheckResult, LockOptions, LockResult, check_lock, lock
 from hpcenv.progress import Event
+from hpcenv.project import lockfile as lock_model
 from hpcenv.project.context import Context
 from hpcenv.project.workspace import open_workspace
 
@@ -41,3 +44,12 @@ def lock_project(
 
 def check_project(folder: Path, environ: Mapping[str, str], **options: Any) -> CheckResult:
     return check_lock(open_workspace(folder), LockOptions(**options), context(environ))
+
+
+def edit_lockfile(project: Path, table: str, key: str, value: str) -> None:
+    """Change a lockfile as if another environment had been locked."""
+    path = project / "lockfiles" / "default.lock.toml"
+    data = tomlkit.parse(path.read_text()).unwrap()
+    data[table][key] = value
+    data["fingerprint"] = lock_model.fingerprint(data)
+    path.write_text(tomlkit.dumps(data))

@@ -19,7 +19,7 @@ from hpcenv.reproduction import comparison
 from hpcenv.reproduction.causes import Cause, different_switches, rank_causes
 from hpcenv.reproduction.closeness import Tolerance
 from hpcenv.reproduction.comparison import Divergence, MetricComparison, Nearness, ParameterComparison
-from hpcenv.reproduction.measured import OF_RANKS, Measured, Start, read_measured
+from hpcenv.reproduction.measured import HOW_RECORDED, OF_RANKS, Measured, Start, read_measured
 from hpcenv.reproduction.seeds import SweepComparison, are_sweeps, compare_sweeps
 from hpcenv.reproduction.series import Series
 from hpcenv.runs.find import find_run
@@ -244,9 +244,8 @@ def _not_comparable(reference: Side, other: Side) -> NotComparable:
         f"{side.name} has {', '.join(found[:8]) if found else 'no metrics'}"
         for side, found in zip((reference, other), names, strict=True)
     )
-    hint = "a run records the losses of torch by itself, and other values with hpcenv.training.log_metrics"
     return NotComparable(
-        f"`{reference.name}` and `{other.name}` have no metric with the same steps", why=why, hint=hint
+        f"`{reference.name}` and `{other.name}` have no metric with the same steps", why=why, hint=HOW_RECORDED
     )
 
 

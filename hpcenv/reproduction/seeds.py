@@ -14,7 +14,7 @@ from typing import Literal
 from hpcenv.errors import NotComparable
 from hpcenv.reproduction.closeness import FEWEST_SEEDS, Interval, interval
 from hpcenv.reproduction.comparison import is_of_machine, means_of
-from hpcenv.reproduction.measured import read_measured
+from hpcenv.reproduction.measured import HOW_RECORDED, read_measured
 from hpcenv.runs.entries import Sweep
 from hpcenv.runs.find import find_submitted
 from hpcenv.text import Shown
@@ -82,7 +82,7 @@ def compare_sweeps(
     if not found:
         raise NotComparable(
             f"the runs of `{reference}` and `{other}` have no metric in common",
-            hint="a run records the losses of torch by itself, and other values with hpcenv.training.log_metrics",
+            hint=HOW_RECORDED,
         )
     return SweepComparison(reference=reference, other=other, metrics=found)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import exports_world
 import pytest
 import yaml
 from exports_world import IMAGE, name_image
+from lock_world import edit_lockfile
 
 from hpcenv.exports.archive import LARGEST, check_archive
 from hpcenv.exports.export import ENGINES
@@ -262,9 +262,7 @@ def test_what_no_engine_starts_is_refused(project: Path, hpcenv: Any) -> None:
 
 
 def test_an_environment_without_torch_is_refused(project: Path, hpcenv: Any) -> None:
-    path = project / "lockfiles/default.lock.toml"
-    text = re.sub(r'(?ms)(^\[torch\]\n.*?^version = )"[^"]*"', r'\1"absent"', path.read_text(), count=1)
-    path.write_text(text)
+    edit_lockfile(project, "torch", "version", "absent")
     _, done = export(hpcenv, project, "compose", "--frozen", status=2)
     assert "it has no torch" in done.stderr
 

@@ -37,6 +37,7 @@ from hpcenv.submission.plan import Plan
 from hpcenv.submission.plan_job import plan_job
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.submit import submit
+from tests.lock_world import edit_lockfile
 
 Make = Callable[..., Plan]
 
@@ -62,15 +63,6 @@ def refused(make: Callable[[], Any], code: str) -> HpcenvError:
         make()
     assert caught.value.code == code, caught.value
     return caught.value
-
-
-def edit_lockfile(project: Path, table: str, key: str, value: str) -> None:
-    """Change a lockfile as if another environment had been locked."""
-    path = project / "lockfiles" / "default.lock.toml"
-    data = tomlkit.parse(path.read_text()).unwrap()
-    data[table][key] = value
-    data["fingerprint"] = lock_model.fingerprint(data)
-    path.write_text(tomlkit.dumps(data))
 
 
 # -- refusals: the script -----------------------------------------------------------------
