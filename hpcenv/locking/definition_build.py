@@ -224,12 +224,17 @@ def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None)
             return None
     known = [material for material in used if material.digest is not None]
     wanted = {(bind.source, bind.target, bind.read_only) for bind in build.binds}
-    for image in sorted(images, key=lambda image: image.record.made.created if image.record else "", reverse=True):
+    for image in sorted(images, key=_when_made, reverse=True):
         if _same_inputs(image, identity, known, wanted):
             assert image.record is not None
             image.require_trusted()
             return BuiltImage(path=image.path, record=image.record, reused=True, read=True)
     return None
+
+
+def _when_made(image: StoredImage) -> tuple[str, float]:
+    """Return when a SIF was built. Records have whole seconds: of two builds in one second the later use decides."""
+    return (image.record.made.created if image.record else "", image.used)
 
 
 def _same_inputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_the_same_recipe_is_built_anew_for_the_packages_of_the_distribution(fold
     assert (result.recipe, result.system) == ((), ("libc6 2.36-9+deb12u9 -> 2.36-9+deb12u13",))
     assert builds(tmp_path) == before + 1
     assert system_packages(result.sif)["libc6"] == "2.36-9+deb12u13"
+
+
+def test_of_two_builds_in_one_second_the_later_one_is_locked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (record,) = (open_workspace(folder).store / "images").glob("*.json")
+    created = json.loads(record.read_text())["made"]["created"]
+    monkeypatch.setattr("hpcenv.locking.definition_build.utc_now", lambda: created)
+    distribution(tmp_path, "libc6 2.36-9+deb12u13 amd64\nlibgl1 1.6.0-1 amd64\n")
+    assert refreshed(folder).system == ("libc6 2.36-9+deb12u9 -> 2.36-9+deb12u13",)
 
 
 def test_without_the_image_before_the_packages_are_not_known(folder: Path) -> None:
