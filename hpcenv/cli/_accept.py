@@ -26,7 +26,7 @@ _GROUPS = ("data", "image", "session")
 
 def option(command: _render.Decorated) -> _render.Decorated:
     """Give a command `--accept`."""
-    text = "Accept what the project asks for. DIGEST is in the error message that lists it."
+    text = "Accept what the project asks for. The error that refuses the command prints DIGEST."
     return click.option("--accept", cls=RareOption, metavar="DIGEST", help=text)(command)
 
 

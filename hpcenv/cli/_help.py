@@ -11,7 +11,7 @@ TASKS = {
         "doctor": "Say what this cluster is like, and write its site profile.",
         "init": "Write a commented hpcenv.toml.",
         "lock": "Resolve the environment and write its lockfile.",
-        "submit": "Submit a script to run on every node as locked.",
+        "submit": "Submit a script; all nodes run it in the locked environment.",
     },
     "Look at runs": {
         "status": "Say what a run is doing.",
@@ -31,10 +31,10 @@ TASKS = {
         "wait": "Wait for runs and end with their exit status.",
         "cancel": "End runs.",
         "rerun": "Submit a run again, with the same inputs or changed flags.",
-        "clean": "Remove old run folders; says first which.",
+        "clean": "List old run folders, ask, and remove them.",
     },
     "Reproduce": {
-        "bundle": "Make one archive of a run, verify and unpack one.",
+        "bundle": "Make an archive of a run; verify or unpack an archive.",
         "reproduce": "Repeat a run of somebody else, and compare the results.",
         "compare": "Say whether two runs gave the same results.",
         "diff": "Say what differs between lockfiles and runs.",
@@ -48,11 +48,11 @@ TASKS = {
         "data": "Fetch models and data sets of a hub, for nodes without network.",
     },
     "Cluster": {
-        "site": "Say what a site profile gives to a run, with sources.",
+        "site": "Say which settings a site profile gives to a run, with sources.",
         "compat": "Say which torch, CUDA, driver, GPU and Python run together.",
         "net": "Explain and compare the network settings of runs.",
     },
-    "Shell": {"completion": "Print what makes bash, zsh or fish complete commands and names."},
+    "Shell": {"completion": "Print the script for completion in bash, zsh or fish."},
 }
 VERBS = {name: text for verbs in TASKS.values() for name, text in verbs.items()}
 

@@ -15,9 +15,9 @@ def options(file: str) -> Callable[[_Command], _Command]:
 
     def decorate(command: _Command) -> _Command:
         for name, word, text, many in (
-            ("--package", "package", f"Member of the workspace in {file} that was installed (uv.lock).", False),
-            ("--group", "groups", f"Dependency group in {file} that was installed.", True),
-            ("--extra", "extras", f"Extra of the project in {file} that was installed.", True),
+            ("--package", "package", f"With {file} of a uv.lock: the member of the workspace.", False),
+            ("--group", "groups", f"With {file}: a dependency group, in addition to the project.", True),
+            ("--extra", "extras", f"With {file}: an extra (optional dependencies) of the project.", True),
         ):
             default = None if many else ""
             command = click.option(name, word, metavar="NAME", multiple=many, default=default, help=text)(command)

@@ -31,7 +31,7 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
 @click.option(
     "--trace-steps",
     metavar="A:B",
-    help="With --explain-op: the steps to trace. Default: after the last equal state.",
+    help="With --explain-op: the steps to trace. Default: those after the last state that is equal in both runs.",
 )
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @_accept.option
@@ -58,9 +58,9 @@ def command(
 ) -> int:
     """Say whether RUN gave the same results as REFERENCE: losses, metrics and hashes of the weights.
 
-    REFERENCE and RUN are run folders, run names or job ids. More runs like RUN (AGAIN) show
-    whether it repeats here. It names the first step that differs, with both values, and what
-    differs between the runs, the most likely cause first. Ends with 0 if all is equal to the
+    REFERENCE and RUN are run folders, run names or job ids. AGAIN are more runs like RUN: they
+    show whether equal runs give equal results here. hpcenv names the first step that differs, with
+    both values, and what differs between the runs, the most likely cause first. Ends with 0 if all is equal to the
     last bit, 40 if it is within the tolerance, 41 if it differs, and 42 if nothing can be
     compared. Two sweeps over seeds are compared by the 95 % confidence intervals of their last
     values: 40 means not distinguishable.

@@ -17,17 +17,23 @@ _STATUSES = {"match": 0, "mismatch": Status.DOES_NOT_RUN, "unknown": Status.NOT_
 
 
 @click.command("compat")
-@click.option("--gpu", metavar="NAME", default="", help="As NVIDIA or Slurm names it: A100, h100, `RTX 4090`.")
-@click.option("--driver", metavar="VERSION", default="", help="Of the NVIDIA driver, as nvidia-smi shows it.")
-@click.option("--torch", metavar="VERSION", default="", help="2.9.1, 2.9 or 2.7.1+cu118; else every release.")
+@click.option("--gpu", metavar="NAME", default="", help="GPU, as NVIDIA or Slurm names it: A100, h100, `RTX 4090`.")
+@click.option("--driver", metavar="VERSION", default="", help="Version of the NVIDIA driver, as nvidia-smi shows it.")
+@click.option(
+    "--torch", metavar="VERSION", default="", help="torch release: 2.9.1, 2.9 or 2.7.1+cu118. Default: every release."
+)
 @click.option("--cuda", metavar="VERSION", default="", help="CUDA of the torch build, or of another program.")
-@click.option("--python", metavar="VERSION", default="", help="3.13, or 3.13t for a free-threaded one.")
+@click.option(
+    "--python", metavar="VERSION", default="", help="Python version: 3.13, or 3.13t for a free-threaded build."
+)
 @click.option("--machine", metavar="NAME", default="", help=f"Processors: {' or '.join(MACHINES)}.")
-@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="A further package; repeatable.")
-@click.option("--cuda-compat", metavar="VERSION", default="", help="A cuda-compat package first on the loader's path.")
+@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="One more package; repeatable.")
+@click.option(
+    "--cuda-compat", metavar="VERSION", default="", help="Version of a cuda-compat package that the loader finds first."
+)
 @_render.json_option
 def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
-    """Say what runs with what: GPU, driver, torch, CUDA, Python. Asks no cluster.
+    """Say which GPU, driver, torch, CUDA and Python run together. Asks no cluster.
 
     Answers from a table with a source and a date for every row. Ends with 43 when the
     combination does not run, with 44 when the table does not know it.

@@ -46,17 +46,17 @@ from hpcenv.text import columns, wrap
     is_flag=False,
     flag_value="",
     metavar="[FILE]",
-    help="Write what network and GPUs this machine has, instead.",
+    help="Only write what network and GPUs this machine has.",
 )
-@click.option("--force", is_flag=True, help="Replace a profile or a recording that is there.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Check this many nodes, in a Slurm job, instead.")
-@table_option("nodelist", "Without --nodes: exactly these are checked.")
+@click.option("--force", is_flag=True, help="Replace an existing profile or recording.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Check this many nodes in a Slurm job, not this machine.")
+@table_option("nodelist", "Without --nodes, exactly these nodes are checked.")
 @table_option("gpus", "With --nodes or --nodelist.")
 @table_option("lock", "With --nodes or --nodelist.")
 @table_option("partition", "With --nodes or --nodelist.")
 @table_option("account", "With --nodes or --nodelist.")
 @table_option("time", "With --nodes or --nodelist.")
-@table_option("preflight", "Of this machine only the quick checks run.")
+@table_option("preflight", "On this machine itself, only the quick checks run.")
 @table_option("skip_check")
 @_accept.option
 @_render.json_option
@@ -71,8 +71,8 @@ def command(
 ) -> int:
     """Say what this cluster is like, what will get in the way, and what to do.
 
-    The quick preflight checks that mean something on this machine run, too. With --nodes N or
-    --nodelist NAMES a Slurm job runs the checks on compute nodes instead, as before a training.
+    It also runs the quick preflight checks that apply to this machine. With --nodes N or
+    --nodelist NAMES, a Slurm job runs the checks on compute nodes instead, as before a training.
 
     With --write the answers become a site profile, by default in
     ~/.config/hpcenv/sites, which every later submit on this cluster uses.

@@ -23,7 +23,9 @@ from hpcenv.runs.wait import exit_status_of
 
 @click.command("logs")
 @_render.run_argument
-@click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended, also through a requeue.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Print new lines until the run has ended, also after the job was queued again."
+)
 @click.option(
     "--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Print only lines of this rank; repeatable."
 )

@@ -27,7 +27,7 @@ _MAX_FAILURES = 10
     metavar="N",
     default=10,
     show_default=True,
-    help="Number of lines of the log's end to print.",
+    help="How many of the last lines of the log to print.",
 )
 @click.option("--html", metavar="FILE", help="Write the report as one HTML file that needs no network.")
 @click.option("--markdown", metavar="FILE", help="Write the report as Markdown.")

@@ -52,10 +52,16 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
     help=f"How many optimizer steps rungs 1 and 2 repeat. Default: {STEPS}.",
 )  # fmt: skip
 @click.option(
-    "--copy", "copy_to", metavar="DIR", help="Use the run's own copy of its code, put into this new folder.", **_OWN
+    "--copy",
+    "copy_to",
+    metavar="DIR",
+    help="Use the code that the run recorded, and put it into this new folder.",
+    **_OWN,
 )
 @click.option("--allow-changed", is_flag=True, help="Continue if the code here is not the code of the run.", **_OWN)
-@click.option("--dry-run", is_flag=True, help="Say what it costs and what must be accepted. Nothing is submitted.")
+@click.option(
+    "--dry-run", is_flag=True, help="Say what the new run costs and what must be accepted. Nothing is submitted."
+)
 @functools.partial(submit_options, rare_groups=_OF_THE_RECORD)
 @_accept.option
 @click.option(

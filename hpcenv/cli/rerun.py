@@ -33,7 +33,7 @@ class _RerunCommand(WithDashes, GroupedCommand):
 @click.argument("run", required=False, shell_complete=run_names)
 @submit_options
 @click.option("--without", multiple=True, metavar="OPTION", help="Leave out an option that the run was submitted with.")
-@click.option("--failed", is_flag=True, help="For a sweep: only the runs that failed. They run in their own folders.")
+@click.option("--failed", is_flag=True, help="Run the failed runs of a sweep again, each in its old folder.")
 @click.option("--allow-changed", is_flag=True, help="Submit even if script, code or SIF have changed since the run.")
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted. Nothing is written or submitted.")
 @_export.options
@@ -61,7 +61,7 @@ def command(
 ) -> int:
     """Submit a run again as a new run: same script, arguments, lockfile and options.
 
-    RUN is a run as in `hpcenv status`, or a sweep. Options of `hpcenv submit` change the new
+    RUN is a run folder, a run name, a job id or a sweep. Options of `hpcenv submit` change the new
     run, and so do arguments after --. What changes is printed first. If the script, the code
     or the SIF has changed, --allow-changed is needed.
     """

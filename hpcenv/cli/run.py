@@ -20,8 +20,10 @@ from hpcenv.submission.request import SubmitOptions, parse_flags
 
 @click.command("run", cls=WithDashes, options_metavar="[OPTIONS] -- COMMAND...")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Start COMMAND on the first N nodes only.")
-@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs on each node. Default: of the allocation.")
-@click.option("--pty", is_flag=True, help="Give COMMAND a terminal, on the first node. A shell gets one anyway.")
+@click.option(
+    "--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs on each node. Default: those of the allocation."
+)
+@click.option("--pty", is_flag=True, help="Give COMMAND a terminal, on the first node. A shell always gets one.")
 @table_option("lock")
 @table_option("site")
 @table_option("bind")
@@ -39,11 +41,12 @@ def command(
     accept: str | None,
     as_json: bool,
 ) -> int:
-    """Run COMMAND in the locked environment, after the check that each job has.
+    """Run COMMAND in the locked environment, after the same check as for a job.
 
-    Inside an allocation (salloc) it runs on all nodes, one process on each; elsewhere on this
-    machine. Without COMMAND it is a shell. hpcenv ends with the status of COMMAND; with 90 if a node differs from the
-    lockfile, and 91 if that is unknown: then nothing is started.
+    Inside an allocation (salloc) COMMAND runs on all nodes, one process on each. Elsewhere it runs
+    on this machine. Without COMMAND, hpcenv starts a shell. hpcenv ends with the status of COMMAND.
+    If a node differs from the lockfile, nothing is started and hpcenv ends with 90; if a value that
+    must match could not be read, with 91.
 
     \b
         hpcenv run -- python3 -c 'import torch; print(torch.__version__)'

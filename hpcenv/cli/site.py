@@ -35,7 +35,7 @@ def command(
     rocm: str | None,
     as_json: bool,
 ) -> int:
-    """Say what the site profile NAME gives to a run, with reasons and sources.
+    """Say which settings the site profile NAME gives to a run, with reasons and sources.
 
     NAME is the name or the path of a profile. Without it, all profiles are listed that
     --site can name. A value whose condition asks for something that you do not give

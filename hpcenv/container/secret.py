@@ -49,10 +49,14 @@ def _read(secret: Secret, environ: Mapping[str, str], node: str, kept: str) -> s
         raise NodesUnknown(
             f"node {node} cannot read the secret {secret.name} from `{secret.source}`",
             why=f"{why}; the secret is requested by {secret.origin}",
-            hint=_GONE
-            if secret.kept
-            else "check that this node can see the file and that you may read it; set variables where you submit",
+            hint=_GONE if secret.kept else _set_where(kind, name),
         ) from None
+
+
+def _set_where(kind: str, name: str) -> str:
+    if kind == "env":
+        return f"set {name} in the shell in which you submit"
+    return "check that the file exists on this node, and that you may read it"
 
 
 _GONE = "its value is kept only until the run has ended: submit again; if nodes cannot see that file, use file:PATH"

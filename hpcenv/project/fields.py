@@ -649,7 +649,7 @@ FIELDS: tuple[Field, ...] = (
         "its sha256",
         source="the libraries' own needs, in ld.so's order; without those of the NVIDIA driver",
         why="math functions of another libc round differently; the nodes of one job must agree",
-        hint="another cluster has other ones by right; on one, ask for equal nodes (--constraint, --nodelist)",
+        hint="on another cluster this is normal; on one cluster, ask for nodes of one kind (--constraint, --nodelist)",
         level="full",
         judged_by=("lockfile", "nodes"),
     ),
@@ -1362,7 +1362,7 @@ FIELDS: tuple[Field, ...] = (
         what="state of data that [[data]] in hpcenv.toml names",
         source="names and sizes, times or content, against what was found at submission",
         why="other data give other results",
-        hint="bring the data back, or submit again with those that are there",
+        hint="bring the old data back, or submit again with the present data",
         judged_by=("rule",),
     ),
     Field(

@@ -587,7 +587,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="count",
         group="When and how long",
         rare=True,
-        help="End the training with status 0 after N optimizer steps, for example to compare its beginning.",
+        help="End the training with status 0 after N optimizer steps, for example to compare only its first steps.",
         metavar="N",
     ),
     Option(

@@ -241,7 +241,7 @@ def read_side(start: Path, word: str, runs: str | None, steps: Steps, metrics: S
 def _not_comparable(reference: Side, other: Side) -> NotComparable:
     names = [sorted({one.name for one in side.measured.series}) for side in (reference, other)]
     why = "\n".join(
-        f"{side.name} has {', '.join(found[:8]) if found else 'no metrics'}"
+        f"`{side.name}` has {', '.join(found[:8]) if found else 'no metrics'}"
         for side, found in zip((reference, other), names, strict=True)
     )
     return NotComparable(

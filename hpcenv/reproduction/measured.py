@@ -17,7 +17,10 @@ from hpcenv.reproduction.metric_files import read_metric_files
 from hpcenv.reproduction.series import Series, by_step
 
 # For errors about runs without values in common.
-HOW_RECORDED = "a run records the losses of torch by itself, and other values with hpcenv.training.log_metrics"
+HOW_RECORDED = (
+    "hpcenv records the values of torch's loss functions by itself; "
+    "record other values with hpcenv.training.log_metrics"
+)
 
 # Sources of values that hpcenv itself recorded for each rank.
 OF_RANKS = ("backward", "log_metrics")

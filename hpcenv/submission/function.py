@@ -197,7 +197,7 @@ def _require_guard(named: Any, python: str) -> None:
                 f"{file.name}, line {line}, submits at the top level of the file",
                 why=f"the environment has Python {python}, this is {sys.version.split()[0]}: "
                 f"each rank imports the file to find `{named.__qualname__}`, and would run this line, too",
-                hint='put what submits under `if __name__ == "__main__":`',
+                hint='put the lines that submit under `if __name__ == "__main__":`',
             )
 
 

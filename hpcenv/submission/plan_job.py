@@ -231,7 +231,7 @@ def _require_no_import(context: Context) -> None:
         raise UsageError(
             "a rank does not submit while it imports the file of its function",
             why=f"each rank imports `{file}`, and each would submit once more",
-            hint='put what submits under `if __name__ == "__main__":`',
+            hint='put the lines that submit under `if __name__ == "__main__":`',
         )
 
 

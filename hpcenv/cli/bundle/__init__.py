@@ -36,4 +36,4 @@ class _WithDefault(LazyGroup):
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": 80},
 )
 def command() -> None:
-    """Make one archive of a run (lockfile, code, command, results), verify one or unpack one."""
+    """Make an archive of a run (lockfile, code, command, results); verify or unpack an archive."""

@@ -28,7 +28,7 @@ def command(
     runs: str | None,
     as_json: bool,
 ) -> None:
-    """Make one archive of a run: lockfile, code, command, records and measured values.
+    """Make an archive of a run: lockfile, code, command, records and measured values.
 
     RUN is a run folder, a run name or a job id. These are left out: values of credentials,
     secrets, checkpoints, logs, and files that git ignores. Modules without credentials are

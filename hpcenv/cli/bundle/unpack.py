@@ -16,7 +16,7 @@ from hpcenv.reproduction.bundle.archive import Archive, counted
 @click.argument("folder", required=False)
 @_render.json_option
 def command(file: str, folder: str | None, as_json: bool) -> None:
-    """Unpack a bundle into a new folder; without FOLDER, the one that the archive names.
+    """Unpack a bundle into a new folder. Without FOLDER, the archive names the folder.
 
     The checksum of every file is checked while the file is written. A bundle that would write outside
     the folder is refused before anything is written.

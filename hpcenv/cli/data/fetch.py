@@ -27,8 +27,8 @@ def command(check: bool, accept: str | None, where: _render.Where, as_json: bool
     """Fetch the repositories that [[data]] in hpcenv.toml names with `hub`, into the store.
 
     Every file is compared with the hash that the hub lists for it. After an interruption
-    the same command continues. HF_ENDPOINT names the hub, HF_TOKEN or `hf auth login` the
-    token; only this command and `resolve` use them, on this machine.
+    the same command continues. HF_ENDPOINT names the hub. HF_TOKEN or `hf auth login` gives the
+    token. Only this command and `resolve` use the hub and the token; the nodes do not.
     """
     workspace = where.project()
     named = [one for one in workspace.project.data if one.hub is not None]

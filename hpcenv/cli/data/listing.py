@@ -19,9 +19,10 @@ from hpcenv.hub.stored import list_stored, partial_bytes
 def command(where: _render.Where, as_json: bool) -> None:
     """List the repositories of a hub that are in the store, with their folders.
 
-    To remove one that no project needs any more, delete the folder and the .json beside
-    it. This alone frees no space: STORE/hub/blobs keeps each file. To free it, delete
-    that folder, too; the other repositories stay. `hpcenv data fetch` brings it back.
+    To remove a repository that no project needs any more, delete its folder and the .json
+    beside the folder. This alone frees no space, because STORE/hub/blobs has each file, too.
+    To free the space, delete STORE/hub/blobs: the other repositories keep their files, and
+    `hpcenv data fetch` makes the folder again.
     """
     place = where.place()
     stored = list_stored(place)

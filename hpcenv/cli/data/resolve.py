@@ -23,8 +23,8 @@ from hpcenv.project.hub_reference import parse_repository
 def command(repository: str, as_json: bool) -> None:
     """Print REPOSITORY with the commit that its branch or tag names now, as [[data]] needs it.
 
-    REPOSITORY is ORG/NAME or ORG/NAME@BRANCH for a model, and datasets/ORG/NAME or
-    spaces/ORG/NAME for the others. Without a branch it is `main`.
+    REPOSITORY is ORG/NAME or ORG/NAME@BRANCH for a model. For data sets and spaces it
+    is datasets/ORG/NAME and spaces/ORG/NAME. The default branch is `main`.
     """
     try:
         wanted = parse_repository(repository)

@@ -30,7 +30,7 @@ from hpcenv.submission.choose_site import by_name
 
 @click.command("init")
 @click.option("--torch", metavar="X.Y.Z", help="torch release. Default: the locked one, or the newest that fits.")
-@click.option("--cuda", metavar="X.Y|cpu", help="CUDA of the torch build. Default: that of the default index.")
+@click.option("--cuda", metavar="X.Y|cpu", help="CUDA of the torch build. Default: the one of torch's default index.")
 @click.option("--python", metavar="3.X", help="Python version. Default: the distribution's own.")
 @click.option(
     "--os", "distribution", metavar="NAME", default="bookworm", show_default=True, help=f"{', '.join(DISTRIBUTIONS)}."
@@ -38,7 +38,9 @@ from hpcenv.submission.choose_site import by_name
 @click.option(
     "--with", "packages", metavar="NAME[==VERSION]", multiple=True, help="Python package that pip resolves with torch."
 )
-@click.option("--requirements", metavar="FILE", help="File of packages that pip resolves with torch. It has no hashes.")
+@click.option(
+    "--requirements", metavar="FILE", help="Requirements file without hashes; pip resolves its packages with torch."
+)
 @click.option("--apt", metavar="NAME", multiple=True, help="Package of the distribution.")
 @click.option("--pylock", metavar="FILE", help="Locked packages: uv.lock, pylock.toml or requirements with hashes.")
 @_pins.options("--pylock")

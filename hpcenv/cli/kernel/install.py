@@ -28,9 +28,9 @@ from hpcenv.submission.kernel import folder_name, kernel_json
 def command(lock: str | None, prefix: str | None, accept: str | None, as_json: bool) -> int:
     """Install a Jupyter kernel that starts in the locked environment, for a JupyterHub.
 
-    Each start is checked as a job is. If this machine differs from the lockfile, the kernel
-    does not start, and the log of Jupyter has the table. In an allocation the kernel starts on
-    its first node.
+    Each start of the kernel is checked like a job. If this machine differs from the lockfile,
+    the kernel does not start, and the log of Jupyter has the table. In an allocation the kernel
+    starts on the first node of the allocation.
     """
     whole = _render.open_project()
     _accept.require(whole, accept, as_json=as_json)

@@ -38,7 +38,13 @@ from hpcenv.survey.machine import decide_for, given_settings, seen_here, seen_in
     show_default=True,
     help="With --here or --from: how the ranks communicate.",
 )
-@click.option("--env", "pairs", metavar="NAME=VALUE", multiple=True, help="With --here or --from: a given variable.")
+@click.option(
+    "--env",
+    "pairs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="With --here or --from: a variable that you would set for the run.",
+)
 @click.option("--host", is_flag=True, help="With --here or --from: the ranks run without a container.")
 @_render.json_option
 def command(
@@ -57,8 +63,9 @@ def command(
     RUN is a run folder, a run name or a job id; the default is the latest run. With --here or
     --from, the settings are computed, as if a job ran on several nodes of one kind.
 
-    SET is chosen by hpcenv, HOST comes from a file of the node, GIVEN from you, your project,
-    the site profile or the job, SKIP is left at the library's default on purpose.
+    SET: hpcenv chose the value. HOST: the value comes from a file of the node. GIVEN: it comes from
+    you, your project, the site profile or the job. SKIP: hpcenv leaves the library's default on
+    purpose.
     """
     if (run is not None) + here + (file is not None) > 1:
         raise UsageError("RUN, --here and --from exclude each other", hint="give one of them")

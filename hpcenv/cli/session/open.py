@@ -17,9 +17,9 @@ from hpcenv.runs.status import read_status
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @_render.json_option
 def command(name: str, runs: str | None, as_json: bool) -> None:
-    """Print a line for your laptop, and an address, for each web page of the session NAME.
+    """For each web page of the session NAME, print a line for your laptop, and an address.
 
-    The line is typed on your laptop, which has the Host block of hpcenv session ssh-config.
+    Type the line on your laptop, where ~/.ssh/config has the Host block of hpcenv session ssh-config.
     """
     run, session = find_session(_render.cwd(), name, runs=runs)
     status = read_status(run, os.environ)

@@ -14,14 +14,12 @@ from hpcenv.runs.session import render_ssh_config
 
 @click.command("ssh-config")
 @click.argument("name")
-@click.option(
-    "--login", metavar="HOST", help="This login node, as ssh on your laptop calls it. Default: its full name."
-)
+@click.option("--login", metavar="HOST", help="Name of this login node for ssh on your laptop. Default: its full name.")
 @click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 def command(name: str, login: str | None, runs: str | None) -> None:
     """Print the Host block with which ssh on your laptop reaches the session NAME.
 
-    Add it to ~/.ssh/config there, once for a name: it holds for all later sessions of this name.
+    Add the block to ~/.ssh/config on the laptop, once for each NAME: later sessions with this NAME use it, too.
 
     \b
         ssh LOGIN 'cd PROJECT && hpcenv session ssh-config lab' >> ~/.ssh/config

@@ -371,7 +371,7 @@ def test_a_file_that_would_submit_again_on_each_rank_is_refused_before_the_queue
     done = subprocess.run([sys.executable, "mine.py"], cwd=project, text=True, capture_output=True, env=environ)
     assert done.returncode != 0
     assert "mine.py, line 3, submits at the top level of the file" in done.stderr
-    assert 'put what submits under `if __name__ == "__main__":`' in done.stderr
+    assert 'put the lines that submit under `if __name__ == "__main__":`' in done.stderr
     assert fake_slurm.calls("sbatch") == []
 
 

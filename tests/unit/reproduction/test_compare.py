@@ -112,7 +112,7 @@ def test_the_sign_of_zero_is_a_difference_of_0_ulp(tmp_path):
 def test_runs_without_common_metrics_cannot_be_compared(tmp_path):
     first, _ = pair(tmp_path)
     shutil.rmtree(first.metrics)
-    with pytest.raises(NotComparable, match="first has no metrics"):
+    with pytest.raises(NotComparable, match="`first` has no metrics"):
         compared(tmp_path)
 
 
