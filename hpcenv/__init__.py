@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{_WHERE[name]}.".startswith(f"{error.name}."):
             raise
-        # The ranks have this file and `hpcenv.training`: submission/node_code.py.
+        # Ranks have only this file and `hpcenv.training` (submission/node_code.py).
         text = f"hpcenv.{name} is not on the compute nodes, only hpcenv.training is: submit from a login node"
         if name == "submit":
             text += ", in the project: `hpcenv submit SCRIPT --nodes N --gpus G -- ARGUMENTS`"

@@ -12,7 +12,7 @@ from hpcenv.cli import main as _main  # noqa: E402
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
-    """Raise a ^C again that came where Python cannot raise it, for example in a callback of an import."""
+    """Send SIGINT again if a ^C came where Python cannot raise KeyboardInterrupt, for example in an import callback."""
     if problem.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(problem)
         return
@@ -24,7 +24,7 @@ def _unraisable(problem: sys.UnraisableHookArgs) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    # A parent may have set SIGINT to be ignored (nohup, a job in the background): then it stays ignored.
+    # If the parent process ignores SIGINT (nohup, a job in the background), this process ignores it, too.
     if _handler is not signal.SIG_DFL:
         signal.signal(signal.SIGINT, _handler)
     sys.unraisablehook = _unraisable

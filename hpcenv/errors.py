@@ -2,9 +2,9 @@
 
 Runs on: everywhere (login node, compute node). Standard library only.
 
-An error has three parts. *what* is wrong. *why*: the cause, with the origin of the value (file and
-key, flag or variable). *hint*: the next command to type. `code` is a stable kebab-case name and
-`exit_status` a stable number. Both are listed in docs/reference/errors.md; a test compares them.
+An error has three parts. *what*: what is wrong. *why*: the cause, with the origin of the value (file
+and key, flag or variable). *hint*: the next command to type. `code` is a stable kebab-case name and
+`exit_status` a stable number. docs/reference/errors.md lists both; a test compares that page with this file.
 
     HpcenvError              1   a bug in hpcenv
     |- UsageError            2   the arguments of a command or of an API call
@@ -12,7 +12,7 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- LockfileMissing       4   no lockfile of that name
     |- LockfileInvalid       5   unreadable, not TOML, wrong structure
     |- LockfileNewer         6   written with a newer schema
-    |- LockfileStale         7   hpcenv.toml asks for something else now
+    |- LockfileStale         7   hpcenv.toml asks for something that the lockfile does not have
     |- ToolMissing           8   sbatch, apptainer ... not on PATH
     |- ToolFailed            9   an outside program failed or did not answer
     |- ImageUnavailable     10   unknown image, registry down, access denied
@@ -28,27 +28,27 @@ key, flag or variable). *hint*: the next command to type. `code` is a stable keb
     |- SubmitUncertain      20   sbatch did not report whether the job is queued
     |- PinsDiffer           21   installed packages differ from a pins file
     |- LintFailed           22   `image lint` found problems
-    |- RunNotRunning        23   the command needs a running run
+    |- RunNotRunning        23   the command needs an active run
     |- JobFailed            24   a function's run ended without a result
-    |- RunEndUnknown        25   a waited run ended, and its exit status is unknown
-    |- NotAccepted          29   the project asks for what the user has not accepted
+    |- RunEndUnknown        25   the run that a command waited for ended, and its exit status is unknown
+    |- NotAccepted          29   the project asks for something that the user has not accepted
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- HashesUnproved       47   the hash of a wheel is required and not confirmed
     |- DataUnavailable      48   data of a hub are missing, or differ from those of the hub
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
-    |- VerifyWarned         92   `verify --strict`: only warnings differ
-    |- NodesDisagree        93   nodes differ from each other, none from the lockfile
+    |- VerifyWarned         92   `verify --strict`: only fields of severity `warn` differ
+    |- NodesDisagree        93   nodes differ from each other, but each one matches the lockfile
     |- SetupFailed          94   in the job: a line of `setup` failed
     |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
 
 27, 28 and 46 belonged to features that were removed: no new error gets these numbers.
 
-90 to 94 are numbers that training scripts are unlikely to use. So the job's own exit status tells
-whether the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait`
-end with the exit status of the run, which may be any number; their last line names it.
+Training scripts are unlikely to use the numbers 90 to 94. So the exit status of a job tells whether
+the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait` end with
+the exit status of the run, which may be any number. The last line that they print names this number.
 """
 
 from __future__ import annotations
@@ -68,25 +68,26 @@ class Status:
     """`hpcenv diff`: the two sides differ in a field that must match."""
 
     NO_CAUSE_FOUND = 30
-    """`hpcenv diagnose`: the logs name no cause, or not for every run; also if no run has failed."""
+    """`hpcenv diagnose`: the logs do not name a cause for every run, or no run has failed."""
 
     WITHIN_TOLERANCE = 40
     """`hpcenv compare` and `reproduce`: the results are within the tolerance, not equal to the last bit."""
 
     RESULTS_DIFFER = 41
-    """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or have other steps."""
+    """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or their metrics have other steps."""
 
     DOES_NOT_RUN = 43
     """`hpcenv compat`: the combination does not run."""
 
     NOT_IN_TABLE = 44
-    """`hpcenv compat`: whether the combination runs is not known to the compatibility table."""
+    """`hpcenv compat`: the compatibility table does not say whether the combination runs."""
 
     RUN_HAS_ENDED = 100
-    """A step to the batch script: the run has ended already, in an earlier job of its chain."""
+    """With this status, a step tells the batch script that the run has ended in an earlier job of its chain."""
 
     NOT_DONE = 101
-    """A step to the batch script: the training saved itself and has more to do, but is not queued again."""
+    """With this status, a step tells the batch script that the training saved itself and has more to do, but is not queued
+    again."""
 
     PIPE_CLOSED = 141
     """The reader of hpcenv's output closed the pipe, as in `hpcenv logs | head`: 128 + SIGPIPE."""
@@ -96,7 +97,7 @@ class Status:
 
 
 class Command(tuple[str, ...]):
-    """A command in a hint, as a list of words; printed with shell quoting.
+    """A command in a hint, as a list of words. hpcenv prints the words with shell quoting.
 
     hint=Command("hpcenv", "status", run)
     hint=("remove it first: ", Command("hpcenv", "image", "prune"))
@@ -119,10 +120,10 @@ Hint: TypeAlias = "str | Command | tuple[str | Command, ...]"
 class HpcenvError(Exception):
     """What is wrong, why, and what to do next.
 
-    An error is not changed after it was raised: raise `error.changed(...)` from it.
+    Do not change an error after it was raised. To give it other texts, raise `error.changed(...)` from it.
 
     Args:
-        what: one sentence without a final full stop; quotes the offending value.
+        what: one sentence without a final full stop. The sentence quotes the wrong value.
         why: the cause and the origin of the value; may have several lines.
         hint: the next command to type.
     """
@@ -138,7 +139,7 @@ class HpcenvError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """The hint as text, its commands quoted for a shell; None without one."""
+        """The hint as text, with its commands quoted for a shell; None if the error has no hint."""
         return render_hint(self.hint_parts) or None
 
     def changed(self, *, what: str | None = None, why: str | None = None, hint: Hint | None = None) -> Self:
@@ -166,7 +167,7 @@ def _parts(hint: Hint | None) -> tuple[str | Command, ...]:
 
 
 def render_hint(parts: tuple[str | Command, ...]) -> str:
-    """Return a hint as text: a command alone as it is typed, a command within text between backticks."""
+    """Return a hint as text. A command within text is put between backticks; a command alone is not."""
     if len(parts) == 1:
         return str(parts[0])
     return "".join(f"`{part}`" if isinstance(part, Command) else part for part in parts)
@@ -226,8 +227,8 @@ class ToolFailed(HpcenvError):
 
     Args:
         argv: the program and its arguments.
-        status: its exit status, None if it was stopped at the time limit.
-        stderr: the end of what it wrote to standard error.
+        status: exit status of the program; None if hpcenv stopped it at the time limit.
+        stderr: the end of what the program wrote to standard error.
     """
 
     code = "tool-failed"
@@ -250,7 +251,7 @@ class ToolFailed(HpcenvError):
 
 
 class ImageUnavailable(HpcenvError):
-    """The image reference does not resolve: unknown, registry down or access denied."""
+    """The image reference does not resolve: it is unknown, the registry is down, or access is denied."""
 
     code = "image-unavailable"
     exit_status = 10
@@ -292,7 +293,7 @@ class SubmitRejected(HpcenvError):
 
 
 class SubmitUncertain(SubmitRejected):
-    """sbatch did not report whether the job is queued; hpcenv looks for the job and cancels it."""
+    """sbatch did not report whether the job is queued. hpcenv looks for the job and cancels it."""
 
     code = "submit-uncertain"
     exit_status = 20
@@ -302,7 +303,7 @@ class RunNotFound(HpcenvError):
     """No run folder, job id or latest run matches.
 
     Attributes:
-        word: the text that was typed and matches no run; None if a folder was found that is not a run.
+        word: the typed text, which matches no run; None if the text names a folder that is not a run.
     """
 
     code = "run-not-found"
@@ -339,14 +340,14 @@ class PinsDiffer(HpcenvError):
 
 
 class HashesUnproved(HpcenvError):
-    """The sha256 of a wheel is not confirmed, and `lock --require-hashes` or [policy] requires that."""
+    """The sha256 of a wheel is not confirmed, but `lock --require-hashes` or [policy] requires the confirmation."""
 
     code = "hashes-unproved"
     exit_status = 47
 
 
 class DataUnavailable(HpcenvError):
-    """Data of a hub are missing or differ from those of the hub: not fetched, changed since, or refused by the hub."""
+    """Data of a hub were not fetched, were changed after they were fetched, or are refused by the hub."""
 
     code = "data-unavailable"
     exit_status = 48
@@ -360,7 +361,7 @@ class LintFailed(HpcenvError):
 
 
 class RunNotRunning(HpcenvError):
-    """The command needs a running run; this run waits in the queue or has ended."""
+    """The command needs a run that is active, but this run waits in the queue or has ended."""
 
     code = "run-not-running"
     exit_status = 23
@@ -374,14 +375,14 @@ class JobFailed(HpcenvError):
 
 
 class RunEndUnknown(HpcenvError):
-    """`wait`, `submit --wait`: a run ended, and neither Slurm nor its run folder has its exit status."""
+    """`wait`, `submit --wait`: a run ended, and neither Slurm nor the run folder has the exit status of the run."""
 
     code = "run-end-unknown"
     exit_status = 25
 
 
 class NotAccepted(HpcenvError):
-    """The project asks for something outside itself that the user has not accepted; nothing was started."""
+    """The project asks this machine for something that the user has not accepted. Nothing was started."""
 
     code = "not-accepted"
     exit_status = 29
@@ -402,7 +403,7 @@ class BundleInvalid(HpcenvError):
 
 
 class WaitTimeout(HpcenvError):
-    """`wait --timeout`: the time is over and the run continues; timeout(1) ends with 124 too."""
+    """`wait --timeout`: the time is over and the run continues. timeout(1) uses the same exit status, 124."""
 
     code = "wait-timeout"
     exit_status = 124
@@ -423,14 +424,14 @@ class NodesUnknown(HpcenvError):
 
 
 class SetupFailed(HpcenvError):
-    """In the job: a line of `setup` failed, before the nodes were checked. The batch script ends with this."""
+    """In the job: a line of `setup` failed before the nodes were checked. The batch script ends with this status."""
 
     code = "setup-failed"
     exit_status = 94
 
 
 class Interrupted(HpcenvError):
-    """The user interrupted; a shell reports SIGINT as 130."""
+    """The user interrupted the command. A shell reports SIGINT as 130."""
 
     code = "interrupted"
     exit_status = 130
@@ -444,7 +445,7 @@ class VerifyWarned(HpcenvError):
 
 
 class NodesDisagree(HpcenvError):
-    """Every node is as locked, but the nodes differ from each other."""
+    """Every node matches the lockfile, but the nodes differ from each other."""
 
     code = "nodes-disagree"
     exit_status = 93

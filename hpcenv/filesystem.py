@@ -1,6 +1,6 @@
-"""The file system of a path: who sees it, who may change it, how much space is left.
+"""The file system of a path: which nodes see the path, who may change it, and how much space is left.
 
-Runs on: LOGIN NODE. Reads /proc/self/mountinfo (proc(5)); quota from the tools that know it.
+Runs on: LOGIN NODE. Reads /proc/self/mountinfo (proc(5)), and asks `lfs`, `mmlsquota` or `quota` for the quota.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 from hpcenv import process
 from hpcenv.errors import Command, FileUnusable, Hint, HpcenvError, UsageError
 
-# File systems in memory or of one machine: other nodes never see files there.
+# File systems in memory or on one machine. Other nodes never see files there.
 _NODE_LOCAL = frozenset({"tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs", "aufs", "iso9660", "proc", "sysfs"})
 _NETWORK = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "orangefs", "pvfs2", "9p", "wekafs",
      "panfs", "glusterfs", "fuse.glusterfs", "fuse.cephfs", "fuse.juicefs", "fuse.sshfs", "virtiofs", "daos", "vast"}
 )  # fmt: skip
-# No space, or quota exceeded.
+# The errors for a full disk and for an exceeded quota.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# These paths are only compared with; nothing is written there.
+# These paths are only compared with other paths; nothing is written there.
 _LOCAL_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")  # noqa: S108
 
 
@@ -37,8 +37,8 @@ class Visibility:
     """Whether other nodes see a path.
 
     Attributes:
-        shared: None if it is unknown on this machine.
-        assumed: whether the path is treated as shared without proof.
+        shared: whether other nodes see the path; None if this machine cannot know it.
+        assumed: whether the path counts as shared without proof.
     """
 
     shared: bool | None
@@ -63,9 +63,9 @@ class Mount:
 def visibility(path: Path, *, home: Path) -> Visibility:
     """Return whether compute nodes will see `path` under the same name.
 
-    For some file systems the answer is certain. A local disk may be exported to the nodes by this machine. A path on
-    the same device as the home folder counts as shared: sites share homes, and a cluster of one machine has nothing to
-    share.
+    For some file systems the answer is certain. For a local disk it is not, because this machine may export the disk to
+    the nodes. A path on the same device as the home folder counts as shared, because most sites share the home folders,
+    and a cluster of one machine needs no sharing.
     """
     place = _existing(path)
     mount = mount_of(place)
@@ -86,8 +86,8 @@ def visibility(path: Path, *, home: Path) -> Visibility:
 
 
 def _existing(path: Path) -> Path:
-    # os.path never raises here; Path.resolve and Path.exists do, for loops of links and for
-    # folders that the user must not enter.
+    # os.path never raises here. Path.resolve and Path.exists raise for loops of links and for
+    # folders that the user may not enter.
     place = Path(os.path.realpath(path))
     while not os.path.exists(place):
         place = place.parent
@@ -99,10 +99,10 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def mount_of(path: Path) -> Mount | None:
-    """Return the mount with the longest point above `path`; later lines cover earlier ones.
+    """Return the mount that `path` is on: the one with the longest mount point; of equal mount points, the last one.
 
     Args:
-        path: absolute and without links; it may be missing.
+        path: absolute and without links; the path may be missing.
     """
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -124,7 +124,8 @@ def _unescape(text: str) -> str:
 
 
 def file_time(folder: Path) -> float:
-    """Return the time of the clock that sets file times in `folder`: on a network file system, the server's clock.
+    """Return the current time by the clock that sets file times in `folder`. On a network file system this is the
+    server's clock.
 
     Raises:
         OSError: no file can be written there.
@@ -133,10 +134,10 @@ def file_time(folder: Path) -> float:
     fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.write(fd, b"\n")  # on NFS, this is the server's time, not this machine's time
+            os.write(fd, b"\n")  # on NFS, a write sets the file time to the server's time, not to this machine's time
             os.fsync(fd)
         except OSError as error:
-            # On a full disk, the time of the empty file is good enough: `prune` must work especially then.
+            # On a full disk, the time of the empty file is good enough: `prune` must work there most of all.
             if error.errno not in FULL:
                 raise
         return os.fstat(fd).st_mtime
@@ -150,11 +151,11 @@ def file_time(folder: Path) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """How many bytes the caller may still write; `quota` is None if it is not known.
+    """How many bytes the caller may still write.
 
     Attributes:
         free: free bytes of the file system, for users without privileges.
-        quota: the bytes that the caller's quota still allows.
+        quota: the bytes that the caller's quota still allows; None if no quota is known.
         origin: the command that reported the quota.
     """
 
@@ -171,9 +172,9 @@ class Space:
 def space(folder: Path) -> Space:
     """Return how many bytes may be written into `folder`.
 
-    The quota comes from `lfs`, `mmlsquota` or `quota`: the command that belongs to the file system, if it exists. Each
-    command has five seconds to answer. Project quotas of XFS and ext4 are already in `free`, if the site has set this
-    up.
+    The quota comes from the command that belongs to the file system, if this machine has it: `lfs`, `mmlsquota` or
+    `quota`. The command has five seconds to answer. `free` already includes project quotas of XFS and ext4, if the site
+    has configured them so.
 
     Raises:
         OSError: the folder does not exist.
@@ -209,10 +210,11 @@ def _quota_commands(place: Path, mount: Mount) -> list[_QuotaCommand]:
 
 
 def _left(used: str, soft: str, hard: str) -> int | None:
-    """Return how many bytes a quota leaves, from the columns of a quota command in KiB; None without a limit.
+    """Return how many bytes a quota leaves; None if there is no limit. The arguments are columns of a quota command, in
+    KiB.
 
-    A limit of 0 means "no limit". The hard limit is used if it is set: a user who exceeds only the soft limit can
-    still write during the grace period, usually for days.
+    A limit of 0 means "no limit". If a hard limit is set, it is used instead of the soft limit: a user who exceeds only
+    the soft limit can still write during the grace period, usually for days.
     """
     try:
         taken, limit = int(used.rstrip("*")), int(hard) or int(soft)
@@ -224,7 +226,7 @@ def _left(used: str, soft: str, hard: str) -> int | None:
 def _lfs_left(text: str) -> int | None:
     """Read `lfs quota -q` (Lustre 2.12 to 2.15): path, KiB used, quota, limit, grace, files ...
 
-    A long path is on a separate line.
+    If the path is long, `lfs` prints it on a separate line.
     """
     words = text.split()
     for at in range(1, len(words) - 2):
@@ -234,7 +236,7 @@ def _lfs_left(text: str) -> int | None:
 
 
 def _gpfs_left(text: str) -> int | None:
-    """Read `mmlsquota -Y` (IBM Storage Scale): colons, with a line of column names."""
+    """Read `mmlsquota -Y` (IBM Storage Scale): colons separate the columns, and one line has the column names."""
     names: list[str] = []
     for line in text.splitlines():
         words = line.split(":")
@@ -257,10 +259,10 @@ def _quota_left(text: str, source: str) -> int | None:
 
 
 def most_similar(path: Path) -> Path | None:
-    """Return the existing path whose spelling is nearest to a path that does not exist; None if no path is near.
+    """Return the existing path whose spelling is most similar to a path that does not exist; None if none is similar.
 
     Args:
-        path: an absolute path. Each part is compared with the names that exist in its folder.
+        path: an absolute path. Each part that does not exist is compared with the names in its folder.
     """
     import difflib
 
@@ -281,7 +283,7 @@ def most_similar(path: Path) -> Path | None:
     return here
 
 
-# In a folder with a million files the comparison of all names would take longer than the user waits.
+# In a folder with a million files, the comparison with all names would take too long for a user who waits.
 _MOST_NAMES = 5000
 
 
@@ -304,13 +306,13 @@ def refused(path: Path, error: OSError, *, doing: str = "written") -> FileUnusab
 
 
 def require_space(folder: Path, need: int, *, purpose: str) -> None:
-    """Check before the work that `need` bytes can be written into `folder`.
+    """Check, before the work begins, that `need` bytes can be written into `folder`.
 
     Args:
-        purpose: completes "bytes are needed to ...".
+        purpose: what the space is needed for. It completes "bytes are needed to ..." in the error.
 
     Raises:
-        FileUnusable: less is free, or the user's quota allows less.
+        FileUnusable: fewer bytes are free, or the user's quota allows fewer.
     """
     try:
         found = space(folder)
@@ -336,7 +338,7 @@ def _megabytes(count: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """The users from whose folders hpcenv may run programs.
+    """The users whose folders are trusted: hpcenv may run programs from there.
 
     Attributes:
         owners: ids of trusted users, in addition to the caller and root.
@@ -347,14 +349,14 @@ class Trust:
     group: bool = False
 
     def owns(self, status: os.stat_result) -> bool:
-        """Whether the owner is trusted."""
+        """Return whether the owner of a file or folder is trusted."""
         if status.st_uid in {os.geteuid(), 0, *self.owners}:
             return True
         return self.group and bool(status.st_mode & stat.S_IWGRP) and status.st_gid in {os.getegid(), *os.getgroups()}
 
 
 def user_ids(names: Sequence[str]) -> frozenset[int]:
-    """Return the ids of users given by name or number.
+    """Return the user ids for names of users or numbers.
 
     Raises:
         UsageError: this machine does not know one of the users.
@@ -369,7 +371,7 @@ def user_ids(names: Sequence[str]) -> frozenset[int]:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the user id if the machine knows no name."""
+    """Return the name of a user; if the machine does not know the name, the user id as text."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -379,8 +381,8 @@ def user_name(uid: int) -> str:
 def require_trusted(folder: Path, trust: Trust) -> None:
     """Refuse a folder that an untrusted user owns, may write to, or may replace.
 
-    Parent folders that only a group may write to are accepted: project folders usually are such folders, and if a
-    member replaces the folder, the new folder has another owner.
+    A parent folder that a group may write to is accepted, because project folders usually are like this. If a member of
+    the group replaces `folder`, the new folder has another owner, so it is refused.
 
     Raises:
         FileUnusable: the folder is not trusted; the error names its mode and owner, and has a hint.
@@ -424,7 +426,7 @@ def _group_name(gid: int) -> str:
 
 
 def private_group(gid: int) -> bool:
-    """Whether the caller is the only member of a group: many systems give each user such a group."""
+    """Return whether the caller is the only member of a group. Many systems give each user such a group."""
     try:
         me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

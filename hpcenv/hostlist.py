@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 
-# Slurm's limit is 64K nodes (MAX_SLURM_NODES, 24.11). The limit for a name is the limit of DNS.
+# Slurm allows 64K nodes (MAX_SLURM_NODES, 24.11). DNS allows names of 255 characters.
 _MOST_NODES = 65536
 _LONGEST_NAME = 255
 
@@ -18,8 +18,8 @@ _LONGEST_NAME = 255
 def expand_hostlist(text: str) -> tuple[str, ...]:
     """Expand Slurm's host list expression, for example `n[1-3,07],gpu1`.
 
-    `scontrol show hostnames` is not used, because scontrol may be missing on this node. A wrong
-    result would give each node a different rendezvous, so invalid text is refused.
+    `scontrol show hostnames` is not used, because scontrol may be missing on this node. Invalid text
+    is refused, because with a wrong result the nodes could use different rendezvous endpoints.
 
     Raises:
         ValueError: unbalanced brackets, an invalid range, or a node named twice.
@@ -37,13 +37,13 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 
 def fold_hostlist(names: Iterable[str]) -> str:
-    """Return names as a host list expression that `expand_hostlist` expands again: `n[1-3,7],gpu1`.
+    """Return names as a host list expression, for example `n[1-3,7],gpu1`. `expand_hostlist` expands it again.
 
-    Names that differ only in their last number are folded; they stand at the place of the first of these names.
+    Names that differ only in their last number become one item, at the position of the first of these names.
     """
     parts = [re.fullmatch(r"(.*?)([0-9]{0,9})([^0-9]*)", name, re.DOTALL) for name in dict.fromkeys(names)]
     split = [part.groups() for part in parts if part is not None]
-    # n08 and n10 have one width, n8 and n10 have none.
+    # n08 and n10 have numbers of a fixed width, n8 and n10 do not.
     padded = {(prefix, suffix, len(digits)) for prefix, digits, suffix in split if digits[:1] == "0" and digits != "0"}
     groups: dict[tuple[str, str, int], list[int]] = {}
     for prefix, digits, suffix in split:
@@ -84,7 +84,7 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 
 def _expand_item(item: str) -> list[str]:
-    """Expand one item. With several bracket groups (`r[1-2]n[1-2]`), the last one changes fastest."""
+    """Expand one item. If it has several bracket groups (`r[1-2]n[1-2]`), the last group changes fastest."""
     pieces = re.split(r"\[([^\[\]]*)\]", item)
     texts = pieces[0::2]
     if sum(map(len, texts)) > _LONGEST_NAME or len(texts) > _LONGEST_NAME:
@@ -92,7 +92,7 @@ def _expand_item(item: str) -> list[str]:
     groups: list[list[str]] = []
     for piece in pieces[1::2]:
         groups.append(_expand_group(piece))
-        # Checked in the loop and not after it: many large groups would need gigabytes of memory.
+        # This check is in the loop, not after it, because many large groups would need gigabytes of memory.
         if math.prod(map(len, groups)) > _MOST_NODES:
             raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
     numbered = itertools.product(*groups)

@@ -2,13 +2,13 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Every call takes argv as a list, an environment as a mapping (so the caller's is never used by accident), and a time
-limit: Slurm commands are known to hang when slurmctld is busy. A failure becomes a `ToolFailed` that carries argv,
-status and the end of stderr.
+Every call takes argv as a list, the environment as a mapping (so that no call uses the environment of the caller by
+accident), and a time limit, because Slurm commands are known to hang when slurmctld is busy. A failure becomes a
+`ToolFailed` with argv, status and the end of stderr.
 
-Each program has its own session, so that the program can be killed together with its children, and every wait for it
-has a time limit: a child of the program may hold its output open, and a process that hangs in the kernel does not end
-when it is killed. The exception is `run_in_terminal`: the user ends that program.
+Each program has its own session, so that the program can be killed together with its children. Every wait for a program
+has a time limit, because a child may hold the output of the program open, and a process that hangs in the kernel does
+not end when it is killed. The exception is `run_in_terminal`: the user ends that program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
 # The end of a failed tool's output: enough for Apptainer's FATAL line and the lines before it, not a whole
 # build log.
 _TAIL_CHARACTERS = 4000
-# For `start`: the caller has the other end of the pipe.
+# An argument for `start`. The caller then has the other end of the pipe.
 PIPE = subprocess.PIPE
 # The signals that ask a program to end.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -41,11 +41,12 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FEED_BUFFER = 1 << 20
 # How often a wait for output checks whether the program itself has ended.
 _LOOK_SECONDS = 0.2
-# How long a child may keep the output open after the end of the program, before the child is killed.
+# How long a child of a program may keep the output open after the program has ended. Then the child is killed.
 _SECONDS_FOR_CHILDREN = 2.0
-# How long to wait after SIGKILL. A process that hangs in the kernel (state D) needs longer; nothing waits for it.
+# How long to wait after SIGKILL. A process that hangs in the kernel (state D) may take longer to end, but hpcenv does
+# not wait longer.
 _SECONDS_AFTER_KILL = 5.0
-# The longest line that is kept: a program may write without any newline.
+# The longest line, in bytes. Longer lines are cut, because a program may write without any newline.
 _LONGEST_LINE = 1 << 20
 
 
@@ -64,7 +65,7 @@ def find_tool(name: str, *, needed_for: str, path: str | None = None) -> str:
 
     Args:
         name: the program as typed, for example `sbatch`.
-        needed_for: the end of the sentence "it is needed to ..." in the error.
+        needed_for: what the program is needed for. It completes the sentence "it is needed to ..." in the error.
         path: a PATH to search instead of the PATH of this process.
 
     Raises:
@@ -97,16 +98,17 @@ def run(
     Args:
         argv: program and arguments, passed literally.
         timeout: seconds after which the program is killed.
-        env: its whole environment; None inherits the environment (only for tools that need the user's environment).
-        stdin: text for its standard input; None for an empty input.
-        cwd: the folder in which it runs.
+        env: the whole environment of the program; None to inherit the environment of this process (only for tools
+            that need the user's environment).
+        stdin: text for the standard input of the program; None for an empty input.
+        cwd: the folder in which the program runs.
         accept: exit statuses that are not an error.
         pass_fds: open files that the program inherits under the same numbers.
-        slow: seconds after which `explain` is called once; if it returns an error, nothing waits for the program.
+        slow: seconds after which `explain` is called once; if `explain` returns an error, this error is raised.
 
     Raises:
         ToolMissing: the program does not exist.
-        ToolFailed: the program ended with another exit status, or reached the time limit.
+        ToolFailed: the program ended with a status that is not in `accept`, or reached the time limit.
     """
     out, err, status = _run(
         argv,
@@ -172,10 +174,10 @@ def _run(
 
 @contextlib.contextmanager
 def _input(content: str | bytes | None) -> Iterator[int]:
-    """Yield the standard input for a program: a file in memory, or an empty input.
+    """Yield a file descriptor for the standard input of a program: a file in memory, or an empty input.
 
-    A pipe would not do: after a time limit, `communicate` does not continue with the input (Python 3.13,
-    `_communicate`).
+    A pipe cannot be used: after a timeout, a second call of `communicate` does not write the rest of the input
+    (Python 3.13, `_communicate`).
     """
     if content is None:
         yield subprocess.DEVNULL
@@ -193,10 +195,10 @@ def _communicate(
     slow: float | None,
     explain: Callable[[], HpcenvError | None],
 ) -> tuple[bytes, bytes]:
-    """Return the whole output. If the program has ended and a child still writes, wait only a short time.
+    """Return the whole output. If the program has ended but a child still writes, wait for the child only a short time.
 
     Raises:
-        ToolFailed: the program did not end in time; it is killed.
+        ToolFailed: the program did not end in time, and was killed.
     """
     started, ended = time.monotonic(), None
     asked = slow is None
@@ -222,7 +224,7 @@ def _communicate(
 
 
 def _exchange(child: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes, bool]:
-    """Wait at most `seconds` for a program to end; return its output so far, and whether this is all output."""
+    """Wait at most `seconds` for a program to end; return its output so far, and whether this output is complete."""
     try:
         return (*child.communicate(timeout=seconds), True)
     except subprocess.TimeoutExpired as error:
@@ -233,7 +235,7 @@ _this_thread = threading.local()
 
 
 def stop_with(event: threading.Event) -> None:
-    """Let an event kill the program that this thread waits for; for the threads of a pool."""
+    """When `event` is set, kill the program that this thread waits for. For the threads of a pool."""
     _this_thread.stop = event
 
 
@@ -243,9 +245,10 @@ def _is_stopped() -> bool:
 
 
 def kill_session(child: subprocess.Popen[bytes]) -> None:
-    """Kill a program that `start` or this module started, and its children; wait a few seconds for its end.
+    """Kill a program that this module started, and its children; wait a few seconds for its end.
 
-    If the end of a program was already waited for, nothing is killed: another process may have its process id.
+    If this process has already waited for the end of the program, nothing is killed, because another process may now
+    have the same process id.
     """
     if child.returncode is not None:
         return
@@ -261,7 +264,7 @@ def kill_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Whether a program has ended. No other process gets its process id until this process has waited for it."""
+    """Return whether a program has ended. It is not reaped here, so no other process can get its process id."""
     if child.returncode is not None:
         return True
     try:
@@ -286,7 +289,7 @@ def below(pid: int) -> tuple[int, ...]:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a running process; None if the process has ended: proc_pid_stat(5), fields 3 and 4."""
+    """Return the parent of a running process, None if the process has ended (proc_pid_stat(5), fields 3 and 4)."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
@@ -298,7 +301,7 @@ def _popen(argv: Sequence[str], *, env: Mapping[str, str] | None, **options: Any
     """Start a program in its own session.
 
     Raises:
-        ToolMissing, ToolFailed: it cannot be started.
+        ToolMissing, ToolFailed: the program cannot be started.
     """
     try:
         return subprocess.Popen(list(argv), env=None if env is None else dict(env), start_new_session=True, **options)
@@ -315,7 +318,7 @@ def _not_started(argv: Sequence[str], error: OSError) -> HpcenvError:
 
 
 def failed(result: Completed) -> ToolFailed:
-    """Return the error for a program that ended with a status that its caller does not accept."""
+    """Return the error for a program whose exit status the caller does not accept."""
     output = (result.stderr.strip() or result.stdout.strip())[-_TAIL_CHARACTERS:]
     return ToolFailed(
         f"`{Path(result.argv[0]).name}` ended with status {result.status}",
@@ -344,10 +347,10 @@ def stream(
     cwd: Path | None = None,
     umask: int = -1,
 ) -> Completed:
-    """Run a long program and pass on each line of its output at once.
+    """Run a long program, and call `on_line` with each line of its output at once.
 
-    Standard output and standard error are merged, in order. `timeout` is in seconds for the whole run. `umask` is the
-    program's umask, -1 for the caller's umask.
+    Standard output and standard error are merged, in order. `timeout` is the limit for the whole run, in seconds.
+    `umask` is the umask of the program; -1 means the umask of the caller.
 
     Raises:
         ToolMissing, ToolFailed: as for `run`.
@@ -384,20 +387,20 @@ def feed(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Completed:
-    """Run a program that reads its standard input, and let `write` write it.
+    """Run a program that reads its standard input, and let `write` write this input.
 
-    Standard output and standard error are merged; only their end is kept. ^C reaches this process
-    only, which then stops the program. The program has ended when this function returns or raises.
+    Standard output and standard error are merged; only their end is kept. ^C reaches only this process,
+    which then stops the program. The program has ended when this function returns or raises.
 
     Args:
-        write: called once, in this thread; when it returns, the program's input ends.
+        write: called once, in this thread. When `write` returns, the input of the program ends.
         timeout: seconds for the whole run.
 
     Raises:
         ToolMissing: the program does not exist.
-        ToolFailed: the program did not end with status 0, before or after it had read all input, or did not end in
-            time.
-        Exception: an exception of `write`, unless the end of the program is its cause.
+        ToolFailed: the program ended with a status that is not 0, or did not end in time. The program may end before
+            it has read all input.
+        Exception: an exception of `write`. If the failure of the program is its cause, ToolFailed is raised instead.
     """
     tail = bytearray()
     with _watched(argv, timeout=timeout, env=env, cwd=cwd, stdin=PIPE, bufsize=_FEED_BUFFER) as watched:
@@ -415,7 +418,7 @@ def feed(
 
 @dataclass
 class _Watched:
-    """A program with a time limit, in its own session; its children are killed with it."""
+    """A program with a time limit, in its own session. When the program is killed, its children are killed, too."""
 
     child: subprocess.Popen[bytes]
     argv: Sequence[str]
@@ -439,7 +442,10 @@ class _Watched:
             self.child.wait(timeout=_SECONDS_AFTER_KILL)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the program's output at once, until its end; a child may keep the output open only for a short time."""
+        """Yield the output of the program at once, until the output ends, or a short time after the program has ended.
+
+        A child of the program may keep the output open for longer. It is killed.
+        """
         output = cast("IO[bytes]", self.child.stdout).fileno()
         ended = None
         while True:
@@ -457,7 +463,7 @@ class _Watched:
                 return
 
     def completed(self, output: str) -> Completed:
-        """Return the result; raise ToolFailed if it failed or was too late."""
+        """Return the result; raise ToolFailed if the program failed or reached the time limit."""
         if self.late.is_set() or self.child.returncode is None:
             raise _timed_out(self.argv, self.timeout, output)
         result = Completed(argv=tuple(self.argv), status=self.child.returncode, stdout=output, stderr="")
@@ -470,9 +476,10 @@ class _Watched:
 def _watched(
     argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None, cwd: Path | None, **options: Any
 ) -> Iterator[_Watched]:
-    """Start a program with merged output; kill it at the time limit, or if the block raises.
+    """Start a program whose standard output and standard error are merged; kill it at the time limit, or if the block
+    raises.
 
-    An exception of the block is dropped if the time limit is its cause: `completed` then raises.
+    An exception of the block after the time limit is dropped, because `completed` raises ToolFailed.
     """
     options |= {"stdout": PIPE, "stderr": subprocess.STDOUT}
     child = _popen(argv, env=env, cwd=cwd, **options)
@@ -497,10 +504,12 @@ def _watched(
 
 
 def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None:
-    """Let `write` write, close the pipe, and wait for the end. That the child ends early is not an error here."""
+    """Call `write`, close the pipe, and wait for the end of the program. If the program ends early, this is no error
+    here.
+    """
     child = watched.child
     stdin = cast("BinaryIO", child.stdin)
-    # The default of 64 KiB costs a switch between the two processes every 64 KiB.
+    # With the default size, the two processes would have to take turns every 64 KiB.
     with contextlib.suppress(OSError):
         fcntl.fcntl(stdin, fcntl.F_SETPIPE_SZ, _FEED_BUFFER)
     try:
@@ -509,8 +518,8 @@ def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None
         # The pipe's reading end closes a moment before the child can be waited for.
         if not _failed_within(child, 2.0 if _of_a_pipe(error) else 0.0):
             raise
-    # The rest of the buffer may be padding that the child did not wait for: its exit status shows whether it had all
-    # the input it needed.
+    # The rest of the buffer may be padding that the child does not read. The exit status of the child shows whether it
+    # had all the input that it needed.
     with contextlib.suppress(BrokenPipeError):
         stdin.close()
     watched.wait()
@@ -535,7 +544,7 @@ def _of_a_pipe(error: BaseException | None) -> bool:
 
 
 def _keep_the_end(pipe: IO[bytes], tail: bytearray) -> None:
-    """Read a pipe until it ends, so that its writer never waits; keep only the end."""
+    """Read a pipe until it ends, so that the program never has to wait; keep only the end of the output."""
     with contextlib.suppress(OSError, ValueError):
         while piece := os.read(pipe.fileno(), 1 << 16):
             tail += piece
@@ -549,13 +558,13 @@ def run_in_terminal(
     cwd: Path | None = None,
     pass_fds: tuple[int, ...] = (),
 ) -> int:
-    """Run a program on the terminal, input and output of this process; return its exit status (128 + N for signal N).
+    """Run a program with the terminal, input and output of this process; return its exit status (128 + N for signal N).
 
-    ^C reaches only the program, through the terminal. The program stays in the session of this process, which has the
-    terminal, and runs until it ends or the user ends it.
+    ^C in the terminal stops only the program, because this process ignores it. The program stays in the session of this
+    process, because this session has the terminal. There is no time limit.
 
     Raises:
-        ToolMissing, ToolFailed: it cannot be started.
+        ToolMissing, ToolFailed: the program cannot be started.
     """
     ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
@@ -592,13 +601,13 @@ def start(
     ignored: tuple[int, ...] = (),
     held_back: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session, which this terminal's signals do not reach; the caller waits for it.
+    """Start a program in its own session. The signals of this terminal do not reach it. The caller waits for its end.
 
     Args:
-        stdin: an open file; without a file the program has an empty input.
+        stdin: an open file; by default the program has an empty input.
         pass_fds: open files that the program inherits under the same numbers.
         ignored: signals that the program ignores until it sets handlers; only for callers without threads.
-        held_back: signals that reach the program only after it has unblocked them.
+        held_back: signals that are blocked when the program starts. They reach it after it has unblocked them.
     """
 
     def ignore() -> None:

@@ -16,11 +16,11 @@ Phase = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One moment of a phase.
+    """The progress of one phase at one moment.
 
     Attributes:
         phase: the part of the work.
-        what: the object of the work: a layer's digest or a path. For `note` and `wait`, a sentence for the user.
+        what: what is worked on: the digest of a layer, or a path. For `note` and `wait`, a sentence for the user.
         done, total: progress in `unit`; `total` is None if it is not known in advance.
             `done == total` ends the phase for this `what`.
         unit: `bytes`, `entries`, or empty if nothing is counted.

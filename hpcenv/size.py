@@ -8,7 +8,7 @@ _UNITS = (("kB", 10**3), ("MB", 10**6), ("GB", 10**9))
 
 
 def gigabytes(text: str) -> int | None:
-    """Return the number in `40 GB`; None for another text."""
+    """Return the number of gigabytes in a text such as `40 GB`; None if the text has another form."""
     match = re.fullmatch(r"([1-9][0-9]{0,6}) GB", text)
     return int(match[1]) if match else None
 
@@ -16,7 +16,7 @@ def gigabytes(text: str) -> int | None:
 def shown(count: int) -> str:
     """Return a number of bytes as text for a reader: `812 bytes`, `1.7 kB`, `352.1 MB`.
 
-    Units are powers of 1000 (IEC 80000-13), as in `df -H` and as disk makers use them.
+    Units are powers of 1000 (IEC 80000-13), as `df -H` and disk makers use them.
     """
     if count < 1000:
         return f"{count} bytes"

@@ -1,4 +1,4 @@
-"""Text for people: lines that fit a terminal, and control characters that cannot act. Pure.
+"""Text for people: lines that fit into a terminal, and escapes in place of control characters. Pure.
 
 Runs on: ANY NODE. Standard library only.
 """
@@ -10,14 +10,15 @@ import re
 import textwrap
 from collections.abc import Sequence, Sized
 
-# The number of columns of a terminal that every page must fit into.
+# The width of the terminal, in columns, that every output must fit into.
 WIDTH = 80
 
 
 class Shown:
-    """A result whose repr fits a screen: it has names and short values; a long value is shown by its size or its kind.
+    """A result whose repr fits on a screen: it shows short values, and only the size or the type of a long value.
 
-    A subclass must use `dataclass(repr=False)`. A notebook shows the text of the command, if `str` gives this text.
+    A subclass must use `dataclass(repr=False)`. A notebook shows what `str` returns, for example the text that the
+    command prints.
     """
 
     def __repr__(self) -> str:
@@ -37,17 +38,20 @@ def _brief(value: object) -> str:
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    """Replace characters that are not printable (control characters, direction marks) by escapes, except `keep`."""
+    """Replace characters that are not printable (control characters, direction marks) by escapes.
+
+    Characters in `keep` stay as they are.
+    """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def visible_ascii(text: str) -> str:
-    """Replace control characters and characters outside ASCII by escapes: the encoding of a log is not known."""
+    """Replace control characters and characters outside ASCII by escapes, because the encoding of a log is unknown."""
     return "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in text)
 
 
 def printable(text: str) -> str:
-    """Replace characters that are not printable by `?`: the text does not get longer."""
+    """Replace characters that are not printable by `?`, so that the text does not get longer."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -59,8 +63,8 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
         first: the beginning of the first line.
         indent: spaces before each further line.
         width: columns.
-        whole_words: do not break a word at its hyphens, nor a word that is longer than a line, nor a text between
-            backticks: a path or a command can be copied.
+        whole_words: do not break words, not even at hyphens or if they are longer than a line, and do not break text
+            between backticks. So the reader can copy a path or a command.
     """
     if whole_words:
         text = re.sub(r"`[^`\n]+`", lambda quoted: quoted[0].replace(" ", "\0"), text)
@@ -76,7 +80,7 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
 
 
 def cut(text: str, most: int) -> str:
-    """Return at most this number of characters of a text; three dots stand for the rest."""
+    """Return a text with at most `most` characters; three dots replace the rest of a longer text."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -2,7 +2,7 @@
 
 Runs on: every rank, also inside an image. Standard library only, and torch if the script uses it;
 Python >= 3.8. A run brings a copy of this module to its ranks, so an image does not need hpcenv.
-Using it is optional. Outside a run, its functions do nothing and return False or None:
+A script need not use this module. Outside a run, the functions of this example do nothing and return False or None:
 
     try:
         from hpcenv import training
@@ -55,7 +55,7 @@ class _State:
     Attributes:
         requested: whether a stop was requested.
         handles_term: whether the handler for SIGTERM is installed.
-        looked: when the request file was last looked for, in seconds of the monotonic clock.
+        looked: time of the last look for the request file, in seconds of the monotonic clock.
         calls: number of calls of `stop_requested`.
         seeded: the seed, rank_seed and determinism that `seed_everything` set in this process.
     """
@@ -71,7 +71,8 @@ def stop_requested(*, every: int = 1) -> bool:
     """Return whether the training should save a checkpoint and end now.
 
     If torch.distributed is initialised, this is a collective operation: call it on all ranks, at the same point, once
-    per step. All ranks get the same answer, so all stop after the same step. Once it returns True, it stays True.
+    per step. All ranks get the same answer, so all stop after the same step. After the first True, the answer stays
+    True.
 
     Args:
         every: ask the other ranks only in every N-th call; all calls between them return False.
@@ -90,15 +91,15 @@ def stop_requested(*, every: int = 1) -> bool:
 def resume_path(*, global_batch: int | None = None) -> Path | None:
     """Return the newest complete checkpoint of this run; None without a checkpoint, or outside a run.
 
-    If the run has no checkpoint yet, it is the checkpoint that `hpcenv submit --resume-from` names. The record beside a
-    checkpoint (see `save`) is compared with this run: torch, world size, global batch, lockfile and code. Rank 0 writes
-    each difference to stderr.
+    If the run has no checkpoint yet, the result is the checkpoint that `hpcenv submit --resume-from` names. The record
+    beside a checkpoint (see `save`) is compared with this run: torch, world size, global batch, lockfile and code.
+    Rank 0 writes each difference to stderr.
 
-    With several nodes, call it on one rank and broadcast the result: a shared file system may show
+    With several nodes, call this function on one rank and broadcast the result, because a shared file system may show
     a new file to some nodes later than to others.
 
     Args:
-        global_batch: samples of all ranks in one optimizer step, to compare it with the record.
+        global_batch: number of samples in one optimizer step of all ranks, to compare it with the record.
     """
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
@@ -145,8 +146,8 @@ def _tell(line: str) -> None:
 def checkpoint_path(step: int) -> Path | None:
     """Return the path of the complete checkpoint of a step; None outside a run.
 
-    For scripts that write checkpoints themselves: write to another name in the same folder, rename
-    the file to this path, then call `saved`.
+    This is for scripts that write checkpoints themselves. Such a script writes a file with another name in
+    the same folder, renames this file to the returned path, and then calls `saved`.
 
     Args:
         step: number of the step.
@@ -157,18 +158,18 @@ def checkpoint_path(step: int) -> Path | None:
 
 @contextlib.contextmanager
 def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | None]:
-    """Context manager with a path for a checkpoint, a file or a folder. It is complete at the end of the block.
+    """Context manager that gives a path for a checkpoint: a file or a folder. After the block, it is complete.
 
         with training.saving(step) as path:
             torch.save(state, path)
 
-    An incomplete checkpoint never has the name of a checkpoint. Use it on one rank. Outside a run,
-    the path is None. A record is written beside the checkpoint, for example `step-00000010.json`: run, lockfile, code,
-    torch, world size and global batch.
+    An incomplete checkpoint never has the name of a checkpoint. Use this context manager on one rank. Outside a run,
+    the path is None. A record is written beside the checkpoint, for example `step-00000010.json`. The record has the
+    run, lockfile, code, torch, world size and global batch.
 
     Args:
         step: number of the step.
-        global_batch: samples in one optimizer step of all ranks, for the record.
+        global_batch: number of samples in one optimizer step of all ranks, for the record.
 
     Raises:
         OSError: the checkpoint could not be written; earlier checkpoints still exist.
@@ -221,7 +222,7 @@ def save(state: Any, step: int, *, global_batch: int | None = None) -> Path | No
     Args:
         state: the object to save.
         step: number of the step.
-        global_batch: samples in one optimizer step of all ranks, for the record.
+        global_batch: number of samples in one optimizer step of all ranks, for the record.
 
     Returns:
         The path of the checkpoint; None outside a run.
@@ -241,7 +242,7 @@ def save(state: Any, step: int, *, global_batch: int | None = None) -> Path | No
 def saved() -> None:
     """Report that a checkpoint is saved, so that the job may end and be requeued.
 
-    `save` and `saving` call it after a stop request.
+    `save` and `saving` call this function after a stop request.
     """
     folder = _folder("HPCENV_STOP_FOLDER")
     if folder is not None:
@@ -258,7 +259,7 @@ def run_folder() -> Path | None:
 
 
 def environment() -> dict[str, Any]:
-    """Return facts that a result depends on, for the script's own log: text, numbers and None, as in JSON.
+    """Return facts that a result depends on, for the script's own log. The values are text, numbers or None.
 
         wandb.config.update(training.environment())
 
@@ -285,7 +286,7 @@ def _seeds() -> dict[str, Any]:
 
 
 def log_metrics(step: int, **values: Any) -> None:
-    """Record metrics of this rank to the last bit. Outside a run that records metrics, it does nothing.
+    """Record metrics of this rank to the last bit. Outside a run that records metrics, this function does nothing.
 
         training.log_metrics(step, loss=loss, accuracy=correct / total)
 
@@ -293,7 +294,8 @@ def log_metrics(step: int, **values: Any) -> None:
 
     Args:
         step: number of the step, as the script counts.
-        values: each value is a number, or a tensor or array with one element. For a tensor on a GPU, the call waits.
+        values: each value is a number, or a tensor or array with one element. For a tensor on a GPU, the call waits
+            until the GPU has computed the value.
 
     Raises:
         TypeError: a value has a different type.
@@ -306,13 +308,15 @@ def log_metrics(step: int, **values: Any) -> None:
 def seed_everything(seed: int | None = None, *, determinism: str | None = None) -> int:
     """Seed Python, NumPy and torch in this rank, and set the switches of a determinism profile.
 
-    In a run with a profile (`hpcenv submit --determinism bitwise`) hpcenv has already done this before the script
-    began; call it to choose the seed in the script. `PYTHONHASHSEED` and other environment variables cannot be set any
-    more here.
+    In a run with a profile (`hpcenv submit --determinism bitwise`), hpcenv has already done this before the script
+    began. Call this function if the script chooses the seed. It cannot set `PYTHONHASHSEED` and other environment
+    variables of the profile, because Python has already started.
 
     Args:
-        seed: base seed, 0 to 2^32-1; the default is the run's, else 0. Each rank gets seed + 1,000,003 x rank.
-        determinism: `off` (only the seeds), `seeded` or `bitwise`; the default is the run's profile, else `seeded`.
+        seed: base seed, 0 to 2^32-1; the default is the seed of the run, or else 0. Each rank gets
+            seed + 1,000,003 x rank.
+        determinism: `off` (only the seeds), `seeded` or `bitwise`; the default is the profile of the run, or else
+            `seeded`.
 
     Returns:
         The seed of this rank.
@@ -351,13 +355,13 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
 
 
 def _start_hook() -> Any:
-    """Return the hook's session of this rank; None without a session. Its modules have another name, see start_hook."""
+    """Return the hook's session of this rank; None without a session. The hook's modules have other names there."""
     module = sys.modules.get("_hpcenv_start_hook.session")
     return None if module is None else module.current()
 
 
 def _tell_pulse(*, begins: bool) -> None:
-    """Tell the process that watches this rank that the rank saves: it then makes no step, but does not hang."""
+    """Tell the watch that this rank saves a checkpoint. A rank that saves makes no step, but does not hang."""
     module = sys.modules.get("_hpcenv_start_hook.pulse")
     if module is not None:
         module.saves(begins)
@@ -409,7 +413,7 @@ def _on_term(_number: int, _frame: Any) -> None:
 
 
 def _requested_here(*, looks: bool = True) -> bool:
-    """Look once a second for the request file of this node. This node writes it, so it is visible at once."""
+    """Look once a second for this node's request file. A process on this node writes it, so it is visible at once."""
     folder = _folder("HPCENV_STOP_FOLDER")
     due = time.monotonic() - _State.looked >= _SECONDS_BETWEEN_LOOKS
     if not _State.requested and looks and folder is not None and due:
@@ -427,7 +431,7 @@ def _ranks() -> Any:
 
 
 def _any_rank(group: Any, here: bool) -> bool:
-    """Return whether any rank has a stop request: one small all-reduce, on the GPU only if gloo is not available."""
+    """Return whether any rank has a stop request. Uses one all-reduce, on the GPU only if gloo is not available."""
     import torch
 
     on_gpu = "gloo" not in str(group.get_backend()) and torch.cuda.is_available()

@@ -1,3 +1,3 @@
-"""The version, in one place; imports nothing."""
+"""The version of hpcenv. This module imports nothing."""
 
 VERSION = "0.1.0"

@@ -33,9 +33,9 @@ def init(
 
     Args:
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
-        python: the interpreter, as a path or a name inside the image; None writes the default as a comment.
+        python: the interpreter, as a path or a name inside the image. With None, the file has the default as a comment.
         plain_http: registries without TLS, each as HOST:PORT.
-        force: replace an existing hpcenv.toml; without it the home folder is refused too.
+        force: replace an existing hpcenv.toml. Without `force`, the home folder is refused, too.
 
     Raises:
         WouldOverwrite: the folder already has an hpcenv.toml.
@@ -69,17 +69,19 @@ def lock(
     """Resolve the environment of a project and write its lockfile: `hpcenv lock`.
 
     Args:
-        lock: which lockfile, `lockfiles/NAME.lock.toml`.
+        lock: NAME of the lockfile `lockfiles/NAME.lock.toml`.
         upgrade: ask the registry again which image the tag names.
         deep: also import torch, and lock the libraries that are loaded.
-        pins: uv.lock, pylock.toml, requirements.txt, pixi.lock or conda-lock.yml that the environment must agree
-            with, with `#NAME` as for `--from`; relative to `project`.
+        pins: the lockfile of another tool that the environment must agree with: uv.lock, pylock.toml,
+            requirements.txt, pixi.lock or conda-lock.yml. `#NAME` may follow, as for `--from`. The path is relative
+            to `project`.
         extras, groups: the extras and groups of the project in `pins` that were installed.
         wheels: ask the package index for the hashes of the wheels.
         allow_floating: accept an image without a tag, or with the tag `latest`.
         plain_http: registries without TLS, each as HOST:PORT. Your saved password is sent to them, but not to
             registries in hpcenv.toml.
-        accept: digest of what the project asks for, if you have not accepted it yet. The error NotAccepted has it.
+        accept: digest of what the project asks for, if you have not accepted that yet. The error NotAccepted contains
+            the digest.
 
     Raises:
         NotAccepted: the project asks for something that you have not accepted.
@@ -111,18 +113,18 @@ def check_lock(
     groups: Sequence[str] = (),
     accept: str | None = None,
 ) -> CheckResult:
-    """Return whether a lockfile is stale, and why: `hpcenv lock --check`. It asks no registry and no index.
+    """Return whether a lockfile is stale, and why: `hpcenv lock --check`. No registry and no index is asked.
 
     Args:
-        lock: which lockfile, `lockfiles/NAME.lock.toml`.
+        lock: NAME of the lockfile `lockfiles/NAME.lock.toml`.
         pins, extras, groups: as for `lock`.
-        accept: as for `lock`; the Python of `image = "host"` is started.
+        accept: as for `lock`. It is needed here, too, because the Python of `image = "host"` is started.
 
     Raises:
         NotAccepted: as for `lock`.
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
         SpecError: the lockfile is stale, and hpcenv.toml names no image that could be locked.
-        PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
+        PinsDiffer: the lockfile is not stale, but the installed packages differ from the pins.
     """
     workspace, context = open_here(project, ("hpcenv.check_lock",))
     require_accepted(workspace, accept)
@@ -149,21 +151,22 @@ def verify(
     """Compare this environment, a SIF, or a set of nodes with the lockfile: `hpcenv verify`.
 
     Args:
-        lock: which lockfile, `lockfiles/NAME.lock.toml`.
+        lock: NAME of the lockfile `lockfiles/NAME.lock.toml`.
         deep: hash every file, import torch, and read which libraries the loader maps.
         sif: verify this SIF instead of the project's SIF; relative to `project`.
         gpus: the number of GPUs that each machine must have.
-        imports: if the environment is the locked one, also import each locked package once; the result has `imports`.
-        nodes: verify this number of nodes in a Slurm job, and wait for the job; None verifies this machine.
-        partition, account, time, preflight: options of that job, as for `submit`; `time` as Slurm writes it, `0:30:00`.
+        imports: if the environment agrees with the lockfile, also import each locked package once. The outcome is in
+            `imports` of the result.
+        nodes: verify this number of nodes in a Slurm job, and wait for the job. None verifies this machine.
+        partition, account, time, preflight: options of that job, as for `submit`. `time` has Slurm's format: `0:30:00`.
         accept: as for `lock`.
 
     Returns:
-        The verdict, whose `result` is `match`, `mismatch` or `unknown`, and the facts that it is based on.
+        The verdict, whose `result` is `match`, `mismatch` or `unknown`, and the facts on which the verdict is based.
 
     Raises:
         NotAccepted: as for `lock`.
-        UsageError: an option has no effect with, or without, `nodes`.
+        UsageError: an option needs `nodes`, and `nodes` is not given; or an option cannot be used with `nodes`.
         LockfileMissing, LockfileInvalid, LockfileNewer, LockfileStale: there is no usable lockfile.
         SubmitRejected: the job was refused, or ended without a verdict.
     """
@@ -184,15 +187,15 @@ def diff(
 ) -> DiffResult:
     """Return what differs between two lockfiles, two runs, or a lockfile and a run: `hpcenv diff`.
 
-    The lockfile of each side sets severities, by [policy] and profile. The stricter severity counts.
+    Each of the two lockfiles sets severities, with its [policy] and its profile. The stricter severity counts.
 
     Args:
         left, right: each is the path of a lockfile, the name of a lockfile of the project, a lockfile as it was in a
-            commit (`REV:NAME`, as git names commits), or a run (folder, name, job id).
-        project: a folder of the project; relative paths begin there.
+            commit (`REV:NAME`, where REV is a commit as git names it), or a run (folder, name, job id).
+        project: a folder of the project. Relative paths are relative to this folder.
         determinism: use the severities of this profile for both sides. `bitwise` is for runs that should agree in
             every bit.
-        runs_dir: folder of runs, if not the project's.
+        runs_dir: folder of runs, if it is not the project's folder of runs.
 
     Raises:
         UsageError: one of the two is neither a lockfile nor a run, or no such lockfile is in the commit.

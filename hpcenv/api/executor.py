@@ -34,18 +34,19 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
 
 
 class Executor(ScriptExecutor):
-    """Submits functions as `submitit.SlurmExecutor` does, as jobs whose nodes are checked first.
+    """Submits functions as `submitit.SlurmExecutor` does. The nodes of each job are checked before the function starts.
 
-    A job starts the function only if every node agrees with the project's lockfile. Otherwise it ends with exit status
-    90, and `job.result()` raises an error with the table of differences.
+    A job starts the function only if every node agrees with the project's lockfile. Otherwise the job ends with exit
+    status 90, and `job.result()` raises an error with the table of differences.
 
     Args:
-        folder: the folder for functions, results and logs, in submitit's layout; all nodes must see it.
-        max_num_timeout: how often a `Checkpointable` function is queued again after its time limit.
+        folder: the folder for functions, results and logs, in submitit's layout. All nodes must see this folder.
+        max_num_timeout: how many times a `Checkpointable` function is queued again after it reached the time limit.
         max_pickle_size_gb: the largest size of a function and its arguments.
         python: cannot be set, because functions run in the Python of the lockfile.
         project: folder of hpcenv.toml.
-        accept: digest of what the project asks for, if you have not accepted it yet. The error NotAccepted has it.
+        accept: digest of what the project asks for, if you have not accepted that yet. The error NotAccepted contains
+            the digest.
         parameters: as for `update_parameters`.
     """
 
@@ -90,7 +91,7 @@ class Executor(ScriptExecutor):
             WrongParameter: there is no such parameter, or two parameters contradict each other.
         """
         generic = {name: kwargs.pop(name) for name in list(self._equivalence_dict()) if name in kwargs}
-        # `nodes` and `cpus_per_task` have the same name in both.
+        # `nodes` and `cpus_per_task` have the same name in submitit and in hpcenv.
         given = {**self._convert_parameters(generic), **kwargs}
         parameters = {**self.parameters, **given}
         try:
@@ -101,14 +102,14 @@ class Executor(ScriptExecutor):
         self.parameters.update(given)
 
     def plan(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
-        """Decide everything about a job; writes and submits nothing. `plan(...).script` is the batch script."""
+        """Plan a job without writing or submitting anything. `plan(...).script` is the batch script."""
         with refused_as_in_submitit():
             return self._submission([utils.DelayedSubmission(function, *args, **kwargs)]).plan()
 
     def _internal_process_submissions(
         self, delayed_submissions: Sequence[utils.DelayedSubmission]
     ) -> list[submitit.Job[Any]]:
-        """Submit one job, or an array of jobs. `submit`, `map_array` and `batch` call it."""
+        """Submit one job, or an array of jobs. `submit`, `map_array` and `batch` call this method."""
         with refused_as_in_submitit():
             return list(self._submission(list(delayed_submissions)).submit())
 
@@ -128,18 +129,19 @@ class Executor(ScriptExecutor):
 
 
 class AutoExecutor(submitit.AutoExecutor):
-    """`submitit.AutoExecutor` for programs that set `slurm_*` parameters: submitit drops them for other clusters.
+    """`submitit.AutoExecutor` for programs that set `slurm_*` parameters.
 
-    `slurm_partition=...`, and also `partition=...`, is set for hpcenv.
+    submitit ignores `slurm_*` parameters if the cluster is not `slurm`. This class hands them to hpcenv, so
+    `slurm_partition=...` has an effect, and so has `partition=...`.
 
     Args:
         folder: the folder for functions, results and logs.
-        cluster: None and `slurm` mean `hpcenv`; `local` and `debug` mean submitit's executors.
+        cluster: None and `slurm` mean `hpcenv`. `local` and `debug` mean submitit's own executors.
     """
 
     def __init__(self, folder: str | Path, cluster: str | None = None, **kwargs: Any) -> None:
         cluster = NAME if cluster in (None, "slurm") else cluster
-        # Done before names are replaced: submitit warns about an old name, and says which name is right.
+        # This is done before names are replaced, so that submitit warns about an old name and says which name is right.
         auto._convert_deprecated_args(kwargs, self._ctor_deprecated_args)  # noqa: SLF001
         super().__init__(folder, cluster=cluster, **_for_hpcenv(kwargs))
 
@@ -153,7 +155,7 @@ _CONSTRUCTOR = ("max_pickle_size_gb", "python")
 
 
 def _for_hpcenv(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with the prefix `hpcenv_` instead of `slurm_`, or instead of no prefix."""
+    """Replace the prefix `slurm_` by `hpcenv_`, and add `hpcenv_` to SlurmExecutor's parameters without a prefix."""
     renamed: dict[str, Any] = {}
     for name, value in parameters.items():
         plain = name.removeprefix("slurm_")

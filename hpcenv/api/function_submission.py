@@ -1,4 +1,4 @@
-"""Submit Python functions as one job or as an array of jobs: for `hpcenv.Executor`. Runs on: LOGIN NODE."""
+"""Submit Python functions for `hpcenv.Executor`, as one job or as an array of jobs. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpcenv.submission.request import SubmitOptions, detect_cluster, from_keywor
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """The project, and the command with which its ranks call the function."""
+    """The project, its options, and the command with which the ranks call the function."""
 
     workspace: Workspace
     context: Context
@@ -41,11 +41,11 @@ class _Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionSubmission:
-    """Functions with their arguments, for jobs that do not differ otherwise.
+    """Functions with their arguments. The jobs of these functions have the same options.
 
     Attributes:
-        submissions: the functions; several of them become an array.
-        options: the options that the parameters of the executor mean.
+        submissions: the functions. If there are several, they become an array.
+        options: the options of hpcenv that follow from the parameters of the executor.
         folder: the executor's folder, with submitit's `%j`, `%A` and `%a`.
         project: folder of hpcenv.toml.
         max_num_timeout, max_pickle_size_gb, accept: see `Executor`.
@@ -65,13 +65,13 @@ class FunctionSubmission:
         return utils.JobPaths.get_first_id_independent_folder(self.folder)
 
     def plan(self) -> Plan:
-        """Decide everything about one job; writes and submits nothing."""
+        """Plan one job without writing or submitting anything."""
         prepared = self._prepared
         options = replace(prepared.options, call=prepared.call, max_parallel=None)
         return plan_job(prepared.workspace, options, prepared.context)
 
     def submit(self) -> list[Job[Any]]:
-        """Submit all functions: as one array, or on this machine as one job after the other."""
+        """Submit all functions as one array. If the cluster is this machine, submit one job after the other."""
         if len(self.submissions) > 1 and self._is_local():
             return [job for one in self.submissions for job in replace(self, submissions=(one,)).submit()]
         prepared = self._prepared
@@ -140,7 +140,7 @@ class FunctionSubmission:
 
     @contextlib.contextmanager
     def _pickled(self, plan: Plan, python: str) -> Iterator[list[Path]]:
-        """Pickle functions and arguments under temporary names. Files that still have them at the end are removed."""
+        """Pickle functions and arguments under temporary names. At the end, remove files that still have such names."""
         paths = [self.shared_folder / f"{uuid.uuid4().hex}.pkl" for _ in self.submissions]
         minutes = plan.request.time_minutes
         try:
@@ -164,7 +164,7 @@ class FunctionSubmission:
             )
 
     def _job(self, job_id: str, run_folder: Path, plan: Plan, pickled: Path, script: Path) -> Job[Any]:
-        """Give the files of a job their names, and return the job; `script` is the text that sbatch read."""
+        """Give the files of a job their final names, and return the job. `script` is the file that sbatch read."""
         paths = utils.JobPaths(self.folder, job_id=job_id)
         remember_run(self.folder, job_id, run_folder)
         (run_folder / function_step.FOLDER / "job").write_text(job_id, encoding="utf-8")

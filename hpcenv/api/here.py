@@ -30,7 +30,7 @@ def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, C
 
 
 def context_in(folder: Path, command: Sequence[str]) -> Context:
-    """Return the environment, folder and clock as a value, so that a step does not read them itself."""
+    """Return one value with environment, folder and clock, so that a step does not read them itself."""
     return Context(
         environ=of_user(os.environ),
         cwd=folder,
@@ -42,7 +42,7 @@ def context_in(folder: Path, command: Sequence[str]) -> Context:
 
 
 def open_project(project: str | Path = ".") -> Workspace:
-    """Open the project of a folder: hpcenv.toml there or in a folder above it.
+    """Open the project of a folder: its hpcenv.toml is in this folder or in a folder above.
 
     Raises:
         SpecError: no folder has an hpcenv.toml, or the file is not valid.
@@ -58,14 +58,14 @@ def open_project(project: str | Path = ".") -> Workspace:
 
 
 def require_accepted(workspace: Workspace, accept: str | None, more: Sequence[Asked] = ()) -> None:
-    """Refuse a project if the user has not accepted its requests. A program cannot answer a question.
+    """Refuse a project if the user has not accepted its requests. Nobody is asked, because a program cannot answer.
 
     Args:
-        accept: the digest of the list that the user accepts; None if none was given.
-        more: what a record in the project asks, in addition to hpcenv.toml.
+        accept: the digest of the list of requests that the user accepts; None if the caller gave no digest.
+        more: requests of a record in the project, in addition to those of hpcenv.toml.
 
     Raises:
-        NotAccepted: the error has the list and its digest.
+        NotAccepted: the user has not accepted the requests. The error contains their list and its digest.
     """
     asked = (*acceptance.asked_by(workspace), *more)
     hint = f'read hpcenv.toml, then: accept="{acceptance.digest_of(asked)}"'

@@ -1,7 +1,7 @@
 """The jobs of hpcenv: `submitit.SlurmJob` with the state that hpcenv knows. Runs on: LOGIN NODE.
 
-One class serves scripts and functions, so a list may mix both, also for `submitit.helpers.as_completed` and
-`monitor_jobs`.
+Scripts and functions have the same class of job. So one list may contain jobs of both, and
+`submitit.helpers.as_completed` and `monitor_jobs` accept such a list.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _link(folder: str | Path, job_id: str) -> Path:
 
 
 class RunWatcher(SlurmInfoWatcher):
-    """Gets the states of jobs from hpcenv, not from sacct: a cluster may have no accounting."""
+    """Gets the states of jobs from hpcenv, not from sacct, because a cluster may have no accounting."""
 
     def __init__(self, delay_s: int = 60) -> None:
         super().__init__(delay_s)
@@ -54,9 +54,9 @@ class RunWatcher(SlurmInfoWatcher):
         self._gone_since: dict[str, float] = {}
 
     def register_run(self, job_id: str, link: Path) -> None:
-        """Register a job; `link` is its run folder, or the symbolic link to it."""
+        """Register a job. `link` is its run folder, or the symbolic link to its run folder."""
         if self._links.get(job_id) != link:
-            # Process ids are used again by the system, and so are the ids of local jobs.
+            # The system uses process ids again, so an id of a local job can occur again, too.
             self._finished.discard(job_id)
             # The state of a newly registered job is read at once.
             self._registered.discard(job_id)
@@ -67,7 +67,7 @@ class RunWatcher(SlurmInfoWatcher):
             self.register_job(job_id)
 
     def update(self) -> None:
-        """Read the states of the jobs that have not ended, with one call of squeue for all."""
+        """Read the states of the jobs that have not ended, with one call of squeue for all jobs."""
         self._num_calls += 1
         self._last_status_check = time.time()
         job_ids = sorted(self._registered - self._finished)
@@ -91,7 +91,7 @@ class RunWatcher(SlurmInfoWatcher):
             return None
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return Slurm's word for the state of a job; FAILED for a job that the check rejected."""
+        """Return Slurm's word for the state of a job. A job that the check rejected is FAILED."""
         return self.get_info(job_id, mode=mode).get("State", "UNKNOWN")
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
@@ -108,7 +108,7 @@ def _info(job_id: str, state: RunState) -> dict[str, str]:
 
 
 class ScriptPaths(utils.JobPaths):
-    """The files of a script's job: all its ranks write to the log of the run."""
+    """The files of a script's job. All ranks of the job write to the log of the run."""
 
     @property
     def folder(self) -> Path:
@@ -134,11 +134,13 @@ class ScriptPaths(utils.JobPaths):
 class Job(submitit.SlurmJob[R_co]):
     """A job of hpcenv, whose nodes are checked before its script or function starts.
 
-    It has the methods of `submitit.SlurmJob`; `run` has everything else that hpcenv knows. The result of a function's
-    job is the returned value. The result of a script's job is the status of its run.
+    A job has the methods of `submitit.SlurmJob`. Everything else that hpcenv knows about the job is in `run`. The
+    result of a function's job is the value that the function returned. The result of a script's job is the status of
+    its run.
 
     Args:
-        folder: the executor's folder; for a script, the run folder. Together with `job_id` it opens a job again.
+        folder: the executor's folder; for a script, the run folder. A job can be opened again with `folder` and
+            `job_id`.
         job_id: Slurm's job id, or `local-PID`.
         tasks: numbers of the processes that call the function.
     """
@@ -172,7 +174,7 @@ class Job(submitit.SlurmJob[R_co]):
 
     @property
     def state(self) -> str:
-        """Slurm's word for the state, as of a few seconds ago at most."""
+        """Slurm's word for the state. The answer is at most a few seconds old."""
         self._register_in_watcher()
         return self.watcher.get_state(self.job_id, mode="standard")
 
@@ -180,7 +182,7 @@ class Job(submitit.SlurmJob[R_co]):
         """Cancel the job.
 
         Args:
-            check: raise an error if that fails.
+            check: raise an error if the job cannot be cancelled.
         """
         if not self._is_script and not self.job_id.startswith("local-"):
             super().cancel(check)
@@ -192,13 +194,13 @@ class Job(submitit.SlurmJob[R_co]):
                 raise
 
     def results(self) -> list[R_co]:
-        """Wait, and return what the function returned in each task; for a script, the status of its run.
+        """Wait, and return what the function returned in each task. For a script, return the status of its run.
 
         Raises:
-            FailedJobError: the function raised an exception; its text has the traceback. If several tasks failed, it is
-                the exception of the task that failed first.
-            NoResult: the job ended without a result, for example because a node differs from the lockfile; for a
-                script, it did not complete.
+            FailedJobError: the function raised an exception. The text of the error contains the traceback. If several
+                tasks failed, the error is about the task that failed first.
+            NoResult: the job ended without a result, for example because a node differs from the lockfile. For a
+                script: the script did not complete.
         """
         if self._sub_jobs:
             error = self.exception()
@@ -207,12 +209,12 @@ class Job(submitit.SlurmJob[R_co]):
         return super().results()
 
     def exception(self) -> Any:
-        """Wait, and return the exception that `results` raises; None without an exception."""
+        """Wait, and return the exception that `results` would raise; None if `results` would raise none."""
         if not self._sub_jobs:
             return super().exception()
         self.wait()
         errors = [(task, error) for task in self._sub_jobs if (error := task.exception()) is not None]
-        # If one task fails, hpcenv ends all other tasks: they have no result, and are not the cause.
+        # If one task fails, hpcenv ends all other tasks. The other tasks have no result, but they are not the cause.
         failed = [pair for pair in errors if isinstance(pair[1], utils.FailedJobError)]
         first = min(failed, key=lambda pair: pair[0].paths.result_pickle.stat().st_mtime, default=None)
         return first[1] if first else errors[0][1] if errors else None
@@ -247,7 +249,7 @@ class Job(submitit.SlurmJob[R_co]):
         return status
 
     def _no_result(self) -> NoResult:
-        """Return why there is no result: the verdict, the first failure, and the end of the log."""
+        """Return the error that says why there is no result: the verdict, the first failure, the end of the log."""
         try:
             report = self.run.report()
         except HpcenvError as error:
@@ -265,7 +267,7 @@ class Job(submitit.SlurmJob[R_co]):
 
 
 def _refresh(folder: Path) -> None:
-    """Make NFS read a folder again: setting its mode, even to the same mode, removes it from the cache."""
+    """Make NFS read a folder again. Setting the mode of a folder, even to the same mode, removes it from the cache."""
     with contextlib.suppress(OSError):
         folder.chmod(folder.stat().st_mode)
 
@@ -273,7 +275,7 @@ def _refresh(folder: Path) -> None:
 def open_job(
     run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None
 ) -> Job[RunStatus]:
-    """Open the job of a run again. Its result is the status of the run, even if a function ran.
+    """Open the job of a run again. The job's result is the status of the run, even if the run called a function.
 
     Arguments and errors are those of `status`.
     """
@@ -281,5 +283,5 @@ def open_job(
 
 
 def job_of(run: Submitted) -> Job[RunStatus]:
-    """Return the job of a run; for a chain, its first job."""
+    """Return the job of a run; for a chain, the first job of the chain."""
     return Job(run.folder.path, run.submission.job_id)

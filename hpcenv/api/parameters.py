@@ -15,7 +15,7 @@ from hpcenv.errors import UsageError
 from hpcenv.project.native_options import is_gpu_gres
 from hpcenv.project.options import OPTIONS
 
-# submitit writes these into its batch script. Here hpcenv writes the batch script.
+# submitit writes these parameters into its batch script. Here hpcenv writes the batch script.
 _REFUSED = {
     "teardown": "hpcenv writes the batch script; let the function clean up",
     "use_srun": "hpcenv starts each of its steps with srun",
@@ -47,7 +47,7 @@ _PASSED_ON = ("mail_type", "mail_user", "exclusive", "wckey", "mem_per_cpu", "me
 # These parameters are used to compute the numbers of tasks, GPUs and CPUs.
 _COUNTS = ("ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "gpus_per_task", "gres")
 
-# sbatch's name -> name here, for parameters that have another name here or that submitit does not have.
+# The name of an sbatch option -> the name in hpcenv.
 _SBATCH_NAMES = {
     **{option.sbatch.replace("-", "_"): option.name for option in OPTIONS if option.sbatch},
     **{name: name for name in ("job_name", "gpus_per_node", *_SAME_NAMES, *_PASSED_ON, *_COUNTS) if name != "setup"},
@@ -61,13 +61,14 @@ SUBMITIT = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOptions:
-    """The options for a run that the parameters of an executor mean.
+    """The options of a run that follow from the parameters of an executor.
 
     Attributes:
         keywords: the keywords for `hpcenv.submit`.
-        call: `task`: one plain process for each task, as in submitit; `rank`: torchrun starts the ranks.
-        name: the beginning of the runs' names; None takes the name of the function.
-        stderr_to_stdout: whether both streams go to one log.
+        call: how the function is called. `task` means one plain process for each task, as in submitit. `rank` means
+            that torchrun starts the ranks.
+        name: the beginning of the runs' names; None means the name of the function.
+        stderr_to_stdout: whether stdout and stderr are written to one log.
         max_parallel: how many jobs of an array run at the same time; None for no limit.
         outputs: a folder that the functions write to.
     """
@@ -83,10 +84,10 @@ class FunctionOptions:
 class ParameterNames(set[str]):
     """The names of the parameters, for submitit's AutoExecutor.
 
-    submitit uses the set in two ways. For a parameter with the prefix `hpcenv_` it asks `name in names`: every name
-    is in the set. For a parameter without a prefix (`partition=`) it goes through the names of all executors, and the
-    last executor that has the name gets it. Iteration leaves out the names of SlurmExecutor, so such a parameter goes
-    to `slurm`, as it does without hpcenv.
+    submitit uses the set in two ways. For a parameter with the prefix `hpcenv_`, submitit tests `name in names`. The
+    set contains every name. For a parameter without a prefix (`partition=`), submitit iterates over the names of all
+    executors, and the last executor that has the name gets the parameter. Iteration leaves out the names of
+    SlurmExecutor, so `slurm` gets such a parameter, as without hpcenv.
     """
 
     def __iter__(self) -> Iterator[str]:
@@ -94,7 +95,7 @@ class ParameterNames(set[str]):
 
 
 def translate(parameters: Mapping[str, Any], known: frozenset[str]) -> FunctionOptions:
-    """Return the options for a run that the parameters mean.
+    """Return the options of a run that follow from the parameters of an executor.
 
     Args:
         parameters: names of submitit (`ntasks_per_node`) and keywords of `hpcenv.submit`; None means "not given".
@@ -145,7 +146,7 @@ def _require_known(given: Mapping[str, Any], known: frozenset[str]) -> None:
 
 
 def _with_additional(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the entries of `additional_parameters` that have a name here; as in submitit, these entries win."""
+    """Add the entries of `additional_parameters` that hpcenv has a name for. As in submitit, these entries win."""
     more = {str(name).replace("-", "_"): value for name, value in given.get("additional_parameters", {}).items()}
     taken = {_SBATCH_NAMES[name]: more.pop(name) for name in tuple(more) if name in _SBATCH_NAMES}
     return {**given, **taken, "additional_parameters": more}
@@ -158,7 +159,7 @@ def _set(keywords: dict[str, Any], name: str, value: object, origin: str) -> Non
 
 
 def _count_gpus(given: Mapping[str, Any], keywords: dict[str, Any]) -> None:
-    """Set the GPUs of each node; other resources of `gres` go to sbatch."""
+    """Set the number of GPUs of each node, and pass other resources of `gres` on to sbatch."""
     resources = [item for item in str(given.get("gres", "")).split(",") if item]
     if others := [item for item in resources if not is_gpu_gres(item)]:
         keywords["sbatch"] = {"gres": ",".join(others), **keywords.get("sbatch", {})}
@@ -177,7 +178,7 @@ def _count_gpus(given: Mapping[str, Any], keywords: dict[str, Any]) -> None:
 
 
 def _count_tasks(given: Mapping[str, Any], keywords: dict[str, Any], call: str) -> None:
-    """Set the numbers of processes and CPUs per node: submitit counts CPUs for each task."""
+    """Set the numbers of processes and CPUs per node. submitit gives the number of CPUs for each task."""
     if "ntasks_per_node" in given:
         _set(keywords, "nproc", int(given["ntasks_per_node"]), "ntasks_per_node")
     elif "nproc" not in keywords:
@@ -189,7 +190,7 @@ def _count_tasks(given: Mapping[str, Any], keywords: dict[str, Any], call: str) 
 
 
 def _pass_on(given: Mapping[str, Any], keywords: dict[str, Any], known: frozenset[str]) -> None:
-    """Hand over to sbatch and srun the options that have no keyword."""
+    """Pass the options that have no keyword on to sbatch and srun."""
     sbatch = {
         name.replace("_", "-"): given[name]
         for name in _PASSED_ON
@@ -205,7 +206,7 @@ def _pass_on(given: Mapping[str, Any], keywords: dict[str, Any], known: frozense
 
 
 def _srun_options(words: Any) -> dict[str, Any]:
-    """Return options of srun as a table: `--cpu-bind=none` is {"cpu-bind": "none"}; an option without value is True."""
+    """Return options of srun as a dictionary: {"cpu-bind": "none"} for `--cpu-bind=none`, True if there is no value."""
     options: dict[str, Any] = {}
     for word in words:
         match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", word, re.DOTALL)

@@ -34,26 +34,27 @@ def reproduce(
     timeout: float | None = None,
     **options: Unpack[SubmitKeywords],
 ) -> Reproduction:
-    """Repeat a run, wait for the new run, and return whether the result is the same.
+    """Repeat a run, wait for the new run, and return whether both runs have the same result.
 
     Args:
         target: a run folder, run name, job id, bundle or lockfile. A bundle is unpacked below `project`.
-        args: arguments for the script; None keeps the arguments of the run.
-        rung: 0 checks the files only; 1 repeats the first steps on one node; 2 repeats them with the same number of
-            nodes and ranks; 3 repeats the whole run.
+        args: arguments for the script. None means the arguments of the run.
+        rung: how much is repeated. 0 only checks the files. 1 repeats the first steps on one node. 2 repeats the first
+            steps with the same number of nodes and ranks. 3 repeats the whole run.
         steps: how many optimizer steps rungs 1 and 2 repeat.
-        copy: a new folder for the run's own copy of its code; None uses the project, if there is one.
+        copy: a new folder, into which the code that is recorded with the run is copied. None uses the code of the
+            project, if there is a project.
         allow_changed: continue if the code of the project is not the code of the run.
-        dry_run: return the cost and what must be accepted; nothing is submitted.
-        project: the folder to submit from; outside of a project the run's own copy of its code is used.
+        dry_run: submit nothing; return the cost, and what must be accepted.
+        project: the folder to submit from. If it is in no project, the code that is recorded with the run is used.
         accept: as for `submit`.
-        timeout: seconds to wait at most; the new run continues.
-        options: options of `hpcenv submit` for the new run; with `runs_dir` the run is also searched there.
+        timeout: seconds to wait at most. After this time, the new run continues.
+        options: options of `hpcenv submit` for the new run. The run to repeat is also searched in `runs_dir`.
 
     Raises:
         NotAccepted: as for `submit`.
-        UsageError: the code is not the code of the run, or the target is a lockfile and `rung` is not 0.
-        WaitTimeout: the time is over.
+        UsageError: the code of the project is not the code of the run, or the target is a lockfile and `rung` is not 0.
+        WaitTimeout: the new run has not ended within `timeout`.
         JobFailed: the new run did not complete.
     """
     context = context_in(project_folder(project), ("hpcenv.reproduce", str(target)))

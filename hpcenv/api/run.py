@@ -29,7 +29,7 @@ from hpcenv.runs.status import RunStatus, read_status, with_queue
 from hpcenv.runs.top import RunTop, TopReader, find_watched
 from hpcenv.runs.wait import wait_for
 
-# More lines than any log has that a person reads.
+# The longest log that is read, in bytes. No log that a person reads is longer.
 _LONGEST_LOG = 1 << 30
 
 
@@ -38,7 +38,7 @@ class RunHandle:
     """A submitted run: `hpcenv.submit(...).run`.
 
     Attributes:
-        folder: the run folder; `hpcenv.open_job(folder).run` opens it again.
+        folder: the run folder. `hpcenv.open_job(folder).run` opens the run again.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class RunHandle:
         return read_status(self._open(), os.environ)
 
     def state(self) -> str:
-        """Return Slurm's word for the state in lower case; `rejected` if a node differed from the lockfile."""
+        """Return Slurm's word for the state in lower case, or `rejected` if a node differed from the lockfile."""
         return self.status().state
 
     def done(self) -> bool:
@@ -72,7 +72,7 @@ class RunHandle:
             timeout: seconds to wait at most.
 
         Raises:
-            WaitTimeout: the time is over.
+            WaitTimeout: the run has not ended within `timeout`.
         """
         run = self._open()
         return wait_for([run], environ=os.environ, pause=time.sleep, on_status=lambda _status: None, timeout=timeout)[0]
@@ -81,7 +81,7 @@ class RunHandle:
         """End the run, and wait until it has ended.
 
         Raises:
-            ToolFailed: it did not end, not even after KILL.
+            ToolFailed: the run did not end, not even after KILL.
         """
         return cancel_runs([self._open()], environ=os.environ, pause=time.sleep)[0]
 
@@ -92,7 +92,7 @@ class RunHandle:
         return result
 
     def log(self) -> str:
-        """Return its log so far."""
+        """Return the log of the run so far."""
         try:
             content = read_file(RunFolder(self.folder).log, most=_LONGEST_LOG, follow=False)
         except FileNotFoundError:
@@ -107,7 +107,7 @@ def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir
     """Return the state of a run: `hpcenv status`.
 
     Args:
-        run: its folder, name or job id; None for the latest one.
+        run: folder, name or job id of the run; None for the latest run.
         project: a folder of the project.
         runs_dir: folder of runs, if it is not the project's folder of runs.
 
@@ -131,22 +131,24 @@ def report(
 def stacks(
     run: str | Path | None = None, *, rank: int | None = None, project: str | Path = ".", runs_dir: str | None = None
 ) -> RunStacks:
-    """Return on which line each rank of a running run is: `hpcenv stacks`. The ranks go on; it takes up to 45 seconds.
+    """Return which line each rank of a running run executes: `hpcenv stacks`.
+
+    The ranks continue. The answer takes up to 45 seconds.
 
     Args:
         run, project, runs_dir: as for `status`.
-        rank: the only rank to show; None for all.
+        rank: show only this rank; None for all ranks.
 
     Raises:
-        RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
+        RunNotRunning: the run waits, is being checked, or has ended, or nothing watches its ranks.
     """
     return ask_stacks(project_folder(project), _word(run), environ=os.environ, runs=runs_dir, rank=rank)
 
 
 def top(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> tuple[RunTop, ...]:
-    """Return what the nodes, GPUs and ranks of a run do now, and what is odd: `hpcenv top`.
+    """Return what the nodes, GPUs and ranks of a run do now, and what is unusual: `hpcenv top`.
 
-    Arguments and errors are those of `status`; without a run, all runs of the project that run now.
+    Arguments and errors are those of `status`. If `run` is None, return all runs of the project that run now.
     """
     found = find_watched(project_folder(project), _word(run), environ=os.environ, runs=runs_dir)
     return tuple(TopReader(one).read(time.time()) for one in found)
@@ -156,7 +158,8 @@ def diagnose(*words: str | Path, project: str | Path = ".", runs_dir: str | None
     """Name the earliest cause of a failure that the logs show: `hpcenv diagnose`.
 
     Args:
-        words: runs, as for `status`, and log files; none for the latest run. All log files must belong to one job.
+        words: runs, as for `status`, and log files. Without words, the latest run is used. All log files must belong
+            to one job.
         project, runs_dir: as for `status`.
 
     Returns:
@@ -174,7 +177,7 @@ def cancel(run: str | Path | None = None, *, project: str | Path = ".", runs_dir
 
     Raises:
         RunNotFound: no run matches.
-        ToolFailed: it did not end, not even after KILL.
+        ToolFailed: the run did not end, not even after KILL.
     """
     return cancel_run(project_folder(project), _word(run), environ=os.environ, pause=time.sleep, runs=runs_dir)
 
@@ -183,12 +186,12 @@ def usage(since: str = "30d", *, by: By = "run", project: str | Path = ".", runs
     """Sum the GPU hours of the project's runs: `hpcenv usage`.
 
     Args:
-        since: how far back, as `30d` or `12h`.
-        by: what a row stands for.
+        since: the length of time before now whose runs are summed, such as `30d` or `12h`.
+        by: what each row of the result sums: a `run`, a `lockfile` or a `partition`.
         project, runs_dir: as for `status`.
 
     Raises:
-        RunNotFound: no project.
+        RunNotFound: the folder belongs to no project.
         UsageError: `since` is not a length of time.
     """
     try:
@@ -214,20 +217,21 @@ def list_runs(
         for run in hpcenv.list_runs(where=["lr=3e-4", "loss<2"], sort="loss"):
             print(run.run, run.arguments["lr"], run.metrics["loss"])
 
-    Each run of a sweep is a line. `to_pandas()` of the result gives a DataFrame.
+    Each run of a sweep has its own line. `to_pandas()` of the result gives a DataFrame.
 
     Args:
-        sweep: name of a sweep, for its runs only.
+        sweep: name of a sweep, to list only the runs of this sweep.
         project: a folder of the project.
-        runs_dir: folder of runs, if not the project's.
-        state: only runs in this state, or in one of these.
-        fingerprint: only runs whose lockfile has this fingerprint.
-        where: conditions that a run must fulfil, all of them.
-        sort: name of an argument, metric or column, `-` before it for descending order; empty for the newest run first.
-        lines: how many runs at most.
+        runs_dir: folder of runs, if it is not the project's folder of runs.
+        state: list only runs in this state, or in one of these states.
+        fingerprint: list only runs whose lockfile has this fingerprint.
+        where: a condition, or several. Only runs that fulfil all conditions are listed.
+        sort: name of an argument, metric or column. `-` before the name means descending order. Empty means that the
+            newest run is first.
+        lines: the maximal number of runs.
 
     Raises:
-        RunNotFound: no project, or no such sweep.
+        RunNotFound: the folder belongs to no project, or there is no such sweep.
         UsageError: a state or name does not exist, or a condition is not valid.
     """
     return list_lines(

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 def plan_job(
     script: str | Path, args: Sequence[object] = (), *, project: str | Path = ".", **options: Unpack[SubmitKeywords]
 ) -> Plan:
-    """Decide everything about a run; writes and submits nothing: `hpcenv submit --dry-run`.
+    """Plan a run without writing or submitting anything: `hpcenv submit --dry-run`.
 
     Args:
         script: the training script; relative to `project`.
-        args: arguments for the script, which are passed literally; values that are not text are converted with `str()`.
+        args: arguments for the script. They are passed literally. Values that are not text are converted with `str()`.
         project: the folder to submit from.
         options: the options of `hpcenv submit`, with `_` for `-`.
 
     Raises:
-        HpcenvError: the job would fail for a reason that is already known here.
+        HpcenvError: the job would fail, and the reason is already known now.
     """
     given = from_keywords(str(script), args, options)
     workspace, context = open_here(project, command_of(given))
@@ -57,14 +57,16 @@ def submit(
 ) -> Job[RunStatus]:
     """Submit a script that torchrun starts on every node, in the locked environment: `hpcenv submit`.
 
-    Arguments and errors are those of `plan_job`.
+    Arguments and errors are those of `plan_job`, with these in addition:
 
     Args:
-        accept: digest of what the project asks for, if you have not accepted it yet. The error NotAccepted has it.
+        accept: digest of what the project asks for, if you have not accepted that yet. The error NotAccepted contains
+            the digest.
 
     Raises:
         NotAccepted: the project asks for something that you have not accepted.
-        NotSubmitted, ToolMissing: nothing is queued, and no run folder is left.
+        NotSubmitted, ToolMissing: Slurm refused the job, or sbatch is missing. Nothing is queued, and no run folder is
+            left.
     """
     with refused_as_in_submitit():
         given = from_keywords(str(script), args, options)
@@ -87,9 +89,10 @@ def sweep(
     r"""Submit a run for every combination of values, as one job array: `hpcenv submit --sweep`.
 
     Args:
-        args: `{NAME}` in them stands for a value. A name that is in none of them is appended as `--NAME=VALUE`.
-        over: name -> its values; the last name varies fastest.
-        max_parallel: how many jobs run at the same time.
+        args: arguments for the script. `{NAME}` in them is replaced by a value of NAME. If no argument contains
+            `{NAME}`, `--NAME=VALUE` is appended.
+        over: name -> the values of this name. The last name varies fastest.
+        max_parallel: how many jobs may run at the same time.
         accept: as for `submit`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Errors with classes of both hpcenv and submitit, because programs that were written for submitit catch its classes.
+"""Errors whose classes inherit from both hpcenv and submitit: programs for submitit catch the classes of submitit.
 
 Runs on: LOGIN NODE. submitit 1.5.4 raises `FailedJobError` if sbatch fails. For an unknown parameter, `SlurmExecutor`
 raises ValueError, `AutoExecutor` NameError, and a constructor TypeError.
@@ -21,7 +21,7 @@ class NoResult(JobFailed, utils.UncompletedJobError):
 
 
 class NotSubmitted(SubmitRejected, utils.FailedJobError):
-    """Slurm refused the job: a program that was written for submitit catches its `FailedJobError`."""
+    """Slurm refused the job. A program that was written for submitit catches this error as `FailedJobError`."""
 
 
 class WrongParameter(UsageError, ValueError, NameError, TypeError):
@@ -34,14 +34,14 @@ def refused_as_in_submitit() -> Iterator[None]:
     try:
         yield
     except SubmitRejected as error:
-        # An uncertain submission keeps its class: the job may be queued.
+        # The error of an uncertain submission keeps its class, because the job may be queued.
         if type(error) is not SubmitRejected:
             raise
         raise NotSubmitted(error.what, why=error.why, hint=_in_python(error)) from error
 
 
 def _in_python(error: SubmitRejected) -> str | None:
-    """Add the keywords of the options that the error names as they are typed."""
+    """Return the error's hint; for each option that the error names, add the keyword of that option in Python."""
     said = f"{error.why} {error.hint}"
     named = [option for option in in_place("python") if re.search(rf"{re.escape(option.flag)}(?![\w-])", said)]
     keywords = ", ".join(f"`{option.flag}` is `{option.name}=`" for option in named)

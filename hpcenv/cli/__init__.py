@@ -1,4 +1,4 @@
-"""The command line: parse it, call one function, print the result.
+"""The command line. Each command parses its arguments, calls one function, and prints the result.
 
 Runs on: LOGIN NODE. Only this room uses click, prints, exits and reads os.environ.
 """

@@ -1,4 +1,4 @@
-"""Ask the user to accept what a project asks for, and provide `--accept` for scripts."""
+"""Ask the user to accept what a project asks for, and define `--accept` for scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcenv.records.variables import recorded_command
 from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import SubmitOptions
 
-# Commands of two words.
+# The first words of commands that have two words.
 _GROUPS = ("data", "image", "session")
 
 
@@ -31,23 +31,24 @@ def option(command: _render.Decorated) -> _render.Decorated:
 
 
 def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Sequence[Asked] = ()) -> None:
-    """Return if the user has accepted what the project asks; on a terminal, ask.
+    """Return if the user has accepted what the project asks for. On a terminal, ask the user.
 
     Args:
         given: the digest after `--accept`.
-        as_json: the command prints JSON, and asks nothing.
-        more: what a record of the project asks for, in addition to hpcenv.toml.
+        as_json: whether the command prints JSON. Then the user is not asked.
+        more: what the record of a run asks for, in addition to hpcenv.toml.
 
     Raises:
-        NotAccepted: the user said no, or cannot be asked.
+        NotAccepted: the user said no, or hpcenv cannot ask the user.
     """
     _require(workspace, (*acceptance.asked_by(workspace), *more), given, as_json=as_json)
 
 
 def require_paths(given: str | None, *, as_json: bool) -> None:
-    """Return if the user has accepted that hpcenv writes to the folders of [paths]; as `require`.
+    """Like `require`, but only for the folders of [paths], to which hpcenv will write.
 
-    For commands that start nothing, but write or remove there. Outside a project they need nothing.
+    This is for commands that start nothing, but write or remove files in these folders. Outside a project, the user
+    need not accept anything.
     """
     here = _render.cwd()
     if any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
@@ -66,7 +67,7 @@ def _require(workspace: Workspace, asked: Sequence[Asked], given: str | None, *,
 
 
 def _accepting(digest: str) -> Command:
-    """Return the command that was typed, with `--accept`."""
+    """Return the typed command with `--accept` and the digest."""
     words = recorded_command(_render.without_accept(sys.argv[1:]))
     verb = 2 if words[:1] and words[0] in _GROUPS else 1
     return Command("hpcenv", *words[:verb], "--accept", digest, *words[verb:])
@@ -82,7 +83,7 @@ def _ask(workspace: Workspace, asked: Sequence[Asked], new: Sequence[Asked]) -> 
 
 
 def show(review: Review) -> None:
-    """Print what the project asks for, for a dry run; do not ask the user."""
+    """Print what the project asks for, for a dry run. The user is not asked."""
     for line in review.asks:
         _render.tell(f"asks: {line}")
     if not review.accepted:
@@ -96,7 +97,7 @@ def reviewed(workspace: Workspace, more: Sequence[Asked] = ()) -> Review:
 
 def remember_typed(workspace: Workspace, options: SubmitOptions, plan: Plan) -> None:
     """Record what the user typed, so that `hpcenv rerun` of the run does not ask for consent again."""
-    # `rerun` uses the checkpoint that the name of a run stood for.
+    # If `--resume-from` named a run, `rerun` uses the checkpoint that was found for this name.
     led_to = replace(options, resume_from=plan.manifest.resume_from or None)
     typed = [one for given in (options, led_to) for one in acceptance.asked_by_options(given, "", script=given.script)]
     if typed:

@@ -44,14 +44,14 @@ class _Hpcenv(LazyGroup):
 def cli(context: click.Context) -> None:
     """Run one of the commands; `_help.page` is what `--help` prints."""
     if context.invoked_subcommand is None:
-        from hpcenv.cli import _here  # loads the whole of a project and its runs
+        from hpcenv.cli import _here  # imports all modules for projects and runs
 
         print(_help.page())
         _here.show()
 
 
 def run(argv: list[str]) -> int:
-    """Run a command; print every error in our own form; return the exit status."""
+    """Run a command; print every error in the form of hpcenv; return the exit status."""
     stdout = sys.stdout
     os.environ.update(of_user(os.environ))
     try:
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (a bug in hpcenv is reported like any other error)
         problem = _errors.from_exception(error)
         if isinstance(problem, RunNotFound):
-            # This comes late: Slurm is not asked about a run that exists.
+            # This search comes last, so that Slurm is asked only about a run that was not found.
             from hpcenv.runs import lost  # every command loads this module
 
             problem = lost.explain(problem, os.environ)
@@ -81,7 +81,7 @@ def _wants_json(argv: list[str]) -> bool:
 
 
 def _command_name(argv: list[str]) -> str:
-    """Return the command that was typed, for the JSON envelope: `lock`, `image pull`."""
+    """Return the typed command for the JSON envelope, for example `lock` or `image pull`."""
     name = next((word for word in argv if word in VERBS or word == "--"), "")
     groups = {
         "bundle": BUNDLE_VERBS,

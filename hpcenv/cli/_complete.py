@@ -1,7 +1,7 @@
 """Shell completion of names: runs and lockfiles of the project in the current folder. Runs on: LOGIN NODE.
 
-click completes commands and options by itself (docs/how-to/submit.md, "Completion"). A folder that cannot be read
-completes to nothing: an error message would break the line that the user types.
+click itself completes commands and options (docs/how-to/submit.md, "Completion"). If a folder cannot be read, there are
+no completions and no error message, because a message would break the line that the user types.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     import click
 
-# No shell can use more names than this, and a folder of runs can be very long.
+# At most this number of names is returned, because a folder of runs can be very long.
 _MOST = 500
 
 
 def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the folders of runs, for RUN."""
+    """Return the names of run folders, for the argument RUN."""
     from hpcenv.runs.find import runs_folder  # every command loads this module
 
     try:
@@ -32,7 +32,7 @@ def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 
 def lockfile_names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the lockfiles and environments of the project, for `--lock NAME`."""
+    """Return the names of the project's lockfiles and environments, for `--lock NAME`."""
     from hpcenv.project.workspace import open_workspace  # loads pydantic
 
     try:

@@ -8,7 +8,7 @@ _KEY = "hpcenv.after-dashes"
 
 
 class KnowsDashes(click.Command):
-    """Stores the arguments after `--`: click alone does not separate them from the arguments before it."""
+    """Stores which arguments were typed after `--`, because click does not distinguish them from the others."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _remember(ctx, args)
@@ -16,7 +16,7 @@ class KnowsDashes(click.Command):
 
 
 class WithDashes(click.Command):
-    """Separates the arguments after `--`: click alone would use them for the command's optional arguments."""
+    """Removes the arguments after `--` and stores them, because click would use them as the command's own arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _remember(ctx, args))
@@ -32,6 +32,6 @@ def _remember(ctx: click.Context, args: list[str]) -> list[str]:
 
 
 def after_dashes() -> tuple[str, ...] | None:
-    """Return the arguments after `--`; None without `--`."""
+    """Return the arguments after `--`; None if `--` was not typed."""
     arguments: tuple[str, ...] | None = click.get_current_context().meta.get(_KEY)
     return arguments

@@ -1,4 +1,4 @@
-"""The type of options that are lengths of time: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`."""
+"""Callbacks for options whose value is a length of time: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcenv.project import duration
 
 
 def tell_unit(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Return the value of an option, and print the unit of a plain number, which differs from that of --time."""
+    """Return the value of an option. If it is a plain number, print its unit, which is not the unit of --time."""
     if value and value.isdecimal() and int(value):
         flag = f"{parameter.opts[-1]} {value}"
         _render.tell(
@@ -19,7 +19,7 @@ def tell_unit(_context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def parse_seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return an option's value in seconds (a plain number is seconds); None without a value."""
+    """Return the value of an option in seconds; None if there is no value. A plain number means seconds."""
     if tell_unit(context, parameter, value) is None or value is None:
         return None
     try:

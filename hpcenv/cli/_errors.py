@@ -1,7 +1,8 @@
-"""Errors as text or JSON, and the JSON envelope of every command.
+"""Print errors as text or JSON, and the JSON envelope of every command.
 
-The envelope has exactly these keys: `schema`, `command`, `ok`, `data`, `error`; `error` is null
-or has `code`, `what`, `why`, `hint`, `commands` (those of the hint, each as a list of words), `exit_status`.
+The envelope has exactly these keys: `schema`, `command`, `ok`, `data`, `error`. `error` is null, or it has
+the keys `code`, `what`, `why`, `hint`, `commands` and `exit_status`. `commands` are the commands in the hint,
+each as a list of words.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hpcenv.errors import Command, FileUnusable, HpcenvError, Interrupted, Usage
 from hpcenv.text import WIDTH, wrap
 
 ENVELOPE_SCHEMA = 1
-# Characters of each part of an error that is printed as text; --json has the whole part.
+# How many characters of each part of an error are printed as text. --json has the whole part.
 _LONGEST = 4000
 
 
@@ -37,14 +38,14 @@ def show(problem: HpcenvError, *, as_json: bool, command: str) -> int:
 
 
 def show_lost_output(reason: str) -> int:
-    """Print that standard output cannot be written, and return the exit status."""
+    """Print an error that says that standard output cannot be written; return its exit status."""
     hint = "free some space there, or send the output to another place; what the command did is done"
     problem = FileUnusable("standard output cannot be written", why=reason, hint=hint)
     return show(problem, as_json=False, command="")
 
 
 def text(problem: HpcenvError) -> str:
-    """Return an error as it is printed, in lines that fit the terminal; commands and paths are not broken."""
+    """Return the printed text of an error, in lines that fit into the terminal. Commands and paths are not broken."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns
     lines = _wrapped(f"error[{problem.code}]: ", problem.what, indent=7, width=width)
     if problem.why:
@@ -63,13 +64,13 @@ def _wrapped(first: str, words: str, *, indent: int, width: int) -> list[str]:
 
 
 def _shortened(words: str) -> str:
-    """Return a part of an error for people: a key or line of a hostile file may fill many screens."""
+    """Return a part of an error, shortened if it is long: a key or line of a hostile file could fill many screens."""
     more = len(words) - _LONGEST
     return words if more <= 0 else f"{words[:_LONGEST]} ... ({more} more characters)"
 
 
 def envelope(command: str, *, ok: bool, data: Any, problem: HpcenvError | None = None) -> None:
-    """Print the JSON envelope of a command; `data` is plain."""
+    """Print the JSON envelope of a command. `data` must be plain data."""
     body = {
         "schema": ENVELOPE_SCHEMA,
         "command": command,
@@ -92,10 +93,10 @@ def _body(problem: HpcenvError) -> dict[str, Any]:
 
 
 def from_exception(error: BaseException) -> HpcenvError:
-    """Return any exception as an HpcenvError; an unexpected exception is a bug in hpcenv."""
+    """Return an HpcenvError for any exception. An unexpected exception is a bug in hpcenv."""
     if isinstance(error, HpcenvError):
         return error
-    # Before 3.12, Python makes a RuntimeError of an interrupt in the body of a class (`__set_name__`).
+    # Before 3.12, Python turns an interrupt in the body of a class (`__set_name__`) into a RuntimeError.
     if isinstance(error, (click.exceptions.Abort, KeyboardInterrupt)) or isinstance(error.__cause__, KeyboardInterrupt):
         return Interrupted("interrupted")
     if isinstance(error, click.ClickException):
@@ -106,9 +107,9 @@ def from_exception(error: BaseException) -> HpcenvError:
 
 
 def _from_click(problem: click.ClickException) -> HpcenvError:
-    """Return a parsing error as an HpcenvError; click knows the nearest option's name."""
+    """Return an HpcenvError for an error of click, which parses the command line."""
     context = getattr(problem, "ctx", None)
-    # click 8.1 has no such class: it prints the help itself.
+    # click 8.1 does not have this class. It prints the help itself.
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
         verbs = ", ".join(context.command.list_commands(context))
         return UsageError("no command is given", why=f"it is one of {verbs}", hint=Command("hpcenv", "--help"))
@@ -132,9 +133,9 @@ def _of_another_program(typed: str, context: click.Context) -> UsageError | None
 
 
 def _no_such_option(typed: str, context: click.Context) -> UsageError:
-    """Name the nearest option, and where to type an option of the script."""
+    """Return an error with the most similar option, and for `submit`, how to type an option of the script."""
     known = [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
-    # Without the dashes, which every option shares.
+    # The dashes are removed, because they would make all options similar.
     names = {name.lstrip("-"): name for name in known if name.startswith("--")}
     close = difflib.get_close_matches(typed.lstrip("-"), names, n=1, cutoff=0.75)
     near = names[close[0]] if close else None
@@ -151,7 +152,7 @@ def _no_such_option(typed: str, context: click.Context) -> UsageError:
 
 
 def _corrected(typed: str, near: str) -> Command:
-    """Return the command line with the name of the option that was probably meant."""
+    """Return the typed command line with the option that the user probably meant."""
     return Command("hpcenv", *_foreign_options.replaced(sys.argv[1:], typed, near))
 
 
@@ -160,7 +161,7 @@ def _with(context: click.Context, option: str) -> Command:
 
 
 def _from_os(problem: OSError) -> HpcenvError:
-    """Return an error of the operating system as an HpcenvError."""
+    """Return an HpcenvError for an error of the operating system."""
     reason = problem.strerror or str(problem)
     if problem.filename is None and problem.errno == errno.ENOENT and not _has_folder():
         return FileUnusable("the current folder no longer exists", why=reason, hint="cd ~")

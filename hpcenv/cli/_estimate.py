@@ -1,4 +1,4 @@
-"""`hpcenv submit --test-only`: when would the job start?"""
+"""`hpcenv submit --test-only`: print when Slurm would start the job."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hpcenv.submission.request import SubmitOptions
 
 
 def show(workspace: Workspace, options: SubmitOptions, context: Context, *, alone: bool, as_json: bool) -> int:
-    """Print Slurm's estimate; nothing is queued and nothing is written.
+    """Print Slurm's estimate. Nothing is queued, and nothing is written.
 
     Args:
         alone: whether neither --dry-run nor --wait is given.
 
     Raises:
-        UsageError: one of them is given, or this is not a single job for Slurm.
+        UsageError: --dry-run or --wait is given, or the submission is not a single job for Slurm.
     """
     if not alone:
         raise UsageError("`--test-only` cannot be combined with --dry-run or --wait", why="it submits nothing")

@@ -1,4 +1,4 @@
-"""`hpcenv compare --explain-op`: trace what is missing, compare, and print the first operation that differs."""
+"""`hpcenv compare --explain-op`: make missing traces, compare them, and print the first operation that differs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcenv.submission.submit import submit
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainWish:
-    """What the user typed."""
+    """The arguments and options that the user typed."""
 
     reference: str
     run: str
@@ -43,7 +43,7 @@ def show(wish: ExplainWish) -> int:
         if wish.as_json:
             _render.verdict_on("compare", {"verdict": "equal", "headline": "equal to the last bit"}, ok=True)
         return 0
-    # Outside of the work tree: git knows no copy in it. Each new run has its own copy.
+    # The copies are outside of the work tree, because git does not track them there. Each new run has its own copy.
     with tempfile.TemporaryDirectory(prefix="hpcenv-code-") as copies:
         planned = plan_missing(pair, submit_cli.context_of(), Path(copies).resolve(), _render.open_project)
         _tell_and_ask(planned, pair.steps, wish)
@@ -60,13 +60,13 @@ def show(wish: ExplainWish) -> int:
 
 
 def _tell_and_ask(planned: Mapping[int, Repetition], steps: TracedSteps, wish: ExplainWish) -> None:
-    """Say what is repeated, and ask whether what the projects want is accepted."""
+    """Print which runs are repeated, and ask the user to accept what their projects ask for."""
     if not wish.as_json:
         for one in planned.values():
             _render.tell(f"{one.of}: repeats the steps up to {steps.last}, traces {steps}: {one.plan.request.shape}")
             for note in one.notes:
                 _render.tell(f"  {note}")
-    # One list for all that is repeated, so that one `--accept` is enough.
+    # All repeated runs are in one list, so that one `--accept` is enough.
     if planned:
         first, *others = planned.values()
         more = [asked for one in planned.values() for asked in one.recorded]

@@ -20,7 +20,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.submission.handover import export_job
 from hpcenv.submission.request import SubmitOptions
 
-# Options that only affect your own job: somebody else submits the folder later.
+# Options that affect only your own job. They cannot be exported, because somebody else submits the folder later.
 _NOT_HERE = (
     "name",
     "runs_dir",
@@ -59,17 +59,17 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def require_none(engine: str, volume: str | None) -> None:
-    """Refuse options of an export without `--export`."""
+    """Refuse options of an export if `--export` is not given."""
     if engine != _SLURM or volume is not None:
         raise UsageError("`--format` and `--volume` need `--export DIR`")
 
 
 def refuse(typed: Mapping[str, Any], *, alone: bool) -> None:
-    """Refuse what has no meaning for a job that is submitted later.
+    """Refuse options that have no meaning for a job that is submitted later.
 
     Args:
-        typed: options by name.
-        alone: `--wait`, `--dry-run` and `--test-only` are not given.
+        typed: name of an option -> value.
+        alone: whether neither `--wait`, `--dry-run` nor `--test-only` is given.
     """
     flags = [flag for name in _NOT_HERE if name in typed for flag in argv_of(BY_NAME[name], typed[name])[:1]]
     if flags or not alone:
@@ -92,8 +92,8 @@ def run(
 
     Args:
         output: the folder to make.
-        engine: value of `--format`.
-        volume: value of `--volume`.
+        engine: the value of `--format`.
+        volume: the value of `--volume`.
         verb: name of the command, for the JSON envelope.
     """
     folder = Path(os.path.abspath(context.cwd / output))

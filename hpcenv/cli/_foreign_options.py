@@ -1,4 +1,4 @@
-"""Options of sbatch, srun and torchrun that were typed after `hpcenv submit`: the error names hpcenv's own option.
+"""Errors for options of sbatch, srun and torchrun that were typed after `hpcenv submit`. They name hpcenv's own option.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -26,7 +26,7 @@ def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
     """Return the error for an option of another program; None if no such program has the option.
 
     Args:
-        option: as it was typed, with its dashes and without a value.
+        option: the typed option, with its dashes and without a value.
         arguments: the command line without `hpcenv`.
     """
     name = option.lstrip("-").replace("_", "-")
@@ -42,7 +42,7 @@ def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
 
 
 def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
-    """Return a command line with another name for an option; words after `--` are not changed."""
+    """Return a command line in which an option has another name. Words after `--` are not changed."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     words: list[str] = []
     for word in arguments[:end]:
@@ -57,9 +57,9 @@ def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
 
 
 def _own_name(name: str) -> tuple[str, str] | None:
-    """Return the program with this option, and the option of hpcenv that takes the same value."""
+    """Return the program that has this option, and the option of hpcenv that takes the same value; else None."""
     for row in OPTIONS:
-        # --signal combines a signal and a time: hpcenv has one option for each.
+        # --signal combines a signal and a time. hpcenv has a separate option for each.
         for program, theirs in (("sbatch", row.sbatch), ("srun", row.srun), ("torchrun", row.torchrun)):
             if theirs == name and name != "signal":
                 return program, row.flag
@@ -76,7 +76,7 @@ def _own(option: str, program: str, own: str, arguments: Sequence[str]) -> Usage
 
 
 def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | None:
-    """Return the error for an option that hpcenv sets itself."""
+    """Return the error for an option that hpcenv sets itself; None for any other option."""
     if native_options.program_of(name) == "sbatch":
         return None
     for program, reason in (
@@ -95,7 +95,7 @@ def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | Non
 
 
 def _passed_on(option: str, name: str, arguments: Sequence[str]) -> UsageError | None:
-    """Return the error for an option that hpcenv can pass on."""
+    """Return the error for an option that hpcenv can pass on; None for any other option."""
     program = "torchrun" if launch_options.can_pass(name) else native_options.program_of(name)
     if program is None:
         return None
@@ -107,12 +107,12 @@ def _passed_on(option: str, name: str, arguments: Sequence[str]) -> UsageError |
     )
 
 
-# Program -> the option of hpcenv that passes its options on, and the prefix of the name in the value.
+# Program -> the option of hpcenv that passes on options of this program, and the prefix of their names in its value.
 _CARRIERS = {"sbatch": ("--sbatch", ""), "srun": ("--srun", ""), "torchrun": ("--torchrun-args", "--")}
 
 
 def _passing(arguments: Sequence[str], option: str, carrier: str, dashes: str, name: str) -> list[str]:
-    """Return a command line with `--mail-type=END`, or `--mail-type END`, as `--sbatch mail-type=END`."""
+    """Return a command line that passes an option on: `--mail-type=END` becomes `--sbatch mail-type=END`."""
     before, value, after = _around(arguments, option)
     text = f"{dashes}{name}={value}" if value else f"{dashes}{name}"
     return [*before, *([f"{carrier}={text}"] if text.startswith("-") else [carrier, text]), *after]
@@ -125,6 +125,6 @@ def _around(arguments: Sequence[str], option: str) -> tuple[list[str], str, list
     number = next((n for n, word in enumerate(words[:end]) if word.partition("=")[0] == option), end)
     _, equals, value = words[number].partition("=") if number < end else ("", "", "")
     following = words[number + 1 : end][:1]
-    # A word after an option without `=` is its value, unless it is an option or the script.
+    # If the option has no `=`, the next word is its value, but not if that word is an option or the script.
     taken = not equals and bool(following) and not following[0].startswith("-") and not following[0].endswith(".py")
     return words[:number], following[0] if taken else value, words[number + 1 + taken :]

@@ -1,4 +1,4 @@
-"""A group of commands whose modules are imported only when they are used."""
+"""A group of commands. The module of a command is imported only when the command is used."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpcenv.cli import _other_words
 
 
 class LazyGroup(click.Group):
-    """A click group over a table; its `--help` imports none of the commands.
+    """A click group whose commands are in a table. Its `--help` imports no module of a command.
 
     Args:
-        verbs: name of a command -> its one-line help, in the order in which they are shown.
-        package: package of the commands' modules; each module has its click command as `command`.
-        modules: name of a command -> name of its module, if the two differ (`list` is a built-in of Python).
+        verbs: name of a command -> its one-line help, in the order of the help.
+        package: the package with the modules of the commands. Each module has a click command named `command`.
+        modules: name of a command -> name of its module, if the names differ (`list` is a built-in of Python).
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def answer_other_word(self, ctx: click.Context, typed: list[str]) -> None:
-        """If a user of another program typed its word for a command, raise the error that names ours."""
+        """If the user typed the word of another program for a command, raise an error that names hpcenv's command."""
         answer = _other_words.command(ctx.command_path, typed)
         if answer is not None:
             raise answer
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # click's own method imports every command for its help.
+        # click's own method is not used, because it imports every command to get its help.
         with formatter.section("Commands"):
             formatter.write_dl(list(self._verbs.items()))

@@ -1,11 +1,11 @@
 """The page of `hpcenv --help`.
 
-It is printed without click: the import of click alone takes four times as long as an empty Python.
+The page is printed without click, because the import of click alone takes four times as long as the start of Python.
 """
 
 from __future__ import annotations
 
-# What users do -> name of a command -> its one-line help.
+# Task of the user -> name of a command -> its one-line help.
 TASKS = {
     "Start with": {
         "doctor": "Say what this cluster is like, and write its site profile.",

@@ -1,4 +1,4 @@
-"""Help in groups: `--help` shows the options that most users need, `--help-all` all of them."""
+"""Help in groups: `--help` shows the options that most users need, and `--help-all` shows all options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from hpcenv.project.options import GROUPS
 
-WHOLE = "hpcenv.help-all"  # key of click's `meta`: the help shows rare options, too
+WHOLE = "hpcenv.help-all"  # if this key is in click's `meta`, the help also shows rare options
 
 
 class RareOption(click.Option):
@@ -25,7 +25,7 @@ class GroupedOption(click.Option):
         self.group, self.rare = group, rare
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Add nothing to the help text: it says the default and the range where they matter."""
+        """Return nothing, so that click adds no default and no range: the help text itself says them where needed."""
         del ctx
         return {}
 
@@ -44,7 +44,7 @@ _HELP_ALL = click.Option(
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups, and rare ones only with --help-all."""
+    """A command whose help shows its options in groups. Rare options are shown only by --help-all."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), _HELP_ALL]

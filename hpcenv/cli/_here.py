@@ -1,4 +1,4 @@
-"""What `hpcenv` without a word says below its help: lockfile, latest run and next command of this folder."""
+"""The lines that `hpcenv` without arguments prints below its help: lockfile, latest run and next command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show() -> None:
 
 
 def _problem_of_lockfile() -> HpcenvError | None:
-    """Return why the project cannot be submitted as locked; None if hpcenv.toml and lockfile agree."""
+    """Return the problem of the lockfile, for example that it is stale; None if hpcenv.toml and lockfile agree."""
     try:
         return problem_of(check_locks(_render.open_project(), LockOptions(), context_of(), spec_only=True))
     except HpcenvError as problem:
@@ -51,7 +51,9 @@ def _latest_run() -> RunLine | None:
 
 
 def _next(problem: HpcenvError | None, run: RunLine | None) -> str:
-    """Return what to type: first for a run that has not ended, then for the lockfile, then for the last run's end."""
+    """Return the next command to type: for a run that has not ended, else for a problem of the lockfile, else for the
+    last run.
+    """
     if run is not None and run.state in _GOING:
         return f"hpcenv logs -f {run.run}"
     if problem is not None:

@@ -1,7 +1,8 @@
-"""Words that are no command or option of hpcenv, and what to type in their place.
+"""Words that are not commands or options of hpcenv, and what to type instead.
 
-Some are what other programs call the same thing (`ls`, `kill`). Others are tasks that hpcenv leaves to another program
-(`sign`, `image scan`): hpcenv did them itself until 2026-11-25, and CHANGELOG.md has the same replacements.
+Some are the words of other programs for the same command (`ls`, `kill`). Others are tasks for which users now need
+another program (`sign`, `image scan`). hpcenv had commands for these tasks until 2026-11-25, and CHANGELOG.md lists the
+same replacements.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -14,7 +15,7 @@ from hpcenv.errors import Command, Hint, UsageError
 from hpcenv.project.gone_options import GONE
 from hpcenv.project.options import in_place
 
-# A command that does not exist -> the command in its place.
+# A command that does not exist -> the command to type instead.
 _COMMANDS = {
     "hpcenv cost": "hpcenv report RUN --html FILE",
     "hpcenv exec": "hpcenv run -- COMMAND",
@@ -34,9 +35,9 @@ _COMMANDS = {
     "hpcenv image rebuild": "hpcenv bundle make RUN --with-sif FILE",
     "hpcenv image scan": "hpcenv export cyclonedx -o bom.cdx.json",
 }
-# What a script is called that somebody types as a command.
+# Ends of the name of a script that a user may type as a command.
 _SCRIPTS = (".py", ".sh", ".slurm", ".sbatch", ".sub")
-# What the replacing command does, if its words do not say it.
+# The reason for a replacement, if the command itself does not show it.
 _REASONS = {
     "hpcenv cost": "the report has the GPU hours of a run",
     "hpcenv sign": "OpenSSH signs files, and `ssh-keygen -Y verify` verifies them",
@@ -48,7 +49,7 @@ _SIGNED = "ssh-keygen -Y sign signs the output of `hpcenv reproduce --json`"
 _DESCRIBED = "`hpcenv bundle make RUN` describes the run in CITATION.cff and record.json"
 _STRESSED = "`dcgmi diag -r 3` on a node puts a load on its GPUs; --preflight full has hpcenv's own tests"
 _TRANSLATED = "buildah or podman build a Dockerfile; `hpcenv image init` writes a definition file for Apptainer"
-# Command and option -> what to do in its place.
+# Command and option -> what to do instead.
 _OPTIONS = {
     ("hpcenv image build", "--on-cluster"): "srun -c 8 hpcenv image build",
     ("hpcenv image pull", "--on-cluster"): "srun -c 8 hpcenv image pull REFERENCE",
@@ -60,7 +61,7 @@ _OPTIONS = {
     ("hpcenv verify", "--signature"): _SIGNATURES,
     ("hpcenv verify", "--signers"): _SIGNATURES,
 }
-# Command and value that it no longer takes -> what to do in its place.
+# Command and value that the command no longer accepts -> what to do instead.
 _VALUES = {
     ("hpcenv export", "ro-crate"): _DESCRIBED,
     ("hpcenv export", "rocrate"): _DESCRIBED,
@@ -74,11 +75,11 @@ _KEYS = {option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option
 
 
 def command(group: str, typed: Sequence[str]) -> UsageError | None:
-    """Return the error for a word instead of a command; None if nothing stands for it.
+    """Return the error for a word that is not a command; None if no replacement is known.
 
     Args:
-        group: what stands before it, `hpcenv` or `hpcenv image`.
-        typed: the word, and what follows it.
+        group: the words before it, for example `hpcenv` or `hpcenv image`.
+        typed: the word, and the words after it.
     """
     name = f"{group} {typed[0]}"
     is_script = group == "hpcenv" and typed[0].endswith(_SCRIPTS)
@@ -89,10 +90,10 @@ def command(group: str, typed: Sequence[str]) -> UsageError | None:
 
 
 def option(command_path: str, typed: str) -> UsageError | None:
-    """Return the error for an option that a command does not have; None if nothing stands for it.
+    """Return the error for an option that a command does not have; None if no replacement is known.
 
     Args:
-        command_path: `hpcenv image pull`.
+        command_path: the command, for example `hpcenv image pull`.
         typed: the option with its dashes, without a value.
     """
     flag = typed.replace("--no-", "--", 1)
@@ -105,10 +106,10 @@ def option(command_path: str, typed: str) -> UsageError | None:
 
 
 def value(command_path: str, message: str) -> str | None:
-    """Return what to do instead of a value that a command no longer takes; None for any other value.
+    """Return what to do instead of a value that a command no longer accepts; None for any other value.
 
     Args:
-        command_path: `hpcenv export`.
+        command_path: the command, for example `hpcenv export`.
         message: the message of click, which begins with the value in quotes.
     """
     typed, _, _ = message.partition(" is not one of ")

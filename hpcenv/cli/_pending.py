@@ -1,4 +1,4 @@
-"""The line about a run that waits in the queue: renewed on a terminal, repeated every ten minutes elsewhere."""
+"""The line about a run that waits in the queue. It is updated on a terminal, and repeated every 10 minutes in a log."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hpcenv.text import cut
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Seconds between two questions to Slurm about the queue, and between two lines in a log.
+# Seconds between two calls of Slurm's commands for the queue, and between two lines in a log.
 _ASK, _REPEAT = 60.0, 600.0
 
 
 class PendingLine:
-    """Says on standard error why a run waits. Of several runs that wait, it is about the first.
+    """Prints to standard error why a run waits. If several runs wait, the line is about the first of them.
 
     Args:
         environ: environment variables, for the Slurm commands.
-        clock: seconds that only grow.
+        clock: returns the time in seconds, which never decreases.
     """
 
     def __init__(self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,11 +45,11 @@ class PendingLine:
 
     @property
     def waits(self) -> bool:
-        """Whether a run was waiting when it was last seen."""
+        """Whether a run was waiting at the last call of `see`."""
         return bool(self._waiting)
 
     def see(self, status: RunStatus) -> bool:
-        """Take the newest state of a run, and say it if the run waits; return whether it waits."""
+        """Store the newest state of a run, and print a line if the run waits; return whether the run waits."""
         name = str(status.run_folder)
         before = self._waiting.get(name)
         if not status.waits_on_slurm:
@@ -63,7 +63,7 @@ class PendingLine:
         return True
 
     def renew(self) -> None:
-        """Print the line again if it is time."""
+        """Print the line again if it is time for this."""
         if not self._waiting:
             return
         now, name = self._clock(), next(iter(self._waiting))

@@ -11,7 +11,11 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def options(file: str) -> Callable[[_Command], _Command]:
-    """Return a decorator with the options `--extra`, `--group` and `--package`; `file` is the option of the file."""
+    """Return a decorator with the options `--extra`, `--group` and `--package`.
+
+    Args:
+        file: the option that names the file of pins.
+    """
 
     def decorate(command: _Command) -> _Command:
         for name, word, text, many in (

@@ -1,6 +1,6 @@
-"""Events of long work as bars on a terminal, plain lines in a log, or JSON lines.
+"""Show events of long work: as bars on a terminal, as plain lines in a log, or as JSON lines.
 
-All of it goes to stderr: stdout stays data.
+All this is printed to stderr, because stdout is for results.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _WORDS = {
 
 @contextlib.contextmanager
 def shown(*, as_json: bool) -> Iterator[OnEvent]:
-    """Yield the function that shows events in the form that fits stderr.
+    """Yield a function that shows events in the form that is right for stderr.
 
-    During its use, a request to end (scancel, a time limit, a closed terminal) acts like ^C: unfinished files are
-    removed, and leases are returned.
+    During the block, a signal that asks the process to end (from scancel, a time limit, or a closed terminal) acts like
+    ^C: unfinished files are removed, and leases are returned.
 
     Raises:
-        Interrupted: this happened.
+        Interrupted: such a signal arrived.
     """
     with _ended_politely():
         if as_json:
@@ -69,7 +69,7 @@ def _ended_politely() -> Iterator[None]:
 
     mine: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
-        # A signal that is already ignored stays ignored: nohup(1) ignores SIGHUP.
+        # If a signal is already ignored, it stays ignored. nohup(1), for example, ignores SIGHUP.
         wanted = (signal.SIGTERM, signal.SIGHUP)
         mine = [number for number in wanted if signal.getsignal(number) is signal.SIG_DFL]
     for number in mine:
@@ -86,7 +86,7 @@ def _ended_politely() -> Iterator[None]:
 
 
 class _JsonLines:
-    """One JSON object for each event: all notes, starts and ends, and a limited number of others."""
+    """Prints one JSON object for each note, start and end, and for some of the events between them."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], float] = {}
@@ -116,7 +116,7 @@ def _amount(event: Event) -> str:
 
 
 class _PlainLines:
-    """Plain lines: the start of a phase, its progress at intervals, and its end with its duration."""
+    """Prints plain lines: the start of a phase, its progress at intervals, and its end with its duration."""
 
     def __init__(self) -> None:
         self._began: dict[tuple[str, str], float] = {}
@@ -147,7 +147,7 @@ def _bars() -> Iterator[OnEvent]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    # A line has 80 columns: the text is shortened, the figures are not.
+    # If a line is too long for 80 columns, the text is shortened, but not the numbers.
     text = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
         TextColumn("{task.description}", table_column=text, markup=False),
@@ -156,7 +156,7 @@ def _bars() -> Iterator[OnEvent]:
         TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
     )
     tasks: dict[tuple[str, str], Any] = {}
-    # Bars move the cursor. So the texts are cleaned here, not by the stream.
+    # Bars move the cursor. So this code escapes control characters in texts, not the stream.
     console = Console(file=_streams.unchanged(sys.stderr))
     with Progress(*columns, console=console, expand=True) as progress:
 

@@ -1,6 +1,6 @@
-"""Results as text or JSON, and the options that several commands share.
+"""Print results as text or JSON, and define the options that several commands share.
 
-Data goes to stdout, everything else to stderr; nothing needs colour or a terminal.
+Results are printed to stdout, everything else to stderr. No output needs colours or a terminal.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def run_argument(command: Decorated) -> Decorated:
 
 
 def consent(what: str, *, as_json: bool) -> None:
-    """Ask whether `what` may be removed.
+    """Ask the user whether `what` may be removed.
 
     Raises:
-        UsageError: the user cannot be asked.
+        UsageError: hpcenv cannot ask the user.
         Interrupted: the answer is no.
     """
     if as_json or not sys.stdin.isatty():
@@ -92,22 +92,22 @@ def to_plain(value: Any) -> Any:
 
 
 def say(line: str = "") -> None:
-    """Print a line of the result to standard output; control characters as escapes."""
+    """Print a line of the result to standard output, with control characters as escapes."""
     print(clean_text(line), flush=True)
 
 
 def put(data: str) -> None:
-    """Print text that another program may read, byte for byte into a pipe."""
+    """Print text that another program may read. In a pipe, the text is unchanged."""
     print(data, end="", flush=True)
 
 
 def tell(line: str) -> None:
-    """Print a line about the work to standard error, control characters as escapes; standard output is for results."""
+    """Print a line about the work to standard error, with control characters as escapes."""
     print(clean_text(line), file=sys.stderr, flush=True)
 
 
 def cwd() -> Path:
-    """Return the user's folder as the user sees it, through links."""
+    """Return the current folder of the user; links in its path are kept."""
     return project_context.user_folder(os.environ)
 
 
@@ -128,16 +128,18 @@ def _with_options(part: str | Command, options: tuple[str, ...]) -> str | Comman
 
 
 class Where:
-    """The store of blobs and SIFs, as named on the command line."""
+    """The store of blobs and SIFs, from the options of the command line."""
 
     def __init__(self, *, store: str | None = None, trust: tuple[str, ...] = ()) -> None:
         self.store, self.trust = store, trust
 
     def project(self, start: Path | None = None, *, script: str | None = None) -> Workspace:
-        """Return the project around a folder (default: the current folder), with the store that applies.
+        """Return the project around a folder (default: the current folder), with the store to use.
 
         Args:
-            script: what the user wants to submit; if it is in another project, the error names that project.
+            start: the folder.
+            script: the script that the user wants to submit. If there is no project here, but the script is in a
+                project, the error names that project.
         """
         here = start or cwd()
         return open_workspace(
@@ -154,9 +156,10 @@ class Where:
         return self._named() is None
 
     def place(self) -> StorePlace:
-        """Return where images are kept.
+        """Return the folder for images.
 
-        The first of `--store`, HPCENV_STORE, `[paths] store` of the project, [store] of the site profile, the default.
+        It is the first of: `--store`, HPCENV_STORE, `[paths] store` of the project, [store] of the site profile, the
+        default.
         """
         here, named = cwd(), self._named()
         if named is None and any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
@@ -175,7 +178,7 @@ class Where:
         return error.changed(hint=self._with_options(error.hint_parts))
 
     def text(self, *parts: str | Command) -> str:
-        """Return text whose commands name the store."""
+        """Return text in which each command that takes `--store` names the store."""
         return render_hint(self._with_options(parts))
 
     def _with_options(self, parts: tuple[str | Command, ...]) -> tuple[str | Command, ...]:
@@ -191,7 +194,8 @@ class Where:
 
 
 def _without_project(here: Path, script: str | None) -> Hint:
-    """Return the hint if there is no project. It never advises `hpcenv init` in the home folder or above it."""
+    """Return a hint for a user who is not in a project. It never suggests `hpcenv init` in the home folder or above it.
+    """
     around = None if script is None else project_around(Path(os.path.abspath(here / script)).parent)
     if around is not None:
         return f"cd {shlex.quote(os.path.relpath(around, here))} (the project of `{script}` is there)"
@@ -207,7 +211,7 @@ def _default_store(root: Path | None, site: str | None) -> tuple[Path, str]:
 
 
 def store_option(command: Decorated) -> Decorated:
-    """Give a command --store and --trust; it gets them as `where`."""
+    """Give a command the options --store and --trust. The command gets them as the parameter `where`."""
 
     @functools.wraps(command)
     def with_place(*args: Any, store: str | None, trust: tuple[str, ...], **words: Any) -> Any:
@@ -215,7 +219,7 @@ def store_option(command: Decorated) -> Decorated:
         try:
             return command(*args, where=where, **words)
         except HpcenvError as problem:
-            # The code that raised it knows the folder, but not whether an option named it.
+            # The code that raised the error knows the folder, but not whether an option named the folder.
             raise where.with_options(problem) from problem
 
     store = click.option("--store", metavar="DIR", help="Where images are kept, if not HPCENV_STORE or the project's.")
@@ -225,7 +229,7 @@ def store_option(command: Decorated) -> Decorated:
 
 
 def open_project(start: Path | None = None, *, script: str | None = None) -> Workspace:
-    """Return the project around a folder, the user's if none is named, with the store that applies; see `Where`."""
+    """Return the project around a folder (default: the current folder), with the store to use; see `Where`."""
     return Where().project(start, script=script)
 
 
@@ -234,9 +238,9 @@ _ABOUT_SHOWING = ("--dry-run", "--test-only", "--wait", "--verbose", "-v", "--js
 
 
 def command_line() -> tuple[str, ...]:
-    """Return the words that make this run again, starting with `hpcenv`.
+    """Return the command line that makes this run again, starting with `hpcenv`.
 
-    Options for the output and for acceptance are left out: so a dry run prints exactly what submit writes.
+    Options for the output and `--accept` are left out, so that a dry run prints exactly what `submit` writes.
     """
     words = without_accept(sys.argv[1:])
     end = words.index("--") if "--" in words else len(words)
@@ -261,14 +265,14 @@ def quoted(words: tuple[str, ...]) -> str:
 
 
 def own_program() -> str:
-    """Return the absolute path of the program `hpcenv`, also where it was started as `python3 -m hpcenv`."""
+    """Return the absolute path of the program `hpcenv`, even if this process was started as `python3 -m hpcenv`."""
     started = Path(os.path.abspath(sys.argv[0]))
     return str(started if started.name == "hpcenv" else Path(sys.executable).with_name("hpcenv"))
 
 
 def token() -> str:
-    """Return eight hex digits: they distinguish runs that are submitted in the same second, even fifty of them."""
-    # The same as secrets.token_hex, without its import of random and hmac.
+    """Return eight random hex digits, which distinguish runs that are submitted in the same second."""
+    # This is what secrets.token_hex does, without the imports of random and hmac.
     return os.urandom(4).hex()
 
 

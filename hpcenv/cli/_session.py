@@ -1,4 +1,4 @@
-"""What `hpcenv session start` and `hpcenv shell` share. Runs on: LOGIN NODE."""
+"""Functions that `hpcenv session start` and `hpcenv shell` share. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.session import prepare_folder, read_keys, with_session
 from hpcenv.submission.submit import SubmitResult, submit
 
-# Options of a submission that mean something without a script.
+# Options of a submission that have a meaning without a script.
 _OPTIONS = frozenset((
     "nodes", "gpus", "allow_cpu_torch", "gpu_type", "cpus", "mem", "time", "partition", "account", "qos", "constraint",
     "reservation", "exclude", "nodelist", "dependency", "comment", "sbatch", "site", "lock", "frozen", "runtime",
@@ -39,7 +39,7 @@ _OPTIONS = frozenset((
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a submission that hold for a session."""
+    """Give a command those options of a submission that a session can have."""
     return submit_options(command, only=_OPTIONS)
 
 
@@ -54,7 +54,7 @@ def begin(
     allow_port: bool = False,
     ends_unused: int = 0,
 ) -> SubmitResult:
-    """Submit the job of a session, and print what a submission prints."""
+    """Submit the job of a session, and print the same lines as a submission."""
     context = context_of()
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
@@ -78,7 +78,7 @@ def begin(
 
 
 def _require_programs(manifest: Manifest, services: Sequence[SessionService]) -> None:
-    """Refuse services whose programs are not locked, before anything is queued."""
+    """Refuse services whose programs are not in the lockfile, before anything is queued."""
     missing = lacking([one.kind for one in services], {package.name for package in manifest.packages})
     if missing:
         hint = how_to_add(missing[0], on_host=manifest.environment.kind == "host")
@@ -87,7 +87,7 @@ def _require_programs(manifest: Manifest, services: Sequence[SessionService]) ->
 
 
 def wait_open(result: SubmitResult, name: str, *, as_json: bool) -> tuple[int, SessionNode | None]:
-    """Wait until the session is open; return the exit status, and what its node says. A failure is explained."""
+    """Wait until the session is open; return the exit status, and the record of its node. If it fails, print why."""
     run, line = open_run(result.run_folder), PendingLine(os.environ)
     told: list[tuple[str, str]] = []
 

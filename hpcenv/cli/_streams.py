@@ -13,7 +13,7 @@ from hpcenv.cli import _terminal
 
 
 class OutputLost(Exception):
-    """Standard output cannot be written, for example to a full disk. `reason` is the reason of the system."""
+    """Standard output cannot be written, for example because the disk is full. `reason` is the system's error text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -23,11 +23,11 @@ class OutputLost(Exception):
 class _StandardStream(io.TextIOWrapper):
     """Standard output or standard error: a layer over the stream of Python.
 
-    A terminal gets no control characters of other programs, whatever code prints them. If standard error cannot take a
-    text, for example because its reader is gone, the text is left out and the command continues.
+    In a terminal, this stream replaces control characters by escapes, whatever code prints them. If a text cannot be
+    written to standard error, for example because the reader has ended, the text is lost and the command continues.
 
     Attributes:
-        unchanged: the underlying stream, for code that moves the cursor itself.
+        unchanged: the underlying stream, for code that moves the cursor.
     """
 
     def __init__(self, unchanged: io.TextIOWrapper, descriptor: int) -> None:
@@ -64,9 +64,9 @@ class _StandardStream(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Replace standard output and standard error by our streams; closed streams, also standard input, become /dev/null.
+    """Replace standard output and standard error by `_StandardStream`. Closed standard streams become /dev/null.
 
-    Otherwise, the next opened file would get its number, and programs would write into that file.
+    Otherwise the next opened file would get the number of the closed stream, and programs would write into this file.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -85,12 +85,12 @@ def prepare() -> None:
 
 
 def unchanged(stream: TextIO) -> TextIO:
-    """Return the stream below the terminal stream, for code that moves the cursor; the caller cleans its texts."""
+    """Return the stream below a `_StandardStream`, for code that moves the cursor. The caller must escape its texts."""
     return stream.unchanged if isinstance(stream, _StandardStream) else stream
 
 
 def discard(*descriptors: int) -> None:
-    """Send all further output to /dev/null: at its end, Python writes its buffered text, which would fail again."""
+    """Send all further output to /dev/null, because Python would write its buffered text at exit and fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(null, descriptor)

@@ -1,4 +1,4 @@
-"""The options of `hpcenv submit` and `hpcenv rerun`: made from the table of options."""
+"""The options of `hpcenv submit` and `hpcenv rerun`, which are made from the table of options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcenv.project.options import in_place
 
 
 class _Whole(click.IntRange):
-    """A whole number; for other values (`--nodes two`, `--nodes 2-4`) the error says what is expected."""
+    """A whole number. For other values (`--nodes two`, `--nodes 2-4`), the error says which values are possible."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if str(value).strip().removeprefix("-").isdecimal():
@@ -30,15 +30,15 @@ def submit_options(
     """Give a command all options of the table that can be set on the command line.
 
     Args:
-        rare_groups: groups whose options are all rare in this command.
-        only: names of the options that it gets; None for all.
+        rare_groups: groups of options that only `--help-all` of this command shows.
+        only: names of the options that the command gets; None for all options.
     """
     rows = in_place("command")
     lacking = [row.flag for row in rows if only is not None and row.name not in only]
     for row in reversed(rows):
         if row.flag in lacking:
             continue
-        # No sentence about an option that the command lacks.
+        # The help must not mention an option that the command does not have.
         said = (
             one for one in re.split(r"(?<=\.) ", row.help) if not any(re.search(rf"{flag}\b", one) for flag in lacking)
         )
@@ -51,8 +51,8 @@ def table_option(name: str, note: str = "") -> Callable[[Callable[..., Any]], Ca
     """Return a decorator that gives another command one option of the table.
 
     Args:
-        name: of the row.
-        note: a sentence for the help, about this command.
+        name: name of the option in the table.
+        note: a sentence for the help of this command.
     """
     row = next(row for row in in_place("command") if row.name == name)
     words = _words(row)
@@ -79,5 +79,5 @@ def _words(row: options.Option) -> dict[str, Any]:
 
 
 def table_values(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a command's parameters that are options of the table."""
+    """Return the parameters of a command that are options of the table."""
     return {row.name: params[row.name] for row in in_place("command") if row.name in params}

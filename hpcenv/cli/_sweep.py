@@ -1,4 +1,4 @@
-"""Sweeps and arrays on the command line: their table, and `submit` for many runs."""
+"""Sweeps and arrays on the command line: print their table, and submit many runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hpcenv.submission.sweep_job import (
 )
 from hpcenv.text import columns, plural, visible
 
-# As many rows as a terminal shows; `--json` has all of them.
+# The number of rows that are printed, about as many as a terminal shows. `--json` has all rows.
 _ROWS = 40
 
 
 def submit(
     workspace: Workspace, options: SubmitOptions, context: Context, *, dry_run: bool, wait: Wait | None, as_json: bool
 ) -> int:
-    """Plan a sweep, submit it, and follow it with `wait`; return the exit status."""
+    """Plan a sweep and submit it. If `wait` is set, wait for its end. Return the exit status."""
     plan = plan_sweep(workspace, options, context)
     if not dry_run:
         _accept.remember_typed(workspace, options, plan.plan)
@@ -52,11 +52,11 @@ def carry_out(
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Submit a planned sweep, or show it for a dry run, and follow it with `wait`; return the exit status.
+    """Submit a planned sweep, or print it for a dry run. If `wait` is set, wait for its end. Return the exit status.
 
     Args:
-        by_name: whether commands find the sweep by its name; with --runs-dir they need its folder.
-        review: what the user must accept, shown by a dry run; None to submit.
+        by_name: whether other commands find the sweep by its name; with --runs-dir they need its folder.
+        review: what the user must accept, for a dry run, which prints this; None to submit.
         verb: name of the command, for the JSON envelope.
     """
     if review is not None:
@@ -68,10 +68,10 @@ def carry_out(
 def go_on(
     result: SweepResult, *, by_name: bool, wait: Wait | None, as_json: bool, verb: str = "submit", again: bool = False
 ) -> int:
-    """Print what was submitted, and follow it with `wait`; return the exit status.
+    """Print what was submitted. If `wait` is set, wait for its end. Return the exit status.
 
     Args:
-        again: only some of its runs were submitted, in their folders.
+        again: whether only some runs of the sweep were submitted again, in their old folders.
     """
     word = result.run if by_name else str(result.run_folder)
     if as_json and wait is None:
@@ -131,7 +131,7 @@ def _show_submitted(result: SweepResult, word: str, *, again: bool) -> None:
 
 
 def follow(result: SweepResult, word: str, wait: Wait, *, as_json: bool, verb: str = "submit") -> int:
-    """Print each change until all elements have ended; return the status of the first failed element.
+    """Print each change of state until all elements have ended; return the exit status of the first failed element.
 
     Raises:
         WaitTimeout: an element has not ended in time. The sweep continues.
@@ -150,7 +150,7 @@ def follow(result: SweepResult, word: str, wait: Wait, *, as_json: bool, verb: s
     else:
         show(status)
         if code != 0:
-            # If an element cannot be read, no element may have failed.
+            # If an element cannot be read, the status is not 0, although perhaps no element has failed.
             first = f"{word}/{status.failed[0].element}" if status.failed else word
             _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", first)))
         source = f"{status.run}/{status.failed[0].element}" if status.failed else status.run
@@ -170,7 +170,7 @@ def _as_data(status: SweepStatus) -> dict[str, Any]:
 
 
 def show(status: SweepStatus) -> None:
-    """Print the table of a sweep: failed elements first, at most as many rows as a terminal shows."""
+    """Print the table of a sweep, with failed elements first and at most as many rows as a terminal shows."""
     _render.say(f"{status.run}: {plural(len(status.elements), 'run')}: {counts(status)}")
     failed = {element.element for element in status.failed}
     rows = sorted(status.elements, key=lambda element: element.element not in failed)
@@ -193,7 +193,7 @@ def show(status: SweepStatus) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, most: int = _ROWS) -> str:
-    """Return columns of text; the last column is not padded. Control characters are escaped."""
+    """Return a table as text, with control characters as escapes. The last column is not padded."""
     lines = columns([[visible(cell) for cell in row] for row in (head, *rows[:most])])
     more = len(rows) - most
     return "\n".join((*lines, f"... and {more} more") if more > 0 else lines)

@@ -1,11 +1,11 @@
 """Text of other programs, without control characters that would affect the terminal.
 
-Logs, host names, keys of a lockfile and messages of failed ranks come from others. In a terminal, their control
-characters could move the cursor, hide lines or send answers in the user's name, so they are printed
-as escapes. Colours (SGR, ECMA-48 section 8.3.117) of logs stay.
+Other people or programs write logs, host names, keys of a lockfile and messages of failed ranks. In a terminal, their
+control characters could move the cursor, hide lines or send answers in the user's name, so hpcenv prints them as
+escapes. Colours of logs (SGR, ECMA-48 section 8.3.117) are kept.
 
-`clean_text` is for the messages of a command, also in a pipe. `_streams.prepare` applies `escape_stream` to a terminal,
-so data, help and tracebacks are clean there, too.
+`clean_text` is for the messages of a command, even in a pipe. `_streams.prepare` applies `escape_stream` to a terminal.
+So data, help and tracebacks have no control characters there, either.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ def is_terminal() -> bool:
 
 
 def has_colours() -> bool:
-    """Whether to print colours: on a terminal, unless NO_COLOR (no-color.org) is set or TERM is `dumb`."""
+    """Whether to print colours: on a terminal, if NO_COLOR (no-color.org) is not set and TERM is not `dumb`."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def escape_control(text: str) -> str:
-    """Return text in one line, with each control character as an escape."""
+    """Return text as one line, with each control character as an escape."""
     return visible(text, keep=_BLANK)
 
 
 def clean_text(text: str) -> str:
-    """Return text with each control character as an escape, except line ends and tabs."""
+    """Return text with each control character as an escape. Line ends and tabs are kept."""
     return text if text.isprintable() else visible(text, keep="\n\t" + _BLANK)
 
 
 def escape_stream(text: str) -> str:
-    """Return text for a terminal: like `clean_text`, but colours stay. It may be a part of a line."""
+    """Return text for a terminal, like `clean_text`, but with colours. The text may be a part of a line."""
     if text.isprintable():
         return text
     parts, position = [], 0
@@ -55,7 +55,10 @@ def escape_stream(text: str) -> str:
 
 
 class Cleaner:
-    """Escapes control characters in the text of a log, piece by piece; a piece may end within an escape sequence."""
+    """Replaces control characters in the text of a log by escapes, piece by piece.
+
+    A piece may end within an escape sequence.
+    """
 
     def __init__(self, *, colours: bool = True) -> None:
         self._colours = colours
@@ -75,7 +78,7 @@ class Cleaner:
         return self._clean(text) + (_RESET if self._coloured else "")
 
     def _clean(self, text: str) -> str:
-        # A carriage return, for example of a progress bar, would overwrite the line.
+        # A carriage return, for example from a progress bar, would overwrite the line, so it becomes a line end.
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         parts, position = [], 0
         for match in _COLOURS.finditer(text):
@@ -90,7 +93,7 @@ class Cleaner:
     def _plain(self, text: str) -> str:
         shown = clean_text(text)
         if self._coloured and "\n" in shown:
-            # A colour ends with its line: the next line may come from another rank.
+            # A colour ends at the end of its line, because the next line may be from another rank.
             self._coloured = False
             return shown.replace("\n", f"{_RESET}\n", 1)
         return shown

@@ -15,10 +15,11 @@ from hpcenv.errors import Command, Interrupted, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Follow a run until it ends, for at most `timeout` seconds; None means no limit.
+    """The request to follow a run until it ends.
 
     Attributes:
-        verbose: print the whole verdict and the settings, too.
+        timeout: maximum seconds to wait; None for no limit.
+        verbose: whether to print the whole verdict and the settings, too.
     """
 
     timeout: float | None = None
@@ -49,7 +50,7 @@ def wait_of(wait: bool, timeout: float | None, verbose: bool) -> Wait | None:
     """Return the combined value of `--wait`, `--timeout` and `--verbose`; None means "do not wait".
 
     Raises:
-        UsageError: `--timeout` or `--verbose` without `--wait`.
+        UsageError: `--timeout` or `--verbose` is given without `--wait`.
     """
     if timeout is not None and not wait:
         raise UsageError(
@@ -65,10 +66,11 @@ def wait_of(wait: bool, timeout: float | None, verbose: bool) -> Wait | None:
 
 @contextmanager
 def interruptible(continues: str, *words: str, again: Sequence[str] = ("wait",)) -> Iterator[None]:
-    """Handle ^C during a wait: print what continues, how to look again, and how to cancel it.
+    """Turn ^C during a wait into an error that says what continues, how to wait again, and how to cancel it.
 
     Args:
-        words: the words with which the user names it.
+        continues: the text that says what continues.
+        words: the names of the runs in the commands of the hint.
         again: the command of hpcenv that waits again.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`hpcenv attach`: a shell or a command in a running run. Runs on: LOGIN NODE."""
+"""`hpcenv attach`: start a shell or a command in an active run. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _latest(runs: str | None, *, as_json: bool) -> str:
 
     Raises:
         RunNotFound: there is no run.
-        UsageError: the user cannot be asked.
+        UsageError: hpcenv cannot ask the user.
         Interrupted: the answer is no.
     """
     latest = find_one(_render.cwd(), None, runs=runs)

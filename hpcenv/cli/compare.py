@@ -1,4 +1,4 @@
-"""`hpcenv compare`: whether two runs gave the same results. Runs on: LOGIN NODE."""
+"""`hpcenv compare`: find out whether two runs gave the same results. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`hpcenv completion`: the code that a shell loads. The wheel has the same files. Runs on: LOGIN NODE."""
+"""`hpcenv completion`: print the code that a shell loads. The wheel has files with the same code.
+
+Runs on: LOGIN NODE.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def script(root: click.Command, shell: str) -> str:
-    """Return the script of click for one of `SHELLS`."""
+    """Return the completion script that click makes for one of `SHELLS`."""
     made = get_completion_class(shell)
-    # The method of the class is not used: for bash, it would start a bash to ask its version.
+    # The class's own method is not used, because it would start bash to find the version of bash.
     return "" if made is None else ShellComplete.source(made(root, {}, "hpcenv", "_HPCENV_COMPLETE"))
 
 

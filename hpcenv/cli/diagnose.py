@@ -1,4 +1,4 @@
-"""`hpcenv diagnose`: the cause of a failure, from the logs. Runs on: LOGIN NODE."""
+"""`hpcenv diagnose`: find the cause of a failure in the logs. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

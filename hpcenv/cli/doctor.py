@@ -99,7 +99,7 @@ def command(
 
 
 def _refuse_without_nodes(values: dict[str, Any]) -> None:
-    """Refuse options that only have an effect with a job."""
+    """Refuse options that have an effect only if a job checks nodes."""
     of_jobs = ("gpus", "partition", "account", "time")
     given = [f"--{name}" for name in of_jobs if values[name] is not None]
     given += [f"--preflight {values['preflight']}"] if values["preflight"] == "full" else []
@@ -140,7 +140,8 @@ def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, a
 
 
 def _store_place() -> StorePlace:
-    """Return the folder of images. An unusable site profile does not stop doctor: it may write a new one."""
+    """Return the folder of images. If the site profile is unusable, return the default: doctor may write a new profile.
+    """
     try:
         return _render.Where().place()
     except HpcenvError as error:
@@ -149,7 +150,7 @@ def _store_place() -> StorePlace:
 
 
 def _project() -> Workspace | None:
-    """Return the project around the current folder; None outside of one."""
+    """Return the project around the current folder; None if there is no project."""
     here = _render.cwd()
     inside = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
     return _render.open_project() if inside else None

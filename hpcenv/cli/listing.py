@@ -108,11 +108,11 @@ def command(
 
 _FRONT = ("JOB", "STATE", "NODES", "ATTEMPT", "ELAPSED")
 _OF_A_SWEEP = ("STATE", "EXIT", "ELAPSED")
-# The columns of `_FRONT`, and the two around them, by their names in `hpcenv.runs.run_columns`.
+# The columns of `_FRONT` and the two columns around them, with their names in `hpcenv.runs.run_columns`.
 _SHOWN = ("run", *map(str.lower, _FRONT), "reason")
 _TO_THE_RIGHT = ("NODES", "ATTEMPT", "ELAPSED", "EXIT")
-# The column of names has at most this width. A longer name is not cut, so that it can be copied:
-# it has a separate line.
+# The column of names has at most this width. A longer name is printed on a separate line and not cut, so that
+# it can be copied.
 _NAME_WIDTH = 34
 # Longer values are cut. `--json` has the full value.
 _VALUE_WIDTH = 20
@@ -133,11 +133,11 @@ def table(
 
     Args:
         lines: the runs.
-        names: parameter names of a sweep, one column each.
-        more: heading -> full name of more columns, behind `names`.
-        only_more: leave out the other columns, except the name of the run.
-        failures: run -> first failure, shown instead of the reason and cut to the width; None for
-            a table with reasons.
+        names: parameter names of a sweep; each has a column.
+        more: further columns after `names`: heading -> full name.
+        only_more: show only the name of the run, `names` and `more`.
+        failures: run -> first failure, which is shown instead of the reason and cut to the width; None
+            for a table with reasons.
         margin: number of columns to leave free.
     """
     if not lines:
@@ -159,7 +159,7 @@ def table(
 
 
 def _csv(listing: RunListing, *, chosen: bool) -> str:
-    """Return comma-separated values with a header. Control characters of arguments and names are escapes."""
+    """Return comma-separated values with a header. Control characters in arguments and names become escapes."""
     columns = listing.columns if chosen else {full: full for full in full_names(listing.runs)}
     columns = {"run": "run", **columns}
     text = io.StringIO()

@@ -79,7 +79,7 @@ def command(
         raise UsageError(f"`{option}` goes with `--check` only", hint="add --check, or leave it out")
     workspace = _render.open_project()
     if not spec_only:
-        # Both start the Python of `image = "host"`.
+        # A lock and a check both start the Python of `image = "host"`.
         _accept.require(workspace, accept, as_json=as_json)
     if check and every:
         return _show_checked(workspace, check_locks(workspace, wanted, context_of(), spec_only=spec_only), as_json)
@@ -91,7 +91,7 @@ def command(
 
 
 def _refuse_with_check(options: LockOptions) -> None:
-    """Refuse options that only have an effect when a lockfile is written: they would be ignored silently."""
+    """Refuse options that have an effect only when a lockfile is written. A check would ignore them silently."""
     for_writing = {
         "--upgrade": options.upgrade,
         "--deep": options.level == "deep",
@@ -144,7 +144,9 @@ def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: b
 
 
 def submission_of(locked: lock_model.Lockfile) -> str:
-    """Return what to type to submit: a torch without CUDA is refused with `--gpus`, torchrun without torch."""
+    """Return the command that submits a script. Its options fit to the lockfile: `--gpus G` only if torch can use GPUs,
+    and no torchrun if there is no torch.
+    """
     shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
     launcher = " --launcher none" if locked.facts.get("torch.version") == "absent" else ""
     return f"hpcenv submit SCRIPT --nodes N {shape}{launcher}"
@@ -162,7 +164,7 @@ def _show_check(workspace: Workspace, result: CheckResult, as_json: bool) -> int
 
 
 def _show_checked(workspace: Workspace, results: Sequence[CheckResult], as_json: bool) -> int:
-    """Print the problem of each of several lockfiles."""
+    """Print whether each of several lockfiles is fresh; raise the problem if one is not."""
     problem = problem_of(results)
     if as_json:
         rows = [

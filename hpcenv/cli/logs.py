@@ -65,10 +65,10 @@ def command(
 
 
 def _follow(run: Run, selection: Selection) -> int:
-    """Print the log of a run while it grows; while the run waits, say why.
+    """Print the log of a run while it grows. While the run waits, print why.
 
     Returns:
-        the exit status of `wait` if the run ended before it had a log, and 0 otherwise.
+        The same exit status as `hpcenv wait` if the run ended before it had a log, else 0.
     """
     show = LogPrinter(run)
     with PendingLine(os.environ) as line:
@@ -97,7 +97,7 @@ _PREFIX = re.compile(r"^\[([0-9]{1,6})\] ", re.MULTILINE)
 
 
 class LogPrinter:
-    """Prints a log in pieces: unchanged into a pipe; with colours and escaped control characters on a terminal."""
+    """Prints a log in pieces: unchanged in a pipe; with colours and escaped control characters on a terminal."""
 
     def __init__(self, run: Run) -> None:
         self._cleaner: _terminal.Cleaner | None = None

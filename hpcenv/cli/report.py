@@ -14,7 +14,7 @@ from hpcenv.judge import first_failure
 from hpcenv.runs import report_text
 from hpcenv.runs.report import SweepReport, report
 
-# Failures of a sweep's runs that are printed in full. The table names all failed runs.
+# The number of failures of a sweep that are printed in full. The table names all failed runs.
 _MAX_FAILURES = 10
 
 

@@ -33,13 +33,13 @@ _STATUS = {
 }  # fmt: skip
 
 
-# Groups of options that the record of the run determines; a reproduction changes them only to find a cause.
+# Groups of options whose values are in the record of the run. A reproduction changes them only to find a cause.
 _OF_THE_RECORD = ("What runs", "Environment", "Checks", "Many runs")
 _OWN: Any = {"cls": GroupedOption, "group": GROUPS[0]}
 
 
 class _ReproduceCommand(WithDashes, GroupedCommand):
-    """A command with the options of `submit`; words after `--` replace the arguments of the script."""
+    """A command with the options of `submit`. Words after `--` replace the arguments of the script."""
 
 
 @click.command("reproduce", cls=_ReproduceCommand)

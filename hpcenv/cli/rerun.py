@@ -26,7 +26,7 @@ from hpcenv.submission.sweep_job import read_sweep, rerun_failed
 
 
 class _RerunCommand(WithDashes, GroupedCommand):
-    """A command with the options of `submit`; words after `--` replace the arguments of the script."""
+    """A command with the options of `submit`. Words after `--` replace the arguments of the script."""
 
 
 @click.command("rerun", cls=_RerunCommand)
@@ -66,7 +66,7 @@ def command(
     or the SIF has changed, --allow-changed is needed.
     """
     waiting = wait_of(wait, timeout, verbose)
-    # --runs-dir names the folder of the old run; the new run goes to the same folder.
+    # --runs-dir names the folder in which the old run is. The new run is made in the same folder.
     found = find(_render.cwd(), run, runs=params["runs_dir"])
     typed = {
         name: value
@@ -99,7 +99,7 @@ def command(
 def _again(
     new: Rerun, accept: str | None, *, allow_changed: bool, dry_run: bool, wait: Wait | None, as_json: bool
 ) -> int:
-    """Submit the new run, or show it; return the exit status."""
+    """Submit the new run, or print its plan for a dry run; return the exit status."""
     workspace = _render.open_project(new.context.cwd)
     if not dry_run:
         _accept.require(workspace, accept, as_json=as_json, more=new.recorded)
@@ -133,7 +133,7 @@ def _typed_words(given: Mapping[str, Any], without: Sequence[str], *, allow_chan
 def _rerun_failed(
     found: Run | Sweep, words: Sequence[str], *, by_name: bool, dry_run: bool, wait: Wait | None, as_json: bool
 ) -> int:
-    """Queue the failed runs of a sweep again. They do not change, so `words` must be empty."""
+    """Queue the failed runs of a sweep again. They cannot be changed, so `words` must be empty."""
     if not isinstance(found, Sweep):
         raise UsageError("`--failed` is for sweeps and arrays", why=f"`{found.manifest.run}` is one run")
     if words:

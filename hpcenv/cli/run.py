@@ -1,4 +1,4 @@
-"""`hpcenv run`: any command in the locked environment. Runs on: LOGIN NODE, or inside an allocation."""
+"""`hpcenv run`: run any command in the locked environment. Runs on: LOGIN NODE, or inside an allocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpcenv shell`: a session, and a shell in it at once. Runs on: LOGIN NODE."""
+"""`hpcenv shell`: start a session, and open a shell in it. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcenv.runs.attach import attach, plan_attach
 from hpcenv.runs.cancel import cancel
 from hpcenv.runs.entries import open_run
 
-# A connection that was lost ends the job after it: time to come back with `hpcenv attach`.
+# If the connection is lost, the job ends after this time. Until then, the user can come back with `hpcenv attach`.
 _SECONDS_UNUSED = 600
 
 
@@ -64,9 +64,9 @@ def command(keep: bool, accept: str | None, **params: Any) -> int:
 
 
 def _end(folder: Path) -> None:
-    """Cancel the job, and remove the session's folder, which no later shell uses.
+    """Cancel the job, and remove the session's folder, because no later shell uses it.
 
-    The status of the shell counts, not whether Slurm answers at once.
+    If Slurm does not answer, this is no error, because the command ends with the exit status of the shell.
     """
     try:
         session = open_run(folder).manifest.session

@@ -1,4 +1,4 @@
-"""`hpcenv stacks`: where the ranks of a running run are. Runs on: LOGIN NODE."""
+"""`hpcenv stacks`: print the lines of code that the ranks of an active run execute. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpcenv status`: what a run is doing now. Runs on: LOGIN NODE."""
+"""`hpcenv status`: show what a run is doing now. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
 
 
 def _show_session(run: Run, status: RunStatus) -> None:
-    """Print where a session is open, and the ports that its programs have opened."""
+    """Print on which nodes a session is open, and the ports that its programs have opened."""
     door = read_door(run, status)
     if door is None:
         return
@@ -98,7 +98,7 @@ def show_lost(lost: LostRun, command_name: str, *, as_json: bool) -> None:
 
 
 def show(status: RunStatus) -> None:
-    """Print the state of a run, one fact per line; a failed run gets one line that points to its report."""
+    """Print the state of a run, one fact per line. For a failed run, one line names the command for its report."""
     show_state(status)
     if status.nodes:
         _render.say(f"  nodes     {escape_control(fold_hostlist(status.nodes))}")

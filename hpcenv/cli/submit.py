@@ -24,7 +24,7 @@ from hpcenv.submission.submit import SubmitResult, submit
 
 
 class _SubmitCommand(KnowsDashes, GroupedCommand):
-    """A command with the options of a submission, which knows the words after `--`."""
+    """A command with the options of a submission that knows which words were typed after `--`."""
 
 
 @click.command("submit", cls=_SubmitCommand, context_settings={"ignore_unknown_options": False})
@@ -85,7 +85,7 @@ def command(
 
 
 def _before_dashes(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on arguments of the script that were typed before `--`: `--mem 10 G` leaves `G` there."""
+    """Return a note on arguments of the script that were typed before `--`, for example the `G` of `--mem 10 G`."""
     # The script itself may also be typed after `--`.
     before = arguments[: max(0, len(arguments) - len(after_dashes() or ()))]
     if not before:
@@ -104,10 +104,10 @@ def carry_out(
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Submit a plan, or show it for a dry run, and follow the run with `wait`; return the exit status.
+    """Submit a plan, or print it for a dry run. If `wait` is set, follow the run until it ends. Return the exit status.
 
     Args:
-        by_name: whether commands find the run by its name; with --runs-dir they need its folder.
+        by_name: whether other commands find the run by its name; with --runs-dir they need its folder.
         review: what the user must accept, for a dry run; None to submit.
         verb: name of the command, for the JSON envelope.
     """
@@ -131,7 +131,8 @@ def carry_out(
 
 
 def context_of() -> Context:
-    """Return the values that the steps of this command would otherwise read themselves."""
+    """Return the environment, the folder, the time and other values that functions below `cli/` do not read themselves.
+    """
     return Context(
         environ=os.environ,
         cwd=_render.cwd(),
@@ -143,7 +144,7 @@ def context_of() -> Context:
 
 
 def _show_plan(plan: Plan, review: Review, *, as_json: bool, verb: str = "submit") -> None:
-    """Print script and manifest exactly as `submit` would write them."""
+    """Print the batch script and the manifest exactly as `submit` would write them."""
     if as_json:
         data = {"script": plan.script, "manifest": plan.manifest, "shape": plan.request.shape, "notes": plan.notes}
         _render.success(verb, {**data, "acceptance": review})
@@ -160,7 +161,7 @@ def _show_plan(plan: Plan, review: Review, *, as_json: bool, verb: str = "submit
 
 
 def show_submitted(result: SubmitResult, word: str) -> None:
-    """Print what was submitted, and the next commands; `word` names the run in them."""
+    """Print what was submitted, and the next commands, in which `word` names the run."""
     for note in result.notes:
         _render.tell(f"note: {note}")
     jobs = f"jobs {', '.join(result.chain)}, one after the other" if result.chain else f"job {result.job_id}"

@@ -1,4 +1,4 @@
-"""`hpcenv top`: what the GPUs and ranks of a run do now. Runs on: LOGIN NODE."""
+"""`hpcenv top`: show what the GPUs and ranks of a run do now. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _show_live(reader: TopReader) -> None:
             text.append(f"{line}\n", style="bold" if line.startswith("- ") or line.endswith("slowest") else "")
         return text
 
-    # The page moves the cursor. So its texts are cleaned in `lines`, not by the stream.
+    # The page moves the cursor. So `lines` escapes control characters in its texts, not the stream.
     console = Console(file=_streams.unchanged(sys.stdout), no_color=not has_colours(), highlight=False)
     with contextlib.suppress(KeyboardInterrupt), Live(page(), console=console, auto_refresh=False) as live:
         while True:

@@ -1,4 +1,4 @@
-"""`hpcenv usage`: the cost of a project's runs. Runs on: LOGIN NODE."""
+"""`hpcenv usage`: sum the GPU hours of a project's runs. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def command(
 
 
 def _tell_seconds(seconds: Mapping[str, Mapping[str, float]]) -> None:
-    """Print how long each part took: on each node if there are two, else on the slowest node."""
+    """Print how long each part took: on each node if there are at most two nodes, else on the slowest node."""
     slowest = sorted(seconds, key=lambda node: sum(seconds[node].values()), reverse=True)
     for node in list(seconds) if len(seconds) <= 2 else slowest[:1]:
         parts = ", ".join(f"{part} {took:.2f} s" for part, took in sorted(seconds[node].items()))

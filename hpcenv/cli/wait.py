@@ -1,4 +1,4 @@
-"""`hpcenv wait`, and what `submit --wait` prints at the end of a run. Runs on: LOGIN NODE."""
+"""`hpcenv wait`, and the text that `submit --wait` prints at the end of a run. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def wait_telling(runs: Sequence[Submitted], timeout: float | None, *, as_json: b
 
 
 def decisive_status(statuses: Sequence[RunStatus]) -> RunStatus:
-    """Return the status of the first run that did not end well, or of the first run."""
+    """Return the status of the first run that did not end well; if all ended well, of the first run."""
     return next((status for status in statuses if exit_status_of(status) != 0), statuses[0])
 
 
@@ -87,7 +87,7 @@ def tell_state(status: RunStatus) -> None:
 
 
 def tell_exit_status(status: RunStatus) -> None:
-    """Print to stderr the origin of hpcenv's own exit status: this is the last line of commands that wait."""
+    """Print to stderr which run the exit status of hpcenv is from. Commands that wait print this as their last line."""
     code = exit_status_of(status)
     if code == RunEndUnknown.exit_status and status.exit_status is None:
         why = "was cancelled" if status.state == "cancelled" else "ended, and its exit status is unknown"
@@ -97,7 +97,7 @@ def tell_exit_status(status: RunStatus) -> None:
 
 
 def _show_end(run: Submitted, status: RunStatus, *, alone: bool) -> None:
-    """Print how a run ended, with its first failure at the top; the traceback is only printed for a single run."""
+    """Print how a run ended, after its first failure. The traceback is printed only if there is a single run."""
     if alone:
         say_failure(run, status)
     elif status.failure is not None:

@@ -1,4 +1,4 @@
-"""What Slurm's accounting has of this user's jobs in a time: their GPUs, and how long they had them.
+"""Ask Slurm's accounting which jobs this user has had since a time, with how many GPUs, and for how long.
 
 Runs on: LOGIN NODE.
 """
@@ -22,13 +22,13 @@ _GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,6})(?:,|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class AccountedJob:
-    """One start of a job: a job that was queued again has several.
+    """One start of a job. A job that was queued again has several starts.
 
     Attributes:
         job_id: `123`, or `123_4` for an element of an array.
         started: in seconds since the epoch.
-        seconds: how long it ran; so far, if it runs.
-        gpus: of all nodes; None if the site does not account them.
+        seconds: how long the job ran; if it still runs, how long so far.
+        gpus: number of GPUs on all nodes together; None if the site does not account GPUs.
         folder: working directory of the batch script: the folder of the run, or the folder of the sweep.
     """
 
@@ -57,9 +57,9 @@ def jobs_since(since: float, environ: Mapping[str, str]) -> tuple[AccountedJob, 
 
 
 def parse(text: str) -> tuple[AccountedJob, ...]:
-    """Return the jobs that sacct printed, without those that never started. Pure, but for the time zone."""
+    """Return the jobs that sacct printed, without jobs that never started. Pure, apart from the local time zone."""
     rows = [row for line in text.splitlines() if len(row := line.split("|", 6)) == 7]
-    # AccountingStorageTRES of slurm.conf names what is accounted. Without gres/gpu no job has it.
+    # AccountingStorageTRES of slurm.conf names what is accounted. Without gres/gpu there, no row of sacct names GPUs.
     accounted = any(_GPUS.search(row[5]) for row in rows)
     jobs = []
     for job_id, partition, state, start, seconds, resources, folder in rows:

@@ -1,7 +1,7 @@
-"""The energy that jobs used, if Slurm's accounting has it. Runs on: LOGIN NODE.
+"""The energy that jobs used, if Slurm's accounting records energy. Runs on: LOGIN NODE.
 
-`ConsumedEnergyRaw` of sacct(1) (Slurm 22.05 to 26.05) is in joules and covers whole nodes. Without a plug-in for energy
-(AcctGatherEnergyType in slurm.conf) it is 0 or empty, and then the energy is unknown, not zero.
+`ConsumedEnergyRaw` of sacct(1) (Slurm 22.05 to 26.05) is in joules and covers whole nodes. If the site has no plug-in
+for energy (AcctGatherEnergyType in slurm.conf), the value is 0 or empty. Then the energy is unknown, not zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
 
 
 def consumed(job_ids: Sequence[str], environ: Mapping[str, str]) -> tuple[float | None, str]:
-    """Return the joules of jobs with all their restarts, and the source; None and the reason if unknown."""
+    """Return the joules that jobs used in all their starts, and the source; if unknown, None and the reason."""
     valid = [job_id for job_id in job_ids if _JOB_ID.fullmatch(job_id)]
     if not valid:
         return None, "the run has no job of Slurm"
@@ -33,7 +33,7 @@ def consumed(job_ids: Sequence[str], environ: Mapping[str, str]) -> tuple[float 
 
 
 def parse(text: str) -> tuple[float | None, str]:
-    """Return the sum of the values that sacct printed; see `consumed`. Pure."""
+    """Return the sum of the values that sacct printed, and the source, as `consumed` does. Pure."""
     values = [line.partition("|")[2].strip() for line in text.splitlines() if "|" in line]
     numbers = [float(value) for value in values if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", value)]
     if not numbers or len(numbers) < len(values) or not all(numbers):

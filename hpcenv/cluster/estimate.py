@@ -21,8 +21,8 @@ class Estimate:
     Attributes:
         start: local time of the cluster, as Slurm writes it.
         processors: CPUs of the job.
-        nodes: which nodes it would get, as a host list expression.
-        partition: empty if Slurm does not report it.
+        nodes: which nodes the job would get, as a host list expression.
+        partition: partition of the job; empty if Slurm does not report the partition.
         said: the line that Slurm printed.
     """
 
@@ -33,7 +33,7 @@ class Estimate:
     said: str
 
 
-# Slurm 26.05 puts an `a` after the time (seen with 26.05.5); 22.05 and 24.11 do not.
+# Slurm 26.05 prints an `a` after the time (seen with 26.05.5). Slurm 22.05 and 24.11 do not.
 _ESTIMATE = re.compile(
     r"Job \d+ to start at (?P<start>\S+)(?: \w)? using (?P<processors>\d+) processors? "
     r"on (?:nodes? )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
@@ -41,13 +41,13 @@ _ESTIMATE = re.compile(
 
 
 def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 60.0) -> Estimate:
-    """Ask `sbatch --test-only` when a script would start; nothing is queued, no file is written.
+    """Ask `sbatch --test-only` when a script would start. Nothing is queued, and no file is written.
 
     Args:
         script: text of the batch script.
 
     Raises:
-        ToolMissing, ToolFailed: no sbatch, or it did not answer.
+        ToolMissing, ToolFailed: sbatch is missing, or did not answer.
         SubmitRejected: Slurm would refuse the job, or has no estimate.
     """
     sbatch = process.find_tool("sbatch", needed_for="ask Slurm when a job would start", path=environ.get("PATH"))
@@ -70,7 +70,7 @@ def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 
 
 
 def parse_estimate(text: str) -> Estimate | None:
-    """Parse the line of `sbatch --test-only` on standard error; None if there was no such line."""
+    """Return the estimate in the output of `sbatch --test-only`; None if no line has an estimate."""
     found = _ESTIMATE.search(text)
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""Why Slurm's commands get no answer: munge does not work on this machine.
+"""Find out whether Slurm's commands get no answer because munge does not work on this machine.
 
-Runs on: LOGIN NODE. Slurm's commands try for a minute if munge is down, and say nothing until then (24.11).
+Runs on: LOGIN NODE. If munge is down, Slurm's commands try for a minute, and print nothing before that (24.11).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from hpcenv import process
 from hpcenv.errors import HpcenvError, ToolFailed
 
-# Slurm normally answers in less time than this. After this time, munge is asked.
+# Slurm normally answers in less time. If a command takes longer, munge is tested.
 SECONDS_UNTIL_ASKED = 2.0
 _SECONDS = 5.0
 DOWN = "Slurm cannot check who you are: munge does not work on this machine"
 
 
 def explain(environ: Mapping[str, str]) -> HpcenvError | None:
-    """Return the error if munge does not work here; None if munge works, or this site does not use it."""
+    """Return an error if munge does not work on this machine; None if munge works, or if this site does not use it."""
     munge = shutil.which("munge", path=environ.get("PATH"))
     if munge is None:
         return None
@@ -33,7 +33,7 @@ def explain(environ: Mapping[str, str]) -> HpcenvError | None:
 
 
 def describe(said: str) -> ToolFailed:
-    """Return the error for the output of `munge`."""
+    """Return the error for what `munge` printed."""
     return ToolFailed(
         DOWN,
         why=said,

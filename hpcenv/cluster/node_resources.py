@@ -1,9 +1,9 @@
-"""CPUs, memory and GPUs of nodes, and what partitions give to jobs for each GPU: one call of scontrol.
+"""Read the CPUs, memory and GPUs of nodes, and what a partition gives to a job for each GPU, with one call of scontrol.
 
-Runs on: LOGIN NODE. It reads text, for the reason that `node_types` gives. A missing value is None.
+Runs on: LOGIN NODE. The text output of scontrol is read; `node_types` gives the reason. A missing value is None.
 
 scontrol without a command reads commands from standard input (scontrol(1), Slurm 22.05 to 26.05), so one process
-answers three questions.
+can run three commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcenv.errors import ToolFailed
 _COMMANDS = "show config\nshow partition\nshow node\n"
 # A node takes about 800 bytes.
 _LONGEST = 64 * 1024 * 1024
-# With readline, scontrol repeats each command after its prompt; without it, the prompt stands before the answer.
+# With readline, scontrol repeats each command after its prompt. Without readline, the answer follows the prompt.
 _PROMPT = "scontrol: "
 
 
@@ -29,10 +29,10 @@ class NodeResources:
     """The resources of one node that jobs can use.
 
     Attributes:
-        cpus: CPUs of the node, except those that Slurm keeps for the system (CPUEfctv: CoreSpecCount, CPUSpecList).
-        cpus_per_core: how many CPUs, as Slurm counts them, are hardware threads of one core; 1 if not known.
-        memory: in MiB, without MemSpecLimit.
-        gpus: type -> count; the type is empty if GRES has no type.
+        cpus: CPUs of the node without those that Slurm keeps for the system (CPUEfctv; CoreSpecCount, CPUSpecList).
+        cpus_per_core: how many of Slurm's CPUs are hardware threads of one core; 1 if that is not known.
+        memory: memory for jobs in MiB, without MemSpecLimit.
+        gpus: type of GPU -> number of GPUs. The type is empty if GRES has no type.
     """
 
     name: str
@@ -50,12 +50,12 @@ class PartitionShares:
 
     Attributes:
         default: whether jobs without `--partition` run in this partition.
-        cpus_per_gpu, memory_per_gpu: DefCpuPerGPU and DefMemPerGPU (MiB), of the partition, else of the cluster;
-            None where neither is set.
+        cpus_per_gpu, memory_per_gpu: DefCpuPerGPU and DefMemPerGPU (MiB) of the partition. If the partition does not
+            set them, the values of the cluster; None if the cluster does not set them either.
         most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
         most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
         whole_nodes: whether every job gets whole nodes (OverSubscribe=EXCLUSIVE).
-        select: SelectTypeParameters, which says whether memory is counted; empty where not known.
+        select: SelectTypeParameters, which says whether Slurm counts memory; empty if not known.
     """
 
     name: str
@@ -71,7 +71,7 @@ class PartitionShares:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterResources:
-    """All nodes, and all partitions by their names.
+    """All nodes and all partitions of the cluster.
 
     Attributes:
         expedites: whether the controller accepts `--requeue=expedite` (slurm.conf(5), Slurm 25.11).
@@ -87,7 +87,7 @@ def ask(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> Cluste
 
     Raises:
         ToolMissing: scontrol is missing.
-        ToolFailed: it did not answer in time, or the answer is too long.
+        ToolFailed: scontrol did not answer in time, or the answer is too long.
     """
     tool = process.find_tool("scontrol", needed_for="ask what the nodes have", path=environ.get("PATH"))
     env = slurm_command.clean_environment(environ)
@@ -98,7 +98,7 @@ def ask(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> Cluste
 
 
 def parse(text: str) -> ClusterResources:
-    """Parse the answers to the three commands; lines with a different form are ignored."""
+    """Parse the answers to the three commands. Lines in another format are ignored."""
     nodes: list[str] = []
     partitions: list[str] = []
     configuration: list[str] = []
@@ -124,7 +124,7 @@ def _after_prompts(line: str) -> str:
 
 
 def _node(line: str) -> NodeResources:
-    # If a key is repeated, the first value counts: free text, such as Reason=, comes last.
+    # If a key is repeated, the first value counts, because free text, such as Reason=, is at the end of the line.
     pairs = {key: value for key, equals, value in (word.partition("=") for word in reversed(line.split())) if equals}
     cpus, cores = _number(pairs.get("CPUTot")), 0
     sockets, per_socket = _number(pairs.get("Sockets")), _number(pairs.get("CoresPerSocket"))
@@ -161,7 +161,7 @@ def _shares(name: str, rule: Mapping[str, str], cluster: Mapping[str, str]) -> P
 
 
 def _defaults(words: str) -> dict[str, int]:
-    """Return the numbers of JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=64000 by lower-case keys."""
+    """Return lower-case name -> number for the value of JobDefaults, such as `DefCpuPerGPU=8,DefMemPerGPU=64000`."""
     found = re.findall(r"(DefCpuPerGPU|DefMemPerGPU)=([0-9]{1,15})\b", words, re.IGNORECASE)
     return {key.lower(): int(value) for key, value in found if int(value)}
 

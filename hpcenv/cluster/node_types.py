@@ -1,10 +1,10 @@
-"""A Slurm cluster: its name, its configuration, its partitions and nodes.
+"""Ask Slurm for the name of a cluster, its configuration, its partitions and its nodes.
 
 Runs on: LOGIN NODE. Queries about jobs are in `slurm`.
 
-It reads the text that Slurm's commands print, not their `--json`: the text is the same in Slurm 22.05, 24.11
-and 26.05 (recorded in tests/fakes/outputs), and the JSON changes with every release. A value that cannot be
-parsed is None; it is never guessed.
+This module reads the text that Slurm's commands print, not their `--json`. The text is the same in Slurm 22.05, 24.11
+and 26.05 (recorded in tests/fakes/outputs), but the JSON changes with every release. A value that cannot be
+parsed is None; no value is guessed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.project.duration import time_minutes
 from hpcenv.records.files import write_text
 
-# A check before submission does not wait longer for a busy slurmctld; its answer is then unknown.
+# A check before submission does not wait longer for a busy slurmctld. The result of the check is then unknown.
 QUICK_SECONDS = 5.0
 # For a cluster of 10 000 nodes, the answer has some 100 KB.
 _LONGEST = 16 * 1024 * 1024
-# Paths of slurm.conf: slurm.conf(5), FILES AND DIRECTORIES; Debian's path; the copy of a configless slurmd or sackd.
+# Paths of slurm.conf: the path in slurm.conf(5), FILES AND DIRECTORIES; Debian's path; and the copy that a configless
+# slurmd or sackd makes.
 _CONF_PLACES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 _CLUSTER_LINE = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
 
@@ -38,7 +39,7 @@ _CLUSTER_LINE = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*(\S+)", re.MULTILINE
 
 @dataclass(frozen=True, kw_only=True)
 class SourcedValue:
-    """A value and its source; if the value is unknown, it is empty and `how` is the reason."""
+    """A value, and its source in `how`. If the value is unknown, `value` is empty, and `how` says why."""
 
     value: str
     how: str
@@ -48,7 +49,7 @@ def cluster_name(environ: Mapping[str, str], *, cache: Path | None = None) -> So
     """Return the cluster's name, from a file if possible.
 
     Args:
-        cache: folder that stores the answer of scontrol for a day; None stores nothing.
+        cache: folder in which the answer of scontrol is stored for a day. With None, nothing is stored.
     """
     named = environ.get("SLURM_CLUSTERS", "")
     if re.fullmatch(r"[\w.-]+", named) and named != "all":
@@ -65,7 +66,7 @@ def cluster_name(environ: Mapping[str, str], *, cache: Path | None = None) -> So
 
 
 def _asked_name(environ: Mapping[str, str], cache: Path | None) -> SourcedValue:
-    """Ask scontrol, once a day: login nodes of configless clusters have no slurm.conf."""
+    """Ask scontrol for the name, once a day. Login nodes of configless clusters have no slurm.conf to read."""
     where = f"{environ.get('SLURM_CONF', '')}\0{environ.get('SLURM_CONF_SERVER', '')}\0{environ.get('PATH', '')}"
     record = None if cache is None else cache / "cluster" / hashlib.sha256(os.fsencode(where)).hexdigest()[:16]
     try:
@@ -91,16 +92,16 @@ def _asked_name(environ: Mapping[str, str], cache: Path | None) -> SourcedValue:
 
 
 def configuration(environ: Mapping[str, str], *, seconds: float) -> dict[str, str]:
-    """Return `scontrol show config` by lower-case keys, values as Slurm prints them.
+    """Return the output of `scontrol show config`: key in lower case -> value as Slurm prints it.
 
     Raises:
-        ToolMissing, ToolFailed: scontrol is missing, slurmctld does not answer.
+        ToolMissing, ToolFailed: scontrol is missing, or slurmctld does not answer.
     """
     return parse_configuration(_ask(["scontrol", "show", "config"], environ, seconds))
 
 
 def parse_configuration(text: str) -> dict[str, str]:
-    """Parse lines of `Key = value`; `(null)` and `N/A` mean that a value is not set."""
+    """Parse lines of `Key = value`. A value that is not set (`(null)` or `N/A`) becomes an empty string."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         key, equals, value = line.partition("=")
@@ -111,16 +112,16 @@ def parse_configuration(text: str) -> dict[str, str]:
 
 
 def partition_rules(environ: Mapping[str, str], *, seconds: float) -> dict[str, dict[str, str]]:
-    """Return the output of `scontrol show partition` for each partition, by lower-case keys.
+    """Return the output of `scontrol show partition`: name of a partition -> key in lower case -> value.
 
     Raises:
-        ToolMissing, ToolFailed: scontrol is missing, slurmctld does not answer.
+        ToolMissing, ToolFailed: scontrol is missing, or slurmctld does not answer.
     """
     return parse_partition_rules(_ask(["scontrol", "--all", "--oneliner", "show", "partition"], environ, seconds))
 
 
 def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
-    """Parse one partition for each line: `PartitionName=NAME Key=value ...`."""
+    """Parse lines with one partition each: `PartitionName=NAME Key=value ...`."""
     found: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         pairs = dict(re.findall(r"(\S+?)=(\S*)", line))
@@ -135,17 +136,18 @@ def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Equal nodes of one partition; None means that a value could not be read.
+    """Equal nodes of one partition. If a value could not be read, it is None.
 
     Attributes:
         default: whether jobs without `--partition` run in this partition.
         available: state of the partition: `up`, `down`, `drain` or `inact`.
-        max_minutes: longest time limit; `no_limit` if the partition has no limit.
-        max_nodes: most nodes of one job; None for any number.
-        state: state of the nodes, in the words of sinfo's %T: `idle`, `mixed`, `drained*` ...
+        max_minutes: the longest time limit that a job may have.
+        no_limit: whether the partition has no maximum for the time limit.
+        max_nodes: the largest number of nodes that one job may have; None for any number.
+        state: state of the nodes, as sinfo prints it for %T, for example `idle`, `mixed` or `drained*`.
         cpus, memory: CPUs and memory of a node; memory in MiB.
-        cpus_per_core: how many CPUs, as Slurm counts them, are hardware threads of one core.
-        gpus: type -> count; the type is empty if GRES has no type.
+        cpus_per_core: how many of Slurm's CPUs are hardware threads of one core.
+        gpus: type of GPU -> number of GPUs. The type is empty if GRES has no type.
         features: values for --constraint.
         hosts: Slurm's host list expression.
     """
@@ -168,12 +170,13 @@ class Offer:
 
     @property
     def usable(self) -> bool:
-        """Whether these nodes can take jobs now, or when their present jobs end."""
+        """Whether these nodes can take new jobs, either now or when their present jobs have ended."""
         # A final `*` means that the node does not answer.
         return not self.state.endswith("*") and self.state.rstrip("~#!%$@^-+&").lower() not in _UNUSABLE
 
 
-# sinfo(1), NODE STATE CODES, Slurm 22.05 to 26.05; maintenance and reservations end without an administrator.
+# sinfo(1), NODE STATE CODES, Slurm 22.05 to 26.05. Maintenance and reservations are not in the list, because they end
+# without an administrator.
 _UNUSABLE = frozenset(
     {"down", "drained", "draining", "fail", "failing", "error", "unknown", "inval", "future", "perfctrs", "no_respond"}
 )  # fmt: skip
@@ -182,7 +185,7 @@ _SINFO = "%P|%a|%l|%s|%D|%T|%c|%m|%G|%f|%N|%z"
 
 
 def offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> tuple[Offer, ...]:
-    """Ask sinfo once for all partitions, also hidden ones, and their nodes.
+    """Ask sinfo, in one call, for all partitions (hidden partitions too) and their nodes.
 
     Raises:
         ToolMissing, ToolFailed: sinfo is missing or did not answer in time.
@@ -192,7 +195,7 @@ def offers(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> tup
 
 
 def parse_offers(text: str) -> tuple[Offer, ...]:
-    """Parse sinfo's lines in the format above; lines with a different form are ignored."""
+    """Parse the lines that sinfo printed in the format `_SINFO`. Lines in another format are ignored."""
     found = []
     for line in text.splitlines():
         words = line.strip().split("|")
@@ -225,19 +228,22 @@ def parse_offers(text: str) -> tuple[Offer, ...]:
 
 
 def _cpus_per_core(cpus: int | None, shape: str) -> int | None:
-    """Return the CPUs of a core, from sockets:cores:threads (%z). Slurm may count cores or hardware threads as CPUs."""
+    """Return how many of Slurm's CPUs one core has; `shape` is sockets:cores:threads (%z).
+
+    A CPU of Slurm can be a core or a hardware thread.
+    """
     match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,6}", shape.strip())
     cores = int(match[1]) * int(match[2]) if match else 0
     return max(1, cpus // cores) if cpus and cores else None
 
 
 def _number(text: str) -> int | None:
-    """Return a number that sinfo printed; None for `16+`, which means that some nodes have more."""
+    """Return a number that sinfo printed; None for a text such as `16+` (some nodes have more than 16)."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
 def parse_gpus(gres: str) -> dict[str, int]:
-    """Return GPU type -> count of GRES such as `gpu:h100:8(S:0-1),nvme:1` or `gpu:4`."""
+    """Return type of GPU -> number of GPUs, from a GRES text such as `gpu:h100:8(S:0-1),nvme:1` or `gpu:4`."""
     found: dict[str, int] = {}
     for kind, count in re.findall(r"(?:^|,)gpu:(?:([^:,()\s]+):)?([0-9]{1,6})(?=[(,\s]|$)", gres):
         found[kind] = found.get(kind, 0) + int(count)

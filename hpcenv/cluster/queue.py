@@ -1,4 +1,4 @@
-"""Why a job waits: Slurm's reason in words, its place in the queue, and when Slurm expects it to start.
+"""Say why a job waits: Slurm's reason in words, the job's place in the queue, and its expected start.
 
 Runs on: LOGIN NODE.
 """
@@ -17,7 +17,7 @@ from hpcenv.text import plural
 
 _SECONDS = 30.0
 
-# squeue(1), section JOB REASON CODES (Slurm 24.11); the first pattern that matches counts.
+# The reasons in squeue(1), section JOB REASON CODES (Slurm 24.11). The first pattern that matches is used.
 _REASONS = (
     ("Resources", "the nodes that it needs are not free yet"),
     ("Priority", "jobs with a higher priority go first"),
@@ -36,19 +36,20 @@ _REASONS = (
     ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
 )
 
-# Jobs that wait for something other than nodes do not count as earlier in the queue.
+# Jobs with these reasons do not wait for nodes. So they are not counted as jobs that start earlier.
 _NO_NODES = re.compile(r"Dependency|JobHeld|BeginTime|JobArrayTaskLimit|.*held")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePlace:
-    """Where a job stands in the queue.
+    """The place of a job in the queue.
 
     Attributes:
-        before: jobs in the queue of its partition that come first; None if that is unknown.
-        start: when Slurm expects to start it, in Slurm's format and local time; empty while Slurm does not know.
-        waited: seconds since it was submitted or queued again; None if that is unknown.
-        hidden: Slurm hides the jobs of other users.
+        before: how many jobs in the queue of its partition will start earlier; None if that is unknown.
+        start: when Slurm expects to start the job, in Slurm's format and local time; empty while Slurm has no
+            estimate.
+        waited: seconds since the job was submitted or queued again; None if that is unknown.
+        hidden: whether Slurm hides the jobs of other users.
     """
 
     partition: str
@@ -69,21 +70,21 @@ class QueuePlace:
 
     @property
     def short(self) -> str:
-        """The same for a narrow terminal."""
+        """A shorter text with the same content, for a narrow terminal."""
         before = "place unknown" if self.before is None else f"{self.before} before it"
         start = f"start {self.start.replace('T', ' ')[:16]}" if self.start else "no start expected yet"
         return f"{before}; {start}"
 
 
 def in_words(reason: str) -> str:
-    """Return why a job waits; if the meaning of Slurm's word (the last reason) is known, add it."""
+    """Return the reason why a job waits. Its last part is Slurm's word. If the word is known, add its meaning."""
     word = reason.rpartition("; ")[2]
     meaning = next((words for pattern, words in _REASONS if re.fullmatch(pattern, word)), "")
     return f"{reason}: {meaning}" if meaning else reason
 
 
 def find_place(job_id: str, environ: Mapping[str, str]) -> QueuePlace | None:
-    """Return where a job stands in the queue; None if it does not wait, or Slurm does not answer."""
+    """Return the place of a job in the queue; None if the job does not wait, or if Slurm does not answer."""
     env = slurm_command.clean_environment(environ)
     try:
         squeue = process.find_tool("squeue", needed_for="ask for the queue", path=environ.get("PATH"))
@@ -106,7 +107,7 @@ def find_place(job_id: str, environ: Mapping[str, str]) -> QueuePlace | None:
 
 
 def _seconds_since(moment: str) -> int | None:
-    """Return the seconds since a time as Slurm writes it, in local time."""
+    """Return the seconds since a moment that Slurm printed in local time; None if it is not a time."""
     try:
         return max(0, int(time.time() - time.mktime(time.strptime(moment, "%Y-%m-%dT%H:%M:%S"))))
     except (ValueError, OverflowError):
@@ -114,13 +115,13 @@ def _seconds_since(moment: str) -> int | None:
 
 
 def _goes_first(row: list[str], job_id: str, priority: int) -> bool:
-    """Whether a job has a higher priority than ours, or an equal priority and an earlier submission."""
+    """Whether the job of a row has a higher priority than our job, or the same priority and a lower job id."""
     number, own = (int(re.match(r"[0-9]*", one)[0] or 0) for one in (row[0], job_id))  # type: ignore[index]
     return int(row[1]) > priority or (int(row[1]) == priority and number < own)
 
 
 def _hides_jobs(env: Mapping[str, str]) -> bool:
-    """Whether Slurm shows a user only the user's own jobs: PrivateData in slurm.conf(5)."""
+    """Whether Slurm shows users only their own jobs, because of PrivateData in slurm.conf(5)."""
     scontrol = process.find_tool("scontrol", needed_for="ask for the cluster's settings", path=env.get("PATH"))
     text = process.run([scontrol, "show", "config"], timeout=_SECONDS, env=env).stdout
     found = re.search(r"^PrivateData\s*=\s*(.*)$", text, re.MULTILINE)

@@ -1,10 +1,10 @@
 """Slurm's query commands: squeue, sacct, scancel, and srun inside a running job.
 
-Runs on: LOGIN NODE. Submission itself goes through submitit (`submission/submitit_executor.py`).
+Runs on: LOGIN NODE. Jobs are submitted with submitit (`submission/submitit_executor.py`).
 
-States are parsed into one total mapping: a state that a later Slurm adds is `unknown`,
-never "completed". Formats with explicit separators are used because `--json` changes with
-every release (torchx#1101, #1373); they are the same in Slurm 22.05, 24.11 and 26.05.
+Every word of Slurm for a state is translated. A state that a later Slurm adds becomes `unknown`,
+never `completed`. The commands print formats with explicit separators, because `--json` changes with
+every release (torchx#1101, #1373). These formats are the same in Slurm 22.05, 24.11 and 26.05.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class JobState:
     """The state of a job as Slurm reports it.
 
     Attributes:
-        state: `unknown` if neither squeue nor sacct knows it; `reason` has the cause.
-        exit_status, exit_signal: of the batch script, None while unknown.
-        nodelist: where it runs or ran.
-        source: `squeue`, `sacct` or empty.
-        gone: squeue answered and no longer lists the job, so nothing more will happen, but
-            how it ended is unknown. False if squeue did not answer.
-        no_slurm: this machine has no squeue; what is known comes from files alone.
-        unconfirmed: squeue did not answer, and what sacct reports for a job that has not ended may be old.
+        state: the state, or `unknown` if neither squeue nor sacct knows it. Then `reason` says why.
+        exit_status, exit_signal: of the batch script; None while they are unknown.
+        nodelist: the nodes on which the job runs or ran.
+        source: the command that reported the state, `squeue` or `sacct`; empty if neither did.
+        gone: whether squeue answered and no longer lists the job. Then the job is over, but how it
+            ended is unknown. False if squeue did not answer.
+        no_slurm: whether this machine has no squeue. Then only files say anything about the job.
+        unconfirmed: whether squeue did not answer, and sacct says that the job has not ended. Sacct's state may be old.
     """
 
     state: State
@@ -90,12 +90,12 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Whether the job is over; `unknown` does not count as over."""
+        """Whether the job has ended. A job whose state is `unknown` does not count as ended."""
         return self.state in ENDED
 
 
 def parse_state(word: str) -> State:
-    """Return the state for the name that Slurm prints; `CANCELLED by 1001` and `CANCELLED+` are cancelled."""
+    """Return the state for the name that Slurm prints. `CANCELLED by 1001` and `CANCELLED+` mean `cancelled`."""
     name = word.strip().split(" ")[0].rstrip("+").upper()
     return _STATES.get(name, "unknown")
 
@@ -106,11 +106,11 @@ def job_state(job_id: str, environ: Mapping[str, str]) -> JobState:
 
 
 def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """Return the states of jobs from squeue, then sacct: one call of each for any number of jobs.
+    """Return the states of jobs from squeue, then sacct: one call of each command for any number of jobs.
 
-    A job that neither knows is `unknown` with both reasons. sacct is called only for jobs
-    that squeue does not list, or lists as ended: squeue keeps an ended job for MinJobAge,
-    without its exit status.
+    A job that neither command knows is `unknown`, with the reasons of both. sacct is asked only about
+    jobs that squeue does not list, or lists as ended. squeue still lists a job for MinJobAge after
+    its end, but does not print the exit status.
 
     Args:
         job_ids: `123`, or `123_4` for an element of an array.
@@ -129,15 +129,15 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
     return found
 
 
-# A job id comes from a file: scancel would read `--me` or `-u alice` as options.
+# A job id is read from a file, so it is checked: scancel would take `--me` or `-u alice` as options.
 _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
-# A job id, or the name of a run (submission/run_place.py): squeue takes lists of both.
+# A job id, or the name of a run (submission/run_place.py). squeue accepts lists of either.
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-# One argument of a program holds 128 KiB (MAX_ARG_STRLEN, execve(2)).
+# One argument of a program can have 128 KiB (MAX_ARG_STRLEN, execve(2)).
 _MOST_CHARACTERS = 100_000
 
-# squeue sometimes fails when slurmctld is busy or fails over: seconds before the next attempt.
+# Seconds before the next attempt. squeue sometimes fails when slurmctld is busy, or when its backup takes over.
 _PAUSES = (0.3, 1.0)
 
 # Part of the message of `process.find_tool` for a missing program.
@@ -147,7 +147,7 @@ _Ask = Callable[[Sequence[str], Mapping[str, str]], "dict[str, JobState]"]
 
 
 def _answers(name: str, ask: _Ask, job_ids: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, JobState], str]:
-    """Return the answer of a command, and the reason if it has none."""
+    """Return the answer of a command, and the reason if there is no answer. The reason is empty if there is one."""
     if not job_ids:
         return {}, ""
     for pause in (*_PAUSES, None):
@@ -204,7 +204,7 @@ def _ask_squeue(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, Job
     try:
         text = _output(argv, env)
     except ToolFailed as error:
-        # Only for a single job: if several are asked for, squeue omits jobs that it does not know.
+        # This error occurs only for a single job. For several jobs, squeue leaves out jobs that it does not know.
         if "Invalid job id" in error.stderr:
             return {}
         raise
@@ -212,7 +212,7 @@ def _ask_squeue(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, Job
 
 
 def _reason(state: State, word: str, reason: str = "") -> str:
-    """Return the reason of a state; for an unknown state, the name that Slurm prints."""
+    """Return the reason of a state. For an unknown state, return the word that Slurm prints instead."""
     return f"Slurm says {word}" if state == "unknown" else reason
 
 
@@ -236,11 +236,11 @@ def _parse_squeue(text: str, job_ids: Iterable[str]) -> dict[str, JobState]:
 
 def _ask_sacct(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobState]:
     sacct = _find("sacct", "ask for the state of an ended job", env)
-    # Not JobIDRaw: it gives an element of an array another number.
+    # JobIDRaw is not used, because it has another number for an element of an array.
     columns = "JobID,State,ExitCode,NodeList,Elapsed"
     found: dict[str, JobState] = {}
-    # Elements that never started share one line: `123_[0,2,4-9%2]`. sacct prints it only for the
-    # whole array, and has --array since 23.02.
+    # Elements that never started share one line: `123_[0,2,4-9%2]`. sacct prints this line only if it is asked
+    # for the whole array, and has --array since 23.02.
     for words in _portions(list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))):
         argv = [sacct, "--noheader", "--parsable2", "--allocations", f"--jobs={words}", f"--format={columns}"]
         found |= _parse_sacct(_output(argv, env), job_ids)
@@ -248,7 +248,7 @@ def _ask_sacct(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobS
 
 
 def _portions(job_ids: Sequence[str]) -> list[str]:
-    """Return job ids joined by commas, in as few arguments as their maximal length allows."""
+    """Join job ids with commas, and return as few arguments as the maximal length of an argument allows."""
     portions = [""]
     for job_id in job_ids:
         if len(portions[-1]) + len(job_id) >= _MOST_CHARACTERS:
@@ -261,10 +261,11 @@ _NEVER_STARTED = re.compile(r"([0-9]{1,18})_\[([0-9,:-]{1,200000})(?:%[0-9]{1,9}
 
 
 def _elements(job_id: str, wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return which of the wanted ids a line of sacct describes.
+    """Return those of the wanted ids that a line of sacct describes.
 
     Args:
-        wanted: number of a job or array -> the wanted ids in it.
+        job_id: the job id in the line, which may stand for several elements of an array.
+        wanted: number of a job or array -> the wanted ids with this number.
     """
     match = _NEVER_STARTED.fullmatch(job_id)
     if match is None:
@@ -308,7 +309,7 @@ def cancel(job_id: str, environ: Mapping[str, str]) -> None:
     """Cancel a job.
 
     Raises:
-        ToolMissing, ToolFailed: scancel is missing or refused.
+        ToolMissing, ToolFailed: scancel is missing, or failed.
     """
     cancel_all((job_id,), environ)
 
@@ -318,11 +319,11 @@ def cancel_all(job_ids: Sequence[str], environ: Mapping[str, str], *, kill: bool
 
     Args:
         job_ids: `123` (for an array: all elements), or `123_4`.
-        kill: send KILL at once to everything of the jobs, the batch script too, as Slurm
-            itself does KillWait seconds after the job was cancelled.
+        kill: send KILL at once to all processes of the jobs, including the batch script. Slurm
+            itself does this KillWait seconds after a job was cancelled.
 
     Raises:
-        ToolMissing, ToolFailed: scancel is missing or refused. Jobs that have ended are no error.
+        ToolMissing, ToolFailed: scancel is missing, or failed. A job that has already ended is no error.
     """
     for job_id in job_ids:
         if not _JOB_ID.fullmatch(job_id):
@@ -337,14 +338,14 @@ def cancel_all(job_ids: Sequence[str], environ: Mapping[str, str], *, kill: bool
             raise
 
 
-# What scancel prints for jobs that have ended (24.11); it continues with the others.
+# What scancel prints for jobs that have ended (24.11). scancel then continues with the other jobs.
 _OVER = re.compile(r"Invalid job id|already completing or completed|Job/step already complet", re.IGNORECASE)
 
 
 def kill_wait(environ: Mapping[str, str]) -> float:
     """Return the seconds between TERM and KILL when a job is cancelled: KillWait of slurm.conf(5).
 
-    If scontrol does not say, return 30, which is Slurm's default.
+    If scontrol does not print it, return 30, which is Slurm's default.
     """
     try:
         scontrol = _find("scontrol", "ask for the cluster's settings", environ)
@@ -360,12 +361,12 @@ def kill_wait(environ: Mapping[str, str]) -> float:
 def shell_argv(
     job_id: str, node: str, command: Sequence[str], environ: Mapping[str, str], *, tty: bool, protocol: bool = False
 ) -> list[str]:
-    """Return how to run `command` inside a running job, on one of its nodes, beside what runs there.
+    """Return the srun command that runs `command` inside a running job, on one of its nodes, beside its other steps.
 
-    `--overlap` (Slurm 20.11 and later): the step shares the job's CPUs, memory and GPUs.
+    With `--overlap` (Slurm 20.11 and later), the step shares the job's CPUs, memory and GPUs.
 
     Args:
-        protocol: standard input and output carry bytes, which must arrive at once and unchanged.
+        protocol: whether a protocol uses standard input and output, so that bytes must arrive at once and unchanged.
 
     Raises:
         ToolMissing: srun is missing.
@@ -384,9 +385,9 @@ class Found:
     """A job that waits or runs, found by its name and working directory.
 
     Attributes:
-        job_id: for an array, the id of the whole array, for example `123`, even if squeue shows `123_[0-3%2]` or
-            `123_7`.
-        state: for an array, the most important state of its elements, for example `running` if any element runs.
+        job_id: the job id. For an array, the id of the whole array, for example `123`, even if squeue shows
+            `123_[0-3%2]` or `123_7`.
+        state: the state. For an array, the state of one of its elements; `running` if any element runs.
     """
 
     job_id: str
@@ -394,9 +395,9 @@ class Found:
 
 
 def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, tuple[Found, ...]]:
-    """Return the jobs that wait or run in some folders: one call of squeue for all of them.
+    """Return the jobs that wait or run, by their working directories, with one call of squeue for all folders.
 
-    For runs whose submission got no answer: only their name and working directory are known.
+    This is for runs whose submission got no answer, so that only their name and working directory are known.
 
     Args:
         places: working directory -> name of the job.
@@ -405,7 +406,7 @@ def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str
         Folder -> its jobs in the order of their ids; empty for a folder without jobs.
 
     Raises:
-        ToolMissing, ToolFailed: squeue is missing or did not answer, also not when asked again.
+        ToolMissing, ToolFailed: squeue is missing, or did not answer in several attempts.
     """
     found: dict[str, dict[str, State]] = {folder: {} for folder in places}
     names = dict.fromkeys(places.values())
@@ -438,9 +439,9 @@ class OwnJob:
 
 
 def own_job(word: str, environ: Mapping[str, str]) -> OwnJob | None:
-    """Return a job of this user, by id or name; None if squeue no longer knows it, or it belongs to a different user.
+    """Return a job of this user by its id or name; None if squeue no longer knows it, or if it is another user's.
 
-    For a job array, return the element with the most important state.
+    For a job array, return an element that has not ended, if there is one.
 
     Raises:
         ToolMissing, ToolFailed: squeue is missing or did not answer.
@@ -464,7 +465,7 @@ def own_job(word: str, environ: Mapping[str, str]) -> OwnJob | None:
 
 
 def own_folders(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the jobs of this user that are queued or run: id -> working directory.
+    """Return the jobs of this user that wait or run: job id -> working directory.
 
     Raises:
         ToolMissing, ToolFailed: squeue is missing or did not answer.
@@ -476,14 +477,14 @@ def own_folders(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def cancel_others(folder: str, name: str, known: Container[str], environ: Mapping[str, str]) -> None:
-    """Cancel the jobs that were submitted from a folder, where no record names their ids.
+    """Cancel the jobs of a folder whose ids no record contains.
 
     Args:
         folder, name: the working directory and name of the jobs, as for `find_jobs`.
-        known: ids of jobs that are not cancelled.
+        known: ids of jobs that must not be cancelled.
 
     Raises:
-        ToolMissing, ToolFailed: a command is missing or failed; it is not known which jobs are queued.
+        ToolMissing, ToolFailed: a command is missing or failed, so it is not known which jobs are queued.
     """
     for job in find_jobs({folder: name}, environ)[folder]:
         if job.job_id not in known:
@@ -492,7 +493,8 @@ def cancel_others(folder: str, name: str, known: Container[str], environ: Mappin
 
 def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
     squeue = _find("squeue", "look for the job", environ)
-    # %F, unlike %i, is the number of the whole array; of other jobs it is the job id (squeue(1), 22.05 to 26.05).
+    # For an array, %F is the number of the whole array, but %i is not. For other jobs, %F is the job id (squeue(1),
+    # 22.05 to 26.05).
     argv = [squeue, "--noheader", f"--name={names}", "--format=%F|%T|%Z"]
     env = slurm_command.clean_environment(environ)
     for pause in _PAUSES:
@@ -506,7 +508,7 @@ def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
 
 
 def _output(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return the output of a Slurm command; if it is slow, find out whether munge is the reason."""
+    """Return the output of a Slurm command. If the command is slow, find out whether munge is the reason."""
     return slurm_command.run(argv, env, timeout=_SECONDS).stdout
 
 

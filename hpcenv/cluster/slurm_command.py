@@ -1,6 +1,6 @@
-"""How a command of Slurm is started: its environment, the handling of slow commands, the meaning of refusals.
+"""Start a command of Slurm: its environment, what happens if it is slow, and what its refusals mean.
 
-Runs on: LOGIN NODE. The commands about jobs are in `slurm`; a submission does not need them.
+Runs on: LOGIN NODE. The commands about jobs are in `slurm`. A submission does not need that module.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from hpcenv.cluster import munge
 from hpcenv.container.start_command import is_passed
 from hpcenv.records.variables import looks_like_credential, without_credential
 
-# Variables that would change what Slurm's commands do or print: SBATCH_* override #SBATCH lines, SQUEUE_FORMAT and
-# SACCT_FORMAT change the output, and variables of an outer job leak into a job that is submitted from inside it
-# (inherited SLURM_CPU_BIND pinned eight ranks to four cores, goodfire-ai/spd#955).
+# Variables that would change what Slurm's commands do or print are removed. SBATCH_* override #SBATCH lines.
+# SQUEUE_FORMAT and SACCT_FORMAT change the output. A job that is submitted from inside another job inherits the
+# variables of the outer job (inherited SLURM_CPU_BIND pinned eight ranks to four cores, goodfire-ai/spd#955).
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|JWKS|SACK_\w+|DEBUG_FLAGS)\Z")
 _SCRUBBED = re.compile(r"(SLURM|SLURMD|SLURMSTEPD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|PMI|PMIX|OMPI|HPCENV)_")
 _LAUNCHER = re.compile(
@@ -24,11 +24,11 @@ _LAUNCHER = re.compile(
 )
 
 
-# In a rank, the gate and torchrun of its job have chosen these variables. In another job they would look like
-# the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
+# In a rank, the start gate and torchrun have chosen these variables. If another job inherited them, they would look
+# like the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
 _OF_A_RANK = re.compile(r"((NCCL|GLOO|TP)_SOCKET_IFNAME|OMP_NUM_THREADS|TORCH_NCCL_ASYNC_ERROR_HANDLING)\Z")
 
-# In a run, for example a session, these describe its node and its job: another job has different ones.
+# In a run, for example in a session, these variables describe the node and the job. Another job has other values.
 _OF_A_RUN = re.compile(r"((CUDA|HIP|NVIDIA|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|TMPDIR|(JUPYTER|JPY)_\w+)\Z")
 
 
@@ -50,9 +50,9 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_to_store(environ: Mapping[str, str], passed: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment for sbatch, which Slurm stores with the job: without credentials. Pure.
+    """Return the environment for sbatch without credentials, because Slurm stores it with the job. Pure.
 
-    `sbatch --export=LIST` is not used: with a list, Slurm loads the environment of a login (sbatch(1)).
+    `sbatch --export=LIST` is not used, because Slurm then loads the environment of a login (sbatch(1)).
 
     Args:
         passed: names or patterns (`HF_*`) of variables that the ranks must get from the job.
@@ -65,7 +65,7 @@ def environment_to_store(environ: Mapping[str, str], passed: Sequence[str] = ())
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], *, timeout: float, stdin: str | None = None) -> process.Completed:
-    """Run a command of Slurm. If it is slow, and munge does not work here, the error names munge.
+    """Run a command of Slurm. If the command is slow and munge does not work on this machine, the error names munge.
 
     Raises:
         ToolMissing, ToolFailed: as for `process.run`.

@@ -2,10 +2,10 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`exec_argv`, `env_file` and `host_environment` are pure. Together they are the start command of every container. A
+`exec_argv`, `env_file` and `host_environment` are pure. Together they make the start command of every container. A
 program in the container sees the image and the requested binds and variables. It sees nothing of the caller's home,
 current directory, environment or APPTAINER and SINGULARITY settings. Arguments and values arrive literally. Only
-options are used that both programs know with the same meaning: runtime.py has the table of the differences.
+options are used that have the same meaning in both programs. docs/reference/runtimes.md lists the differences.
 
 SIFs are built by `image/convert/squashfs.py`, and by Apptainer in `image/convert/apptainer_build.py`.
 
@@ -89,7 +89,8 @@ def exec_argv(
         binds: their paths may contain all characters except NUL, also `:`, `,`, quotes and newlines (seen).
         gpus: whether to bind NVIDIA's driver libraries.
         rocm: whether to bind ROCm's libraries.
-        no_binds: also leave out /tmp, and the folders that an administrator binds into every container (`bind path`).
+        no_binds: whether to leave out also /tmp, and the folders that an administrator binds into every container
+            (`bind path`).
         overlay: a squashfs that is mounted read-only at a path in the image.
 
     Raises:
@@ -101,7 +102,7 @@ def exec_argv(
     for bind in binds:
         argv += ["--mount", mount(bind)]
     if overlay is not None:
-        # The overlay comes after the binds: a later mount is above an earlier mount.
+        # The overlay must be after the binds, because a later mount covers an earlier mount.
         argv += _overlay_words(overlay)
     argv += ["--pwd", _absolute("workdir", workdir)]
     if gpus:
@@ -178,8 +179,8 @@ def _literal(what: str, text: str) -> str:
 
 # Variables of the host that Apptainer itself may need. With --cleanenv, the program in the container
 # does not get them. Left out on purpose:
-#   TERM, *_proxy     pass through --cleanenv (seen), so they would differ between nodes
-#                     unrecorded; a setting can still set them
+#   TERM, *_proxy     pass through --cleanenv (seen), so they would differ between nodes without
+#                     a record of the difference; a setting can still set them
 #   XDG_RUNTIME_DIR   only for systemd's cgroups, which exec does not use
 #   LD_*              would steer the host's own helpers (squashfuse, nvidia)
 _HOST_NAMES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR")
@@ -204,14 +205,14 @@ def env_file(settings: Mapping[str, str]) -> str:
 
     The program in the container sees the image's variables, overridden by `settings`. Values arrive
     literally (commas, quotes, `$`, backquotes and newlines; seen). PYTHONNOUSERSITE=1 and
-    LANG=C.UTF-8 are set unless `settings` has other values.
+    LANG=C.UTF-8 are set if `settings` has no other values for them.
 
-    Why a file: `--env` would show values in the process list, and splits them at commas; APPTAINERENV_* and
-    SINGULARITYENV_* are each known to one of the programs only.
+    A file is used for two reasons. `--env` would show values in the process list, and splits them at commas. Each of
+    APPTAINERENV_* and SINGULARITYENV_* is known to only one of the programs.
 
     Names with a special meaning (seen):
       PATH                        replaces the image's PATH
-      PREPEND_PATH, APPEND_PATH   extend the image's PATH; from Apptainer 1.5 on, so do those of LD_LIBRARY_PATH
+      PREPEND_PATH, APPEND_PATH   extend the image's PATH; Apptainer 1.5 and later has the same for LD_LIBRARY_PATH
       LD_LIBRARY_PATH             replaces the image's value; the runtime adds /.singularity.d/libs
 
     Args:
@@ -236,7 +237,7 @@ def with_env_file(argv: Sequence[str], path: str) -> tuple[str, ...]:
 def with_own_network(argv: Sequence[str]) -> tuple[str, ...]:
     """Return a command of `exec_argv` whose program has a private network: 127.0.0.1, and nothing of the node.
 
-    `--network none` needs no root and no configuration (seen), unlike every other network.
+    Only `--network none` needs neither root nor a configuration (seen).
     """
     at = argv.index("exec") + 1
     return (*argv[:at], "--net", "--network", "none", *argv[at:])
@@ -298,12 +299,12 @@ def source_date_epoch(
     """Return the SOURCE_DATE_EPOCH for an image: a time of the image, not of the build.
 
     mksquashfs sets later file times back to this time. It must not be earlier than the image's
-    newest file. Otherwise Python takes its compiled files for outdated, compiles them again at each
-    start and cannot write the result (seen: `import torch` takes twice as long).
+    newest file. Otherwise Python considers its compiled files outdated, compiles them again at each start and cannot
+    write the result (seen: `import torch` takes twice as long).
 
     The rule: take the image's `created`, rounded up to the second. If it is missing or before 1980 (Bazel, Kaniko and
-    Nix write 1970 or year 1), take the newest usable `created` in the image's history. If there is no such time:
-    1980-01-01, and `on_line` gets a message.
+    Nix write 1970 or year 1), take the newest usable `created` in the image's history. If there is no such time, the
+    result is 1980-01-01, and `on_line` gets a message.
 
     Args:
         created: `created` of the image's configuration, RFC 3339.
@@ -523,7 +524,7 @@ def explain(output: str, *, argv: Sequence[str], status: int | None, place: str 
     Args:
         output: the end of Apptainer's output.
         argv: the command.
-        status: exit status; None after the time limit.
+        status: the exit status; None if the time limit was reached.
         place: for a build, a sentence that says where the temporary files were.
     """
     important = [line for line in output.splitlines() if re.match(r"(FATAL|ERROR|hpcenv)\b", line)]

@@ -2,7 +2,7 @@
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-It starts one more container, which takes a tenth of a second. So it is called only if a mount needs it.
+The function starts one more container, which takes a tenth of a second. So call it only if a mount needs it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hpcenv.container import apptainer
 from hpcenv.container.start_command import StartCommand, opened
 from hpcenv.records.manifest import Environment
 
-# Runs in the image, with its Python. A path counts if it has content, or if it lies where Python or the loader look
-# for code: there, a new file matters as much as a changed file.
+# This program runs in the image, with the image's Python. A path counts if it has content, or if it lies where Python
+# or the loader look for code, because a new file there matters as much as a changed file.
 _PROGRAM = """
 import json, os, sys
 loader = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.conf.d"]
@@ -55,7 +55,7 @@ def paths_with_code(
 
     Raises:
         HpcenvError: the container could not be started.
-        ValueError: the container printed something else.
+        ValueError: the output of the container is not a list of paths.
     """
     if not paths:
         return ()
@@ -80,6 +80,6 @@ def paths_with_code(
 
 
 def _python(environment: Environment) -> str:
-    """Return the image's interpreter: without mounts, a virtual environment in an overlay does not exist."""
+    """Return the image's own interpreter, because a virtual environment in an overlay does not exist without mounts."""
     overlay = environment.overlay
     return "python3" if overlay is not None and overlay.use == "venv" else environment.python

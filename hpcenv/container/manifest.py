@@ -1,6 +1,6 @@
 """Read the manifest of a run, and refuse a manifest that does not belong to the run folder.
 
-Runs on: COMPUTE NODE. Every step of a job reads it first.
+Runs on: COMPUTE NODE. Every step of a job reads the manifest first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _completed(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -
 
 
 def _is_same(first: str, second: str) -> bool:
-    """Whether two paths lead to the same folder; a site may have two names for it."""
+    """Return whether two paths lead to the same folder; a site may have two names for one folder."""
     try:
         return os.path.samefile(first, second)
     except OSError:

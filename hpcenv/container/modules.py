@@ -2,13 +2,13 @@
 
 Runs on: COMPUTE NODE (the batch node). Standard library only. Pure.
 
-Sites deliver their fabric in this way: modules set APPTAINER_BIND, APPTAINERENV_LD_LIBRARY_PATH, NCCL_NET and so on
-(LUMI `lumi-aif-singularity-bindings`, OLCF `apptainer-enable-mpi`, Isambard `brics/apptainer-multi-node`).
-hpcenv starts containers with a cleaned environment, so it takes these values over, each with the module as its origin.
-Apptainer 1.4 reads the names with SINGULARITY too; if both are set, the APPTAINER variable wins (its documentation,
-"Environment and Metadata", 2026-11). OLCF's modules set APPTAINER_WRAPPER_*, which the site's own `apptainer`, a shell
-script, appends to APPTAINER_* and APPTAINERENV_* (OLCF, container training of 2026-03-26, "Using the
-apptainer-enable-mpi and apptainer-enable-gpu modules").
+Sites configure the network fabric in this way: modules set APPTAINER_BIND, APPTAINERENV_LD_LIBRARY_PATH, NCCL_NET and
+so on (LUMI `lumi-aif-singularity-bindings`, OLCF `apptainer-enable-mpi`, Isambard `brics/apptainer-multi-node`). hpcenv
+starts containers with a cleaned environment, so it sets these values itself, each with the module as its origin.
+Apptainer 1.4 also reads these variables with SINGULARITY in place of APPTAINER. If both are set, the APPTAINER variable
+has priority (its documentation, "Environment and Metadata", 2026-11). OLCF's modules set APPTAINER_WRAPPER_*, which the
+site's own `apptainer`, a shell script, appends to APPTAINER_* and APPTAINERENV_* (OLCF, container training of
+2026-03-26, "Using the apptainer-enable-mpi and apptainer-enable-gpu modules").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcenv.records.manifest import Bind, Setting
 from hpcenv.records.modules import ModuleEffects
 from hpcenv.records.variables import is_left_alone, is_tuning, looks_like_credential
 
-# Programs write the beginning of a list of binds in one of these; a bind is SOURCE[:TARGET[:ro|rw]].
+# Variables with a list of binds, separated by commas; a bind is SOURCE[:TARGET[:ro|rw]].
 _BINDS = (
     "APPTAINER_WRAPPER_BINDPATH", "APPTAINER_WRAPPER_BIND",
     "SINGULARITY_BINDPATH", "SINGULARITY_BIND", "APPTAINER_BINDPATH", "APPTAINER_BIND",
@@ -32,7 +32,7 @@ _FOR_CONTAINER = ("SINGULARITYENV_", "APPTAINERENV_")
 _LIBRARIES = ("APPTAINER_WRAPPER_CONTAINLIBS", "SINGULARITY_CONTAINLIBS", "APPTAINER_CONTAINLIBS")
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _WRAPPED_LIBRARY_PATH = "APPTAINER_WRAPPER_LD_LIBRARY_PATH"
-# Where Apptainer and SingularityCE show the libraries of CONTAINLIBS; the folder is on the container's library path.
+# Where Apptainer and SingularityCE mount the libraries of CONTAINLIBS; the folder is on the container's library path.
 _LIBRARY_FOLDER = "/.singularity.d/libs"
 # Variables of GPU and network libraries, in addition to the variables of `is_tuning`.
 _OF_LIBRARIES = re.compile(r"(RCCL|HSA|MIOPEN|OFI)_\w+\Z")
@@ -58,13 +58,13 @@ class Loaded:
 
     @property
     def was_there(self) -> bool:
-        """Whether the module was loaded before the job and could not be unloaded: then its effect cannot be seen."""
+        """Whether the module was loaded before the job and could not be unloaded, so that its effect cannot be seen."""
         listed = self.before.get(_LOADED, "").split(":")
         return any(one == self.name or one.startswith(f"{self.name}/") for one in listed)
 
     @property
     def has_failed(self) -> bool:
-        """Whether loading the module failed. Old versions of `module` end with 0 in every case."""
+        """Whether loading the module failed. Old versions of `module` always end with status 0."""
         return not self.was_there and self.before.get(_LOADED, "") == self.after.get(_LOADED, "")
 
 
@@ -133,7 +133,7 @@ def effects_of(loaded: Sequence[Loaded], *, in_container: bool) -> ModuleEffects
 
 
 def _variables(module: Loaded, changed: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
-    """Return the variables of a module that the ranks get. Variables for containers win."""
+    """Return the variables of a module that the ranks get. Variables for containers have priority."""
     found = {n: v for n, v in changed.items() if is_tuning(n) or _OF_LIBRARIES.match(n)}
     if in_container:
         for prefix in _FOR_CONTAINER:

@@ -1,6 +1,6 @@
 """The probe as one text, which a Python inside an image reads from its standard input.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Nothing needs to be mounted into the image for it.
+Runs on: LOGIN NODE and COMPUTE NODE. The probe needs no mount in the image.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Both programs come from Singularity 3.8. Apptainer installs `singularity` as a link to itself, so the name says nothing:
-only the program's output shows which program it is. apptainer.py starts containers with options that both know.
-docs/reference/runtimes.md lists the differences.
+Apptainer and SingularityCE are both successors of Singularity 3.8. Apptainer installs `singularity` as a link to
+itself. So only the output of a program shows which program it is, not its name. apptainer.py starts containers with
+options that both programs know. docs/reference/runtimes.md lists the differences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Runtime:
 
     Attributes:
         kind: `apptainer`, `singularity-ce`, `singularity-pro`, or `singularity` for Singularity 3.
-        version: the version that it prints, for example `4.5.1`.
+        version: the version that the program prints, for example `4.5.1`.
         program: the program's path.
     """
 
@@ -43,7 +43,7 @@ class Runtime:
 
     @property
     def unusable(self) -> str:
-        """Why hpcenv cannot start containers with it; empty if it can."""
+        """Why hpcenv cannot start containers with this program; empty if hpcenv can."""
         oldest = _OLDEST.get(self.kind)
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
         if oldest is not None and numbers >= oldest:
@@ -75,7 +75,7 @@ def find(path: str | None = None) -> str:
 
 
 def find_builder(path: str | None = None) -> str:
-    """Return the absolute path of `apptainer`, which builds definition files; SingularityCE is not used for that.
+    """Return the absolute path of `apptainer`, which builds definition files; SingularityCE is not used for builds.
 
     Raises:
         ToolMissing: `apptainer` is not on PATH.
@@ -103,7 +103,7 @@ def identify(program: str, environ: Mapping[str, str]) -> Runtime:
 
 
 def too_old(program: str, environ: Mapping[str, str]) -> str:
-    """Return why hpcenv cannot start containers with a program; empty if it can, or if that is unknown."""
+    """Return why hpcenv cannot start containers with a program; empty if hpcenv can, or if this is unknown."""
     try:
         return identify(program or find(environ.get("PATH")), environ).unusable
     except ToolFailed as error:
@@ -125,7 +125,7 @@ def why_not_started(error: ToolFailed, program: str, environ: Mapping[str, str])
 
 
 def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["zstd", "gzip"]:
-    """Return a compression of SIFs that the program which starts containers here can read: SingularityCE refuses zstd.
+    """Return a SIF compression that the program that starts containers here can read; SingularityCE refuses zstd.
 
     Args:
         environ: the user's environment.
@@ -133,7 +133,7 @@ def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["
     """
     try:
         found = program or find(environ.get("PATH"))
-        # A program with the name `apptainer` is not run to identify it: only `singularity` can be a link.
+        # Do not run a program with the name `apptainer` to identify it: only the name `singularity` can be a link.
         if os.path.basename(found) == "apptainer":
             return "zstd"
         return "zstd" if identify(found, environ).kind == "apptainer" else "gzip"
@@ -142,7 +142,7 @@ def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["
 
 
 def unreadable_here(compression: str, environ: Mapping[str, str], program: str = "") -> str:
-    """Return why the program that starts containers here cannot read a finished SIF; empty if it can or may.
+    """Return why the program that starts containers here cannot read a finished SIF; empty if it can, or perhaps can.
 
     Args:
         compression: the compression of the SIF's file system.
@@ -158,7 +158,8 @@ def parse_version(said: str) -> tuple[str, str] | None:
     """Return kind and version in the line that `--version` prints; None for any other text.
 
     The line has the name of the package: `apptainer version 1.4.5`, `singularity-ce version 4.5.1`,
-    `singularity-pro version 4.1.5`, `singularity version 3.8.7` (cmd/internal/cli/singularity.go of both, `vt`).
+    `singularity-pro version 4.1.5`, `singularity version 3.8.7` (cmd/internal/cli/singularity.go of both programs,
+    `vt`).
     """
     match = _SAID.fullmatch(said)
     return None if match is None else (match[1], match[2])

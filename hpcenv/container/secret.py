@@ -1,4 +1,4 @@
-"""Secrets: variables whose values are read on the node at launch, and written into no file of the run.
+"""Secrets: variables whose values are read on the node at launch, and never written into a file of the run.
 
 Runs on: COMPUTE NODE. Standard library only. No message contains a value.
 """
@@ -24,7 +24,7 @@ def read_all(secrets: Sequence[Secret], environ: Mapping[str, str], *, node: str
         secrets: names with sources, from the manifest.
         environ: environment variables of the job, for sources `env:NAME` that the job itself sets.
         node: name of this node, for errors.
-        kept: the file with the values of `env:NAME` sources from the submission.
+        kept: the file with the values that `env:NAME` sources had at the submission.
 
     Raises:
         NodesUnknown: a secret cannot be read. The error names the source, and contains no part of a value.
@@ -87,7 +87,7 @@ def _from_file(path: Path) -> str:
     if b"\0" in data:
         raise ValueError("it contains a NUL byte, which a variable cannot contain")
     try:
-        # Strict decoding. The text of the exception contains the byte, so it is not shown.
+        # Strict decoding. The text of the exception contains the wrong byte, so this text is not shown.
         return data.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None

@@ -1,4 +1,4 @@
-"""Complete a manifest on a node: with what modules set, and the values in a site profile that only a node knows.
+"""Complete a manifest on a node with values that modules set, and with site profile values that only a node knows.
 
 Runs on: COMPUTE NODE, and on the login node while verifying. Standard library only.
 
@@ -25,7 +25,7 @@ _NODE_LOCAL = "/tmp"  # noqa: S108
 
 
 def complete(manifest: Manifest, effects: ModuleEffects | None, environ: Mapping[str, str]) -> Manifest:
-    """Add the values that only this node knows to the manifest. Site profile, project and user win over modules.
+    """Add the values that only this node knows to the manifest. Site profile, project and user override modules.
 
     Args:
         effects: the variables and binds of the job's modules; None without modules, or before they are loaded.
@@ -60,7 +60,7 @@ def complete(manifest: Manifest, effects: ModuleEffects | None, environ: Mapping
 
 
 def _on_this_node(binds: Sequence[Bind], environ: Mapping[str, str]) -> tuple[tuple[Bind, ...], list[str]]:
-    """Return the site's binds with the files that they match here, and notes on files that this node does not have."""
+    """Return the binds with the files that match the site's patterns here, and notes on files that this node lacks."""
     found: list[Bind] = []
     lost: list[str] = []
     for bind in binds:
@@ -80,7 +80,7 @@ def _on_this_node(binds: Sequence[Bind], environ: Mapping[str, str]) -> tuple[tu
 
 
 def _with_modules(binds: tuple[Bind, ...], effects: ModuleEffects) -> tuple[tuple[Bind, ...], list[str], list[str]]:
-    """Add the binds of modules to the binds; return notes on the binds that are not used and that are used."""
+    """Add the binds of modules; return all binds, notes on unused module binds, and notes on used module binds."""
     taken = {os.path.normpath(bind.target) for bind in binds}
     new = tuple(bind for bind in effects.binds if os.path.normpath(bind.target) not in taken)
     here = tuple(bind for bind in new if os.path.lexists(bind.source))
@@ -99,7 +99,7 @@ def _as_target(bind: Bind) -> str:
 
 
 def _unlocked(manifest: Manifest, binds: Iterable[Bind]) -> tuple[str, ...]:
-    """Return the targets of binds that the lockfile does not have. This node's paths replace patterns."""
+    """Return the targets of binds that the lockfile does not have, with this node's paths in place of patterns."""
     patterns = {os.path.normpath(bind.target) for bind in manifest.environment.binds if bind.origin}
     of_site = {os.path.normpath(bind.target) for bind in binds if bind.origin}
     return tuple(sorted((set(manifest.unlocked_binds) - patterns) | of_site))

@@ -31,10 +31,9 @@ _OF_LIBRARIES = re.compile(
     r"(LD_LIBRARY_PATH|(CUDA|NCCL|RCCL|UCX|FI|OFI|GLOO|HSA|MIOPEN|MKL|KMP|GOMP|OMP|TORCH)_\w+)\Z"
 )
 
-# A user's pattern does not match these variables: they decide which Python code is loaded (the
-# lockfile records that they are not set), belong to hpcenv's steps, or to an outer launcher, whose
-# RANK and MASTER_ADDR a job inherits that is submitted inside it. A user can pass one of them by
-# its full name.
+# A user's pattern does not match these variables. Some decide which Python code is loaded (the lockfile records that
+# they are not set). Others belong to hpcenv's steps or to an outer launcher: a job that is submitted inside a launcher
+# inherits that launcher's RANK and MASTER_ADDR. A user can pass such a variable by its full name.
 _BY_NAME_ONLY = re.compile(
     r"(PYTHON\w*|CONDA_\w*|VIRTUAL_ENV\w*|__PYVENV_LAUNCHER__|LD_PRELOAD|LD_AUDIT|"
     r"(APPTAINER(ENV)?|SINGULARITY(ENV)?|SUBMITIT|SBATCH|SRUN|SLURM|SLURMD|HPCENV|TORCHELASTIC|PMIX?|OMPI|"
@@ -61,10 +60,10 @@ class StartCommand:
 
 @contextlib.contextmanager
 def opened(start: StartCommand) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """Yield the argv to start, and the open files that the program inherits under the same numbers.
+    """Yield the argv to start, and the open descriptors that the program inherits with the same numbers.
 
     The variables of a container are in a file in memory, so they are on no disk, in no process list and in no
-    environment of a process on the host. The program reads it before it starts the container.
+    environment of a process on the host. The program reads the file before it starts the container.
     """
     if not start.variables:
         yield start.argv, ()
@@ -95,15 +94,15 @@ def build_start_command(
 
     Args:
         environment: the SIF or host environment.
-        command: argv inside; each item arrives literally.
-        workdir: absolute path of the working directory; in a SIF it must be bound or exist there.
+        command: argv in the environment; each item arrives literally.
+        workdir: absolute path of the working directory. With a SIF, the path must be bound or exist in the SIF.
         variables: variables for the command; they override the image's variables.
         inherited: environment variables of this process; they are filtered here.
-        passed: names of further variables to pass from `inherited`; `HF_*` is a pattern.
-        image: path of the SIF to open instead of `environment.sif`: `/proc/self/fd/N` for the file that was hashed.
+        passed: names of further variables to pass from `inherited`, or patterns such as `HF_*`.
+        image: path of the SIF to open instead of `environment.sif`, for example `/proc/self/fd/N` of the hashed file.
         home: host folder that becomes the home in a SIF; None for no home.
         binds: binds in addition to those of `environment`.
-        data: binds of data folders; they win over other binds of the same path.
+        data: binds of data folders; they have priority over other binds with the same target.
     """
     if environment.kind == "host":
         kept = let_through(inherited, passed, on_host=True)
@@ -133,9 +132,9 @@ def build_start_command(
 def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a container, and add the variables through which programs find the content of an overlay.
 
-    A virtual environment is treated as active. PYTHONPATH of the user or the project replaces the image's PYTHONPATH,
-    like every variable, and comes before the packages of an overlay. Otherwise the image's PYTHONPATH comes after these
-    packages.
+    A virtual environment is treated as active. If the user or the project sets PYTHONPATH, it replaces the image's
+    PYTHONPATH, as with every variable, and is searched before the packages of an overlay. Otherwise the image's
+    PYTHONPATH is searched after these packages.
     """
     overlay = environment.overlay
     if overlay is None:
@@ -168,7 +167,7 @@ def _is_let_through_on_host(name: str) -> bool:
 
 
 def record_variables(manifest: Manifest, inherited: Mapping[str, str]) -> tuple[Setting, ...]:
-    """Return the entries in records for the variables of the job and the secrets that the ranks get. Pure.
+    """Return the records' entries for the variables of the job and the secrets that the ranks get. Pure.
 
     Variables that a setting of the run replaces are left out.
 
@@ -228,7 +227,7 @@ def _host_defaults(environment: Environment, kept: Mapping[str, str]) -> dict[st
 def own_folders(manifest: Manifest) -> tuple[Bind, ...]:
     """Return the binds of the run's folders at their own paths. They may hide folders of the image.
 
-    The links in the run's copy of the code lead to the folder of the project.
+    The project's folders are included, because links in the run's copy of the code lead to them.
     """
     folders = [manifest.workdir, manifest.run_folder]
     if manifest.script:
@@ -244,9 +243,9 @@ def own_folders(manifest: Manifest) -> tuple[Bind, ...]:
 
 
 def needed_binds(binds: Sequence[Bind]) -> tuple[Bind, ...]:
-    """Remove binds that another bind already includes. If two binds have the same target, the first bind wins.
+    """Remove binds that another bind already includes. If two binds have the same target, the first is kept.
 
-    Outer folders come first, because a mount hides earlier mounts below it.
+    In the result, outer folders are before inner folders, because a mount hides earlier mounts below it.
     """
     per_target: dict[str, Bind] = {}
     for bind in binds:

@@ -1,5 +1,5 @@
-"""The same training outside Slurm: files for another engine. The check runs before the training.
+"""Export a training for an engine that is not Slurm, as a folder of files. There, too, the check runs first.
 
-Runs on: LOGIN NODE. `training.py` decides what runs, a module of `formats/` renders it for one engine, and `export.py`
-writes it. No engine is started.
+Runs on: LOGIN NODE. `training.py` decides what runs, a module of `formats/` renders the files for one engine, and
+`export.py` writes them. No engine is started.
 """

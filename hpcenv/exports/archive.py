@@ -1,6 +1,6 @@
-"""The archive `check.pyz`: what compares a container with the lockfile, in one file that its Python runs.
+"""The archive `check.pyz`: the program that compares a container with the lockfile, in one file for its Python.
 
-Runs on: LOGIN NODE. It holds the rooms that travel to nodes, without what only Slurm needs.
+Runs on: LOGIN NODE. The archive contains the node code, without the modules that only a Slurm job needs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import zipfile
 
 from hpcenv.submission.node_code import node_modules, package_folder
 
-# Kubernetes refuses an object of more than 1 MiB (a ConfigMap, and what etcd stores).
+# The limit for the archive, in bytes. Kubernetes refuses objects of more than 1 MiB: ConfigMaps, and what etcd stores.
 LARGEST = 500_000
 
 _ROOMS = ("container", "facts", "identity", "incontainer", "judge", "machine", "records")
 _STEPS = ("steps/__init__.py", "steps/container_check.py")
-# What the launch in a job, its watching and its end need.
+# Modules that only the launch, the watching and the end of a Slurm job need.
 _NOT_HERE = (
     "facts/loaded.py", "facts/second_look.py", "identity/stage/stage.py", "incontainer/agent.py", "incontainer/call.py",
     "incontainer/node_checks.py", "incontainer/rank_", "incontainer/rendezvous_store.py", "incontainer/smoke.py",
@@ -23,7 +23,7 @@ _NOT_HERE = (
     "judge/use.py",
 )  # fmt: skip
 
-# Any Python 3 reads this. The modules need 3.10; without it the check cannot find out anything.
+# Any Python 3 can run this text. The modules need Python 3.10: an older Python cannot run the check.
 _MAIN = """\
 import os, sys
 
@@ -36,7 +36,7 @@ sys.exit(main(sys.argv[1:], os.environ))
 
 
 def check_archive() -> bytes:
-    """Return the archive. The same hpcenv gives the same bytes.
+    """Return the bytes of the archive. They are always the same for one version of hpcenv.
 
     Raises:
         OSError: a module cannot be read.
@@ -56,5 +56,6 @@ def _is_needed(name: str) -> bool:
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    # Its time is 1980-01-01. Compressed, unlike the archive of a run: it travels through an API, not a file system.
+    # The time of each file is 1980-01-01. The files are compressed, because the archive is sent through an API. The
+    # archive of a run is read from a file system, and is not compressed.
     archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, compresslevel=9)

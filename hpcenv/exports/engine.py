@@ -1,7 +1,7 @@
-"""The parts of a format: what it returns, its comment, YAML.
+"""Parts that the modules of `formats/` share: the type of their result, the comment at the top of a file, and YAML.
 
-Runs on: LOGIN NODE. Each module of `formats/` is one engine. Its function `render` takes the training, the folder of
-the export and the claim of `--volume`, and writes nothing.
+Runs on: LOGIN NODE. Each module of `formats/` is for one engine. Its function `render` gets the training, the folder of
+the export and the claim of `--volume`. It returns the files, and writes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WIDTH = 118
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of a Kubernetes cluster with the code on it, and where the container sees it."""
+    """A persistent volume claim of a Kubernetes cluster that has the code, and its path in the container."""
 
     name: str
     path: str
@@ -33,30 +33,30 @@ class Claim:
 
 @dataclass(frozen=True)
 class Files:
-    """The folder of an export, with what is the same for all engines."""
+    """The folder of an export, and the files that are the same for all engines."""
 
     folder: Path
 
     @property
     def code(self) -> RunFolder:
-        """The copy of the code; it has the layout of a run folder."""
+        """The copy of the code. It has the layout of a run folder."""
         return RunFolder(self.folder / "code")
 
     @property
     def archive(self) -> Path:
-        """What the first program of a container runs."""
+        """The archive that the first program of a container runs."""
         return self.folder / "check" / "check.pyz"
 
     @property
     def lock(self) -> Path:
-        """What it compares the container with."""
+        """The file with which the check compares the container."""
         return self.folder / "lock" / "lock.json"
 
     def write(self, training: Training) -> None:
-        """Write archive and lock.
+        """Write the archive and the lock.
 
         Raises:
-            OSError: one cannot be written.
+            OSError: a file cannot be written.
         """
         self.archive.parent.mkdir()
         self.lock.parent.mkdir()
@@ -65,7 +65,7 @@ class Files:
         self.lock.with_name("lock.toml").write_text(training.lockfile, encoding="utf-8")
 
     def code_files(self) -> list[Path]:
-        """Return the files of the code, without the records of the copy beside its folders."""
+        """Return the files of the code. The records beside the folders of the copy are left out."""
         return [one for one in sorted(self.code.path.rglob("*")) if one.is_file() and one.parent != self.code.path]
 
 
@@ -74,10 +74,10 @@ class EngineFiles:
     """The files for one engine.
 
     Attributes:
-        files: name -> content.
-        lost: what this engine does not do, in addition to what none does.
-        needs: what must be there, one sentence each.
-        start: the commands that start it, in the folder.
+        files: name of a file -> content.
+        lost: what this engine does not do, in addition to what no engine does.
+        needs: what must exist before the start, one phrase each.
+        start: the command that starts the training, to be typed in the folder.
     """
 
     files: Mapping[str, str]
@@ -87,7 +87,7 @@ class EngineFiles:
 
 
 def with_header(training: Training, lost: Sequence[str], start: str, text: str) -> str:
-    """Return a file with the comment at its top."""
+    """Return the text of a file with a comment at its top."""
     lines = [
         f"{training.name}: {training.request.shape}. Written by hpcenv.",
         f"Start it in this folder: {start}",
@@ -97,11 +97,11 @@ def with_header(training: Training, lost: Sequence[str], start: str, text: str) 
         *(f"  {one}" for one in (*training.lost, *lost)),
     ]
     folded = (part for line in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent="    "))
-    # A word of the user must not end the comment.
+    # Text from the user must not end the comment.
     return "".join(f"# {part if part.isprintable() else ascii(part)}\n" for part in folded) + text
 
 
-# Plain text in every version of YAML, whatever reads it: in YAML 1.2, `3e-4` is a number.
+# Text that every YAML parser reads as a string without quotes. In YAML 1.2, for example, `3e-4` is a number.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 ._/:@=-]*[A-Za-z0-9]")
 
 
@@ -115,20 +115,20 @@ def yaml_text(*documents: Mapping[str, object]) -> str:
 
     dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
     dumper.add_representer(str, text)
-    # An object that is there twice would become an alias.
+    # Without these copies, YAML would write an alias for an object that is used twice.
     apart = [json.loads(json.dumps(one)) for one in documents]
     lines = {"sort_keys": False, "allow_unicode": True, "width": 10**6}
     return str(yaml.dump_all(apart, None, dumper, explicit_start=len(apart) > 1, **lines))
 
 
 def variable_of(secret: Secret) -> str:
-    """Return the variable of the user's shell that holds a secret; its own name if it is read from a file."""
+    """Return the variable of the user's shell that has a secret; for a secret in a file, the name of the secret."""
     kind, _, name = secret.source.partition(":")
     return name if kind == "env" else secret.name
 
 
 def from_shell(secret: Secret) -> str:
-    """Return the sentence on a secret that the engine reads from the shell that starts it."""
+    """Return a text for `needs` about a secret that the engine reads from the user's shell."""
     kind, _, path = secret.source.partition(":")
     name = variable_of(secret)
     return f"the secret {name} in the environment" + ("" if kind == "env" else f': export {name}="$(cat {path})"')

@@ -19,7 +19,7 @@ from hpcenv.submission import snapshot
 from hpcenv.submission.handover import Handover, require_exportable
 from hpcenv.submission.request import SubmitOptions
 
-# The name of an engine is that of its module.
+# The name of an engine is the name of its module in `formats/`.
 ENGINES = ("compose", "kubernetes", "trainjob", "skypilot")
 _WITH_CLAIMS = ("kubernetes", "trainjob")
 
@@ -30,11 +30,12 @@ def export_training(
     """Write the folder; start nothing.
 
     Args:
-        folder: must not exist yet.
-        volume: `CLAIM:/path`, where a Kubernetes cluster has the code.
+        folder: the new folder. It must not exist.
+        engine: one of `ENGINES`.
+        volume: `CLAIM:/path`, the claim of a Kubernetes cluster that has the code, and its path.
 
     Raises:
-        HpcenvError: what cannot be exported. Nothing is left then.
+        HpcenvError: the training cannot be exported. The folder is removed.
     """
     require_exportable(options, folder)
     claim, files = _claim(volume, engine), Files(folder)

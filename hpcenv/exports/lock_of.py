@@ -1,4 +1,4 @@
-"""The lock that an exported training carries: the lockfile as the gate of a job reads it. Runs on: LOGIN NODE."""
+"""The lock in an exported training: the lockfile in the form that the gate of a job reads. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcenv.submission.plan import Request
 from hpcenv.submission.request import SubmitOptions
 from hpcenv.submission.verify_here import manifest_of_one_node
 
-# Apptainer adds it, no image has it.
+# Apptainer adds this folder. No image has it.
 _OF_APPTAINER = "/.singularity.d/libs"
 
 
@@ -26,14 +26,14 @@ def container_lock(
     variables: Sequence[Setting],
     data: Sequence[RecordedData],
 ) -> Manifest:
-    """Return what one container is compared with: the manifest of a run on one node, in a Python that exists already.
+    """Return the manifest with which a container is compared: that of a run on one node, in a host environment.
 
     Args:
-        path: of the lockfile, for messages.
-        request: with the fingerprint of the lockfile's content.
+        path: the path of the lockfile, for messages.
+        request: the request, with the fingerprint of the lockfile's content.
     """
     environment = Environment(kind="host", python=workspace.project.python or "python3", revision=locked.revision)
-    # No SIF was hashed there, so every file of a package is.
+    # There is no SIF whose hash covers all files, so the level is `full`: every file of a package is hashed.
     level = options.level or "full"
     lock = manifest_of_one_node(workspace, locked, path, environment, level, request.gpus_per_node, None)
     return replace(
@@ -45,7 +45,7 @@ def container_lock(
         expectations=tuple(
             map(_anywhere, (one for one in lock.expectations if not one.field.startswith("container.")))
         ),
-        # A copy has other times.
+        # A copy of the data has other file times.
         data=tuple(one for one in data if one.compare != "size-and-time"),
         lockfile_edited=request.fingerprint if request.fingerprint != locked.fingerprint else "",
         fingerprint=request.fingerprint,

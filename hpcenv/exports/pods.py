@@ -1,4 +1,4 @@
-"""What the formats for Kubernetes share: the pod of one node, ConfigMaps, and what is tried again.
+"""Parts that the formats for Kubernetes share: the pod of one node, ConfigMaps, and the rules for retries.
 
 Runs on: LOGIN NODE.
 """
@@ -15,13 +15,13 @@ from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
 from hpcenv.exports.engine import Claim, EngineFiles, Files, with_header, yaml_text
 from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 
-# What Kubernetes accepts in a ConfigMap.
+# The largest ConfigMap that Kubernetes accepts, in bytes.
 _LARGEST = 1 << 20
 _RETRIES = 3
 
 
 def _config_maps(training: Training, files: Files, claim: Claim | None) -> Iterator[dict[str, Any]]:
-    """Yield the ConfigMaps of check and lock, and of the code unless a claim has it."""
+    """Yield the ConfigMaps with the check and the lock, and with the code if no claim has it."""
     for name, path in (("check", files.archive), ("lock", files.lock)):
         yield _config_map(training, name, {path.name: path.read_bytes()})
     if claim is None:
@@ -30,7 +30,7 @@ def _config_maps(training: Training, files: Files, claim: Claim | None) -> Itera
 
 
 def _key(number: int) -> str:
-    # A key has no `/`: the pod names the path of each.
+    # A key cannot have a `/`, so the pod names the path for each key.
     return f"file-{number}"
 
 
@@ -58,10 +58,10 @@ def _config_map(training: Training, name: str, files: Mapping[str, bytes]) -> di
 
 
 def job_spec(training: Training, files: Files, claim: Claim | None, container: str, host: str) -> dict[str, Any]:
-    """Return the spec of the job whose pods are the nodes: a container that is not the locked one is not tried again.
+    """Return the spec of the job whose pods are the nodes. If a container differs from the lockfile, there is no retry.
 
     Args:
-        container: its name.
+        container: name of the container.
         host: name of the first pod.
     """
     final = [NodeRejected.exit_status, NodesUnknown.exit_status]
@@ -72,7 +72,7 @@ def job_spec(training: Training, files: Files, claim: Claim | None, container: s
     ]
     pod = _pod(training, files, claim, container, host)
     return {
-        # If one node fails, all pods do.
+        # If one node fails, all pods fail, so each retry counts once for each node.
         "backoffLimit": _RETRIES * training.request.nodes,
         "podFailurePolicy": {"rules": rules},
         "template": {"metadata": {"labels": labels(training)}, "spec": pod},
@@ -80,7 +80,7 @@ def job_spec(training: Training, files: Files, claim: Claim | None, container: s
 
 
 def labels(training: Training) -> dict[str, str]:
-    """Return the labels of all objects; the name selects the pods."""
+    """Return the labels of all objects. The label with the name selects the pods."""
     return {"app.kubernetes.io/name": training.name, **training.labels}
 
 
@@ -89,7 +89,7 @@ def _pod(training: Training, files: Files, claim: Claim | None, container: str, 
         {"name": "check", "mountPath": CHECK, "readOnly": True},
         {"name": "lock", "mountPath": LOCK, "readOnly": True},
         {"name": "code", "mountPath": CODE if claim is None else claim.path, "readOnly": claim is None},
-        # Workers of a DataLoader hand over batches there.
+        # The workers of a DataLoader pass batches through this folder.
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  (in the container)
         *({"name": _volume(one.name), "mountPath": one.path, "readOnly": True} for one in training.data),
     ]
@@ -145,7 +145,7 @@ def _resources(training: Training) -> dict[str, Any]:
         asked["memory"] = f"{training.memory}Mi"
     if request.gpus_per_node:
         asked["nvidia.com/gpu"] = str(request.gpus_per_node)
-    # Requests are equal to limits where none are given.
+    # If only limits are given, Kubernetes uses them as requests, too.
     return {"resources": {"limits": asked}} if asked else {}
 
 
@@ -154,7 +154,7 @@ def rendered(
 ) -> EngineFiles:
     """Return the files: NAME.yaml with the documents, and the ConfigMaps that its pods mount."""
     lost = ("ulimits: those of the cluster's nodes",)
-    # `kubectl apply` would keep a second copy in an annotation, which may have 256 KiB.
+    # `kubectl apply` is not used: it keeps a second copy in an annotation, which can have only 256 KiB.
     start = f"kubectl create -f configmaps.yaml -f {name}.yaml"
     return EngineFiles(
         files={
@@ -178,7 +178,9 @@ def _needs(training: Training, claim: Claim | None) -> Iterator[str]:
 
 
 def _from(name: str, source: str) -> str:
-    """Return a word for kubectl that contains no secret: every user of the machine can read command lines."""
+    """Return an argument for kubectl without the secret itself, because every user of the machine can read command
+    lines.
+    """
     kind, _, place = source.partition(":")
     return f"--from-file={name}=" + (f'<(printf %s "${place}")' if kind == "env" else place)
 
@@ -193,5 +195,5 @@ def _volume(data: str) -> str:
 
 def _literal(text: str) -> str:
     """Return text in which Kubernetes replaces no `$(VARIABLE)`."""
-    # A lone `$` stays: podman keeps `$$` in a variable's value.
+    # A `$` alone is not changed, because podman keeps `$$` in the value of a variable.
     return re.sub(r"\$(?=[$(])", "$$", text)

@@ -1,6 +1,6 @@
-"""What an exported training is, before any engine: image, code, command, resources, and what is lost.
+"""The parts of an exported training that are the same for all engines: image, code, command, resources and so on.
 
-Runs on: LOGIN NODE. `find` reads the project and decides; it needs no SIF, no Slurm and no engine.
+Runs on: LOGIN NODE. `find` reads the project and decides. It needs no SIF, no Slurm and no engine.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from hpcenv.submission.plan_job import plan_code
 from hpcenv.submission.request import MergedOptions, SubmitOptions, detect_cluster, launch_options, make_request, merge
 from hpcenv.submission.snapshot import Code
 
-# Where the container has the archive, the lock and the code.
+# The folders of the archive, the lock and the code in the container.
 CHECK, LOCK, CODE = "/hpcenv/check", "/hpcenv/lock", "/hpcenv/code"
 PORT = 29500
 
-# Options whose effect is in the files, and options about the submission itself. Any other one has no effect there.
+# Options whose effect is in the files, and options about the submission itself. Other options have no effect in an
+# exported training.
 _USED = frozenset({
     "nodes", "gpus", "allow_cpu_torch", "gpu_type", "gpu_request", "nproc", "cpus", "mem", "module", "entry",
     "launcher", "torchrun_args", "lock", "frozen", "env", "secret", "determinism", "seed", "workdir", "include",
@@ -48,16 +49,16 @@ class Training:
     Attributes:
         name: a name that every engine accepts: lower case, digits and `-`.
         image: `HOST/NAME@sha256:DIGEST`.
-        platform: of the image, in the words of OCI.
-        lock: what the check compares the container with.
-        lockfile: its text.
-        memory: of each node in MiB; None if none is asked for.
-        program: what torchrun gets: the script, or `-m MODULE`, then the arguments.
-        workdir: in the copy of the code.
-        variables: name -> value, no credentials among them.
-        secrets: only where the values are.
-        data: folders that must be there.
-        lost: one sentence for each request that no engine fulfils, or that only Slurm would fulfil.
+        platform: the platform of the image, in the form of OCI.
+        lock: the manifest with which the check compares the container.
+        lockfile: the text of the lockfile.
+        memory: the memory of each node in MiB; None if no memory is requested.
+        program: the arguments for torchrun: the script or `-m MODULE`, then the arguments of the program.
+        workdir: the working directory, relative to the copy of the code.
+        variables: name -> value, without credentials.
+        secrets: names of secrets and where their values are, without the values.
+        data: folders of data that the container must have.
+        lost: one phrase for each request that no engine fulfils, or that only Slurm would fulfil.
         notes: what the user should know about the code.
     """
 
@@ -79,28 +80,28 @@ class Training:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The fingerprint of the lockfile."""
+        """The label with the fingerprint of the lockfile."""
         return {"hpcenv.fingerprint": self.lock.fingerprint}
 
     @property
     def check(self) -> list[str]:
-        """The first program of the container."""
+        """The first program of the container: the check."""
         return [self.lock.environment.python, "-I", f"{CHECK}/check.pyz"]
 
     def torchrun(self, *rendezvous: str) -> list[str]:
-        """Return the arguments of the check: the lock, and the command that takes its place.
+        """Return the arguments of the check: the lock, and the torchrun command that replaces the check if it passes.
 
         Args:
-            rendezvous: how torchrun finds the other nodes.
+            rendezvous: options with which torchrun finds the other nodes.
         """
         shape = [f"--nnodes={self.request.nodes}", f"--nproc-per-node={self.request.nproc_per_node}"]
         place = rendezvous if self.request.nodes > 1 else ("--standalone",)
-        # torchrun of the very Python that is checked: another one may be first on PATH.
+        # The checked Python starts torchrun as a module, because PATH may have the torchrun of another Python.
         command = [self.lock.environment.python, "-m", "torch.distributed.run", *shape, *place, *self.torchrun_args]
         return [f"{LOCK}/lock.json", "--", *command, *self.program]
 
     def meeting(self, host: str) -> tuple[str, ...]:
-        """Return the rendezvous on `host`: no rank starts before the checks of all nodes have passed."""
+        """Return the options for a rendezvous on `host`: no rank starts before the checks of all nodes have passed."""
         return ("--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{PORT}", f"--rdzv-id={self.name}")
 
 
@@ -108,10 +109,10 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
     """Return the training, and the code that is copied.
 
     Args:
-        code_folder: where the copy of the code will be.
+        code_folder: the folder of the copy of the code.
 
     Raises:
-        HpcenvError: the options or the lockfile cannot be exported, as far as this machine can know it.
+        HpcenvError: this machine found a reason why the options or the lockfile cannot be exported.
     """
     workspace = workspace.for_lock(options.lock)
     options, context, hidden = kept_secrets.hide_credentials(options, context)
@@ -156,7 +157,8 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
 
 
 def _name(given: str) -> str:
-    """Return a name that each engine takes: Kubernetes has the strictest rules (RFC 1035), and adds to it."""
+    """Return a name that each engine accepts. Kubernetes has the strictest rules (RFC 1035), and makes the name longer.
+    """
     name = re.sub(r"[^a-z0-9]+", "-", given.lower()).strip("-")[:40].rstrip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
@@ -205,7 +207,9 @@ def _program(options: SubmitOptions, code: Code, code_folder: Path) -> tuple[str
 def _variables(
     workspace: Workspace, options: SubmitOptions, locked: Lockfile, request: Request, context: Context
 ) -> tuple[tuple[Setting, ...], tuple[Secret, ...]]:
-    """Return the variables of the ranks and, by reference, those whose names are like that of a credential."""
+    """Return the variables of the ranks, and the secrets. A variable whose name looks like that of a credential becomes
+    a secret.
+    """
     strict = determinism.determinism_options(
         options, workspace.project, locked, gpus=request.gpus_per_node, backend=backend_of(locked, request),
         launcher="torchrun",
@@ -232,7 +236,7 @@ def _mebibytes(mem: str | None) -> int | None:
 
 
 def _lost(workspace: Workspace, merged: MergedOptions, profile: Profile | None, request: Request) -> Iterator[str]:
-    """Yield what Slurm, or hpcenv on Slurm, would do, and no engine does."""
+    """Yield a phrase for each thing that Slurm, or hpcenv on Slurm, would do, but no engine does."""
     yield "the nodes are not compared with each other, and GPUs are not tried before the training"
     if request.nodes > 1:
         yield "InfiniBand and the network between nodes: the engine's network and NCCL's own choice count"

@@ -1,4 +1,4 @@
-"""What the check step observes on a node; a later step judges it.
+"""The facts that the check step collects on a node. A later step judges them.
 
-Runs on: COMPUTE NODE (with `verify` and `doctor` also elsewhere). Standard library, and pynvml in its own process.
+Runs on: COMPUTE NODE (for `verify` and `doctor` also elsewhere). Standard library, and pynvml in a separate process.
 """

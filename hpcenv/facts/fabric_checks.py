@@ -35,7 +35,7 @@ def _active(port: RdmaPort) -> bool:
 
 
 def _ports(ports: Sequence[RdmaPort]) -> CheckOutcome:
-    """Look for ports that are down while other ports of the same kind are up."""
+    """Check for ports that are down although other ports of the same kind are up."""
     kinds = {(port.driver, port.layer) for port in ports if _active(port)}
     down = [port for port in ports if not _active(port) and (port.driver, port.layer) in kinds]
     if not kinds:
@@ -47,7 +47,7 @@ def _ports(ports: Sequence[RdmaPort]) -> CheckOutcome:
 
 
 def _rates(ports: Sequence[RdmaPort]) -> CheckOutcome:
-    """Look for ports that are slower than other ports of the same kind: a bad cable trains at a lower rate."""
+    """Check for ports that are slower than other ports of the same kind. With a bad cable, a link has a lower rate."""
     best: dict[tuple[str, str], float] = {}
     for port in ports:
         if _active(port) and port.rate_gbit is not None:
@@ -67,7 +67,7 @@ def _rates(ports: Sequence[RdmaPort]) -> CheckOutcome:
 
 
 def _memlock(manifest: Manifest, ports: Sequence[RdmaPort]) -> CheckOutcome:
-    """Compare the limit of locked memory with the memory that RDMA registers."""
+    """Compare the limit of locked memory with the amount of memory that RDMA needs."""
     name = "ib.memlock"
     if not any(_active(port) for port in ports) or manifest.backend != "nccl" or manifest.nodes < 2:
         return CheckOutcome(id=name, state="not-run", found="this run uses no RDMA")

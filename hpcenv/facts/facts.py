@@ -1,7 +1,7 @@
-"""Facts of one node: the SIF's identity, the inside of the environment, the host.
+"""Facts of one node: the identity of the SIF, the content of the environment, and the host.
 
-Runs on: COMPUTE NODE. Each part is independent and yields `unknown` with a reason when it
-fails: one broken probe must not hide what the others found.
+Runs on: COMPUTE NODE. Each part is independent. A part that fails gives `unknown` with a reason, so that it does not
+hide what the other parts found.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _BIND_CONTENT = "container.bind-content"
 
 
 class _Gathered:
-    """The facts that were read so far; at the end, `Facts` is made from them."""
+    """The facts that were read so far. At the end, a record `Facts` is made from them."""
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
@@ -101,9 +101,9 @@ def gather(
     Args:
         manifest: the run.
         place: this node.
-        environ: the environment of the step.
+        environ: the environment variables of the step.
         probe: the text of the probe program (probe_source.py).
-        record_places: where this node may keep hashes that it has taken.
+        record_places: folders in which this node may keep hashes of files that it has read.
     """
     found = _Gathered()
     look = places.start(manifest, environ)
@@ -113,7 +113,7 @@ def gather(
     _timed(found, "script", lambda: _read_script(manifest, found), look.within(manifest.script))
     if manifest.environment.kind == "sif":
         sif = staged.sif_path if staged.sif is not None else manifest.environment.sif
-        found.unknown["probe"] = _NO_SIF  # until it is
+        found.unknown["probe"] = _NO_SIF  # removed as soon as the SIF was read
         _timed(
             found,
             "sif",
@@ -126,7 +126,7 @@ def gather(
     outside.join()
     variables = record_variables(manifest, environ)
     found.values |= _read_variables(manifest, variables, outside.network)
-    # The name of the node, for example in the path of a scratch folder, does not count as a difference.
+    # The node's own name in a value, for example in the path of a scratch folder, must not count as a difference.
     found.values |= {f"env.{name}": value.replace(place.node, "NODE") for name, value in found.others.items()}
     return Facts(
         schema=SCHEMA,
@@ -134,7 +134,7 @@ def gather(
         node=place.node,
         attempt=place.attempt,
         network=outside.network,
-        # Facts of the host win: the environment must not replace them.
+        # If both have a field, the host's value is used, so that the environment cannot replace it.
         values=found.values | outside.found.values,
         unknown=found.unknown | outside.found.unknown,
         differences=tuple(found.differences),
@@ -170,18 +170,18 @@ def _timed(found: _Gathered, name: str, part: Callable[[], None], before: Callab
 
 
 def _reason(error: Exception) -> str:
-    """Return an error in one line, for a cell of the table."""
+    """Return the text of an error for one cell of the verdict's table."""
     if not isinstance(error, HpcenvError):
         return f"{type(error).__name__}: {error}"
     if isinstance(error, ToolFailed):
-        # Its `why` is the whole command line, too long for a table.
+        # The `why` of this error is the whole command line, which is too long for a table.
         detail = _cause_in(error.stderr) or getattr(error.__cause__, "strerror", None)
         return f"{error.what}: {detail}" if detail else error.what
     return f"{error.what}: {error.why}" if error.why else error.what
 
 
 def _cause_in(stderr: str) -> str:
-    """Return what a program says about its failure: Python's fatal error, the last exception, or the last line."""
+    """Return the reason for a program's failure: Python's fatal error, the last exception, or the last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith("Fatal Python error")][:1]
     raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)][-1:]
@@ -192,18 +192,18 @@ def _cause_in(stderr: str) -> str:
 
 
 class _Outside(threading.Thread):
-    """Reads host and network while the container is started and read: a driver may take seconds to answer.
+    """Reads host and network in a thread, while the SIF is hashed and the container is started and read.
 
-    The modules for it are loaded in this thread, while the SIF is hashed and the container starts.
+    A driver may take seconds to answer. The Python modules for this work are also loaded in this thread.
 
     Attributes:
-        found, network, fabric, checks, rank_cpus: the results; not to be read before the thread has ended.
+        found, network, fabric, checks, rank_cpus: the results. Do not read them before the thread has ended.
     """
 
     def __init__(
         self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str], look: places.FolderLook
     ) -> None:
-        # A daemon: a step that must end does not wait for a driver.
+        # The thread is a daemon thread, so that a step that must end does not wait for a driver.
         super().__init__(name="hpcenv-outside", daemon=True)
         self.found = _Gathered()
         self.network = Network(first_node=place.nodes[0])
@@ -232,7 +232,7 @@ class _Outside(threading.Thread):
         self._gpus = _read_host(self.found, self._environ, self._manifest.environment.apptainer)
 
     def _observe(self) -> None:
-        # If the first nodes of the list are left out, one of these nodes becomes the first node.
+        # If spare nodes replace the first nodes of the list, one of these nodes becomes the first node.
         others = self._place.nodes[1 : 1 + self._manifest.spare]
         host = self._manifest.rendezvous_host
         self.network = reach.observe(self._place.nodes[0], self._environ, others=others, host=host)
@@ -265,7 +265,7 @@ def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> 
 
 
 def _read_script(manifest: Manifest, found: _Gathered) -> None:
-    """Hash the script as this node reads it: a stale cache or a node-local path becomes visible."""
+    """Hash the script as this node reads it. So a stale cache, or a path that is local to a node, becomes visible."""
     if not manifest.script:
         return
     try:
@@ -275,9 +275,10 @@ def _read_script(manifest: Manifest, found: _Gathered) -> None:
 
 
 def _read_variables(manifest: Manifest, variables: Sequence[Setting], seen: Network) -> dict[str, Value]:
-    """Return `env.NAME` of each variable that the ranks get and that is compared.
+    """Return `env.NAME` -> value, for each variable that the ranks get and that is compared.
 
-    The settings of the run win, as at the launch. A locked variable that the ranks do not get is `absent`.
+    As at the launch, the settings of the run replace other values. A locked variable that the ranks do not get is
+    `absent`.
     """
     locked: dict[str, Value] = {e.field: "absent" for e in manifest.expectations if e.field.startswith("env.")}
     inherited = {v.name: v.value for v in variables if is_compared_as_variable(v.name)}
@@ -327,9 +328,9 @@ def _read_sif(
     probe: str,
     record_places: Sequence[Path],
 ) -> None:
-    """Check the SIF; start it and read its inside only if it is the locked one.
+    """Check the SIF. Only if it is the locked SIF, start it and read the environment in it.
 
-    The file stays open from the check to the start: the file that runs is the file that was checked.
+    The file stays open from the check to the start, so the file that runs is the file that was checked.
     """
     path = staged.sif_path if staged.sif is not None else manifest.environment.sif
     try:
@@ -339,7 +340,7 @@ def _read_sif(
         found.unknown[_SIF] = f"cannot open {path}: {error.strerror}"
         return
     try:
-        # Deeper levels do not use earlier hashes: they read every byte.
+        # Only the level `record` uses earlier hashes. The other levels read every byte.
         cheap = manifest.probe_level == "record" and manifest.sif is not None
         found.sif = sif_check.check(
             descriptor,
@@ -367,8 +368,8 @@ def _read_sif(
 
 
 def _read_overlay(manifest: Manifest, overlay: Overlay, found: _Gathered, record_places: Sequence[Path]) -> bool:
-    """Check what is mounted over the SIF; return whether it may be mounted: nothing of another overlay is started."""
-    found.unknown["probe"] = SKIPPED_FOR_OVERLAY  # until it is the locked one
+    """Check the overlay, and return whether it may be mounted. Programs of another overlay must not be started."""
+    found.unknown["probe"] = SKIPPED_FOR_OVERLAY  # removed if the overlay is the locked one
     started = time.monotonic()
     try:
         known = manifest.overlay_file if manifest.probe_level == "record" else None
@@ -411,7 +412,7 @@ def _probe(
     *,
     image_fd: int | None,
 ) -> None:
-    # The ranks get the job's tuning too (judge/network/decision.py).
+    # The ranks also get the job's variables that tune communication (judge/network/decision.py).
     variables = {name: value for name, value in environ.items() if is_tuning(name)}
     variables |= {setting.name: setting.value for setting in manifest.settings}
     answer = run_probe(
@@ -435,7 +436,7 @@ def _probe(
     _read_bind_content(manifest, found)
     inside = read_answer(answer)
     if "python.version" in inside.unknown and not inside.values:
-        # Every Python reports its version: without a version, the probe itself failed.
+        # Every Python reports its version. So if there is no version, the probe itself has failed.
         reason, _ = Counter(inside.unknown.values()).most_common(1)[0]
         raise EnvironmentUnreadable("nothing inside could be read", why=reason)
     found.values = inside.values | found.values
@@ -455,7 +456,7 @@ def _probe(
 def _read_mounts(
     manifest: Manifest, staged: Staged, environ: Mapping[str, str], answer: Mapping[str, Any], image_fd: int
 ) -> dict[str, Value]:
-    """Return what is mounted over files of the image and is not locked, and what is mounted elsewhere.
+    """Return two fields: mounts over files of the image that are not locked, and mounts at other places.
 
     Raises:
         HpcenvError, OSError, ValueError: the mounts cannot be read.
@@ -471,7 +472,7 @@ def _read_mounts(
     over = mounts.over_overlay(inside, overlay, gpus=gpus)
     shown = {mount.target: f"{mount.target} ({mount.fs_type}: {mount.root})" for mount in (*others, *over)}
     shown |= {target: f"{target} (bind)" for target in manifest.unlocked_binds}
-    # The look at the image does not have the overlay, so it cannot tell what is hidden there.
+    # `bare_image` starts the image without the overlay, so it cannot see which files of the overlay are hidden.
     hiding = [target for target in shown if mounts.is_over_overlay(target, overlay)]
     shown |= {target: f"{shown[target]}, hides a part of the overlay" for target in hiding}
     others_at = tuple(target for target in shown if target not in hiding)
@@ -490,7 +491,7 @@ def _read_mounts(
 
 
 def _read_bind_content(manifest: Manifest, found: _Gathered) -> None:
-    """Read the content of the locked binds that hide files of the image, or bring code."""
+    """Read the content of the locked binds that hide files of the image or contain code."""
     locked = next((e.value for e in manifest.expectations if e.field == _BIND_CONTENT), ())
     sources = {os.path.normpath(bind.target): bind.source for bind in reversed(manifest.environment.binds)}
     compiled = not has_rule("path-binds", manifest.environment.revision)
@@ -513,12 +514,12 @@ def compare_packages(
 ) -> list[Difference]:
     """Return how the installed distributions differ from the locked ones. Pure.
 
-    The digests over all packages only show that something differs; this shows what. If the packages could
-    not be read, their count is unknown, and none of them is said to be absent.
+    The digests over all packages show only that something differs. This function shows which packages differ. If the
+    packages could not be read, their count is unknown, and the result is empty.
     """
     if "packages.count" in answer.get("unknown", {}):
         return []
-    # A package without a separate reason gets the reason why no content could be read.
+    # If a package has no reason of its own, it gets the reason why the content of all packages could not be read.
     unread = answer.get("unknown", {}).get("packages.content-digest")
     installed = {package["name"]: {"reason": unread, **_known(package)} for package in answer["packages"]}
     differences = []
@@ -557,7 +558,7 @@ def _compare_digests(package: PackageExpectation, found: Mapping[str, Any], *, l
     if package.record_sha256 and record != package.record_sha256:
         return [_digest_difference(f"{name}.record-sha256", package.record_sha256, record, found)]
     if record and not package.record_sha256:
-        # Every difference that changes the digest over all packages has a row.
+        # This also changes the digest over all packages, and each such difference must have a row.
         return [Difference(field=f"{name}.record-sha256", locked="absent", found=record)]
     return []
 

@@ -1,6 +1,6 @@
 """Checks of the GPUs of a node, from the reports of NVML or the files of AMD's driver.
 
-Runs on: COMPUTE NODE, and any machine with GPUs: nothing here needs Slurm. Standard library only.
+Runs on: COMPUTE NODE, and any machine with GPUs, because no check needs Slurm. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcenv.machine.gpus import GpuFacts
 from hpcenv.records.checks import CheckOutcome
 from hpcenv.text import plural
 
-# nvml.h, nvmlDeviceGpuRecoveryAction (CUDA 13.1): what the driver asks for.
+# The actions for which the driver asks (nvml.h, nvmlDeviceGpuRecoveryAction, CUDA 13.1).
 _ACTIONS = {
     1: "reset the GPU",
     2: "reboot the node",
@@ -31,8 +31,8 @@ _ACTIONS = {
 }
 _MANY_CORRECTED = 1_000_000
 _MUCH_MEMORY_MIB = 1024
-# nvml.h, nvmlClocksEventReasons: hardware slowdown, thermal slowdown, power brake. Bits 1 (idle) and 4 (power cap) are
-# normal.
+# Reasons for a low clock that are a problem (nvml.h, nvmlClocksEventReasons): hardware slowdown, thermal slowdown,
+# power brake. Bits 1 (idle) and 4 (power cap) are normal.
 _SLOW = {0x8: "hardware slowdown", 0x40: "too hot", 0x80: "power brake"}
 _PROHIBITED = 2
 _FABRIC_DONE = 3
@@ -44,9 +44,9 @@ class GpuNode:
 
     Attributes:
         found: what NVML reported.
-        wanted: GPUs that the run needs.
-        environ: environment of the step.
-        proc, kmsg: where /proc and /dev/kmsg are.
+        wanted: the number of GPUs that the run needs on this node.
+        environ: environment variables of the step.
+        proc, kmsg: the paths of /proc and /dev/kmsg.
     """
 
     found: GpuFacts
@@ -76,7 +76,7 @@ _OTHERS = ("gpu.nvlink", "gpu.stray", "gpu.shared", "gpu.xid")
 
 
 def _why_no_health(found: GpuFacts) -> tuple[Literal["not-run", "unknown"], str]:
-    """Return state and reason of the checks if NVML listed no GPU."""
+    """Return the state of all checks, and its reason, for a node on which NVML listed no GPU."""
     if found.values.get("host.gpu-count") == 0:
         return "not-run", "no GPU"
     if "pynvml is not installed" in found.reason:
@@ -106,7 +106,7 @@ def _lost(node: GpuNode) -> CheckOutcome:
 
 
 def _of_this_job(node: GpuNode) -> Sequence[GpuHealth]:
-    """Return the GPUs that this job may use: NVML lists all GPUs of the node if Slurm does not hide the others."""
+    """Return the GPUs that this job may use. If Slurm does not hide the others, NVML lists all GPUs of the node."""
     listed = node.found.health
     words = [word for word in node.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
     if len(listed) <= node.wanted or not words:
@@ -121,7 +121,7 @@ _Bad = Callable[[tuple[int, ...]], str]
 
 
 def _over_all(name: str, gpus: Sequence[GpuHealth], query: str, bad: _Bad) -> CheckOutcome:
-    """Apply a rule to each GPU; `bad` returns the problem with its numbers, or an empty text."""
+    """Apply a rule to each GPU. `bad` gets the numbers of a GPU and returns the problem; empty if there is none."""
     wrong = {gpu: what for gpu in gpus if query in gpu.numbers and (what := bad(gpu.numbers[query]))}
     if wrong:
         found = "; ".join(dict.fromkeys(wrong.values()))
@@ -173,7 +173,7 @@ def _narrow(numbers: tuple[int, ...]) -> str:
 
 def _fabric(numbers: tuple[int, ...]) -> str:
     state, status = numbers[:2]
-    # 0: this GPU has no NVLink switches.
+    # State 0 means that this GPU has no NVLink switches.
     if state == 0 or (state, status) == (_FABRIC_DONE, 0):
         return ""
     return f"state {state} (3 is done), status {status} (0 is success)"
@@ -203,7 +203,7 @@ _RULES: dict[str, tuple[str, _Bad]] = {
 
 
 def _same_links(gpus: Sequence[GpuHealth]) -> CheckOutcome:
-    """Compare the NVLink links of the GPUs with each other: a broken link is missing on one of them."""
+    """Compare the numbers of NVLink links of the GPUs. A GPU with a broken link has fewer links than the others."""
     name = "gpu.nvlink"
     counts = {gpu: gpu.numbers["nvlink"] for gpu in gpus if "nvlink" in gpu.numbers}
     unread = {gpu: gpu.unread["nvlink"] for gpu in gpus if "nvlink" in gpu.unread}
@@ -252,7 +252,7 @@ def _about_processes(name: str, node: GpuNode, some: Mapping[int, int], gpus: Se
 
 
 def _open_devices(node: GpuNode, gpus: Sequence[GpuHealth]) -> Iterator[int]:
-    """Yield processes of this user that hold one of the GPUs open: they may use it in a moment."""
+    """Yield processes of this user that have opened the device file of a GPU, because they may use this GPU soon."""
     devices = {f"/dev/nvidia{gpu.numbers['minor'][0]}" for gpu in gpus if gpu.numbers.get("minor")}
     for entry in os.listdir(node.proc):
         folder = node.proc / entry
@@ -262,13 +262,13 @@ def _open_devices(node: GpuNode, gpus: Sequence[GpuHealth]) -> Iterator[int]:
             if any(os.readlink(folder / "fd" / name) in devices for name in os.listdir(folder / "fd")):
                 yield int(entry)
         except OSError:
-            continue  # it has ended, or it belongs to a different user
+            continue  # the process has ended, or belongs to a different user
 
 
 def _is_foreign(node: GpuNode, pid: int) -> bool:
-    """Return whether a process lives and belongs neither to a step of this job nor to this check."""
+    """Return whether a process exists and belongs neither to a step of this job nor to this check."""
     folder = node.proc / str(pid)
-    if not folder.exists() or _program(node, pid).startswith("nvidia-"):  # a daemon: MPS, persistence
+    if not folder.exists() or _program(node, pid).startswith("nvidia-"):  # a daemon for MPS or persistence
         return False
     job = node.environ.get("SLURM_JOB_ID", "")
     if not job:
@@ -291,8 +291,8 @@ def _program(node: GpuNode, pid: int) -> str:
 # -- the kernel's log -----------------------------------------------------------------------
 
 _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
-# NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, 2026-11): errors that need an administrator. Errors of a
-# program (13, 31, 43, 45, 94) and corrected ones (63, 92) are not here.
+# Errors that need an administrator, from NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, 2026-11). Errors of
+# a program (13, 31, 43, 45, 94) and corrected errors (63, 92) are not in this set.
 _BAD_XID = frozenset((48, 54, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158))
 _MOST_KMSG = 16 * 2**20
 
@@ -317,15 +317,15 @@ def _xid(node: GpuNode, gpus: Sequence[GpuHealth]) -> CheckOutcome:
 
 
 def _bus(text: bytes) -> str:
-    """Return `0000:01:00` for the kernel's `0000:01:00` or `00000000:01:00.0`."""
+    """Return a bus address in the form `0000:01:00`. The kernel writes `0000:01:00` or `00000000:01:00.0`."""
     return text.decode().lower().split(".")[0][-len("0000:00:00") :]
 
 
 def _read_kmsg(path: Path) -> bytes:
-    """Return the kernel's messages: each read returns one message, until there are no more.
+    """Return the kernel's messages. Each read of the file returns one message, until there are no more.
 
     Raises:
-        OSError: not allowed (kernel.dmesg_restrict), or no such file.
+        OSError: this user may not read the file (kernel.dmesg_restrict), or there is no such file.
     """
     parts: list[bytes] = []
     size = 0

@@ -1,7 +1,7 @@
 """Run the checks of one node on its host, before the verdict.
 
-Runs on: COMPUTE NODE. Standard library only. No check may hang, or hide the result of another check: each group has a
-thread with a time limit, and code that can wait for hardware or a file system runs in a child process.
+Runs on: COMPUTE NODE. Standard library only. A check must not hang, and must not hide the result of another check. So
+each group has a thread with a time limit, and code that may wait for hardware or a file system runs in a child process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class AlreadyRead:
 
     Attributes:
         gpus: the GPUs; None if they could not be read.
+        network: the interfaces and routes of this node.
         fabric: the network hardware; None if it could not be read.
-        look: the look at the folders of the run.
+        look: the child process that looks at the folders of the run.
     """
 
     gpus: GpuFacts | None
@@ -41,7 +42,7 @@ class AlreadyRead:
 
 
 def run(manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead) -> NodeChecks:
-    """Run the checks of this node's host that the run requests."""
+    """Run those checks of this node's host that the run requests."""
     started = time.monotonic()
     asked = at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("host",))
     groups = [_CheckGroup(prefixes, measure, asked) for prefixes, measure in _groups(manifest, place, environ, seen)]
@@ -57,7 +58,7 @@ _Measure = Callable[[], Iterable[CheckOutcome]]
 def _groups(
     manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead
 ) -> tuple[tuple[tuple[str, ...], _Measure], ...]:
-    """Return the groups: prefixes of check ids, and the function that measures these checks."""
+    """Return the groups of checks, each with prefixes of check ids and the function that measures these checks."""
     names, _ = places.folders_of(manifest, environ)
     return (
         (("sys.",), lambda: limits.check_limits(manifest, environ)),
@@ -78,7 +79,7 @@ def _gpus(manifest: Manifest, environ: Mapping[str, str], found: GpuFacts | None
 
 
 class _CheckGroup(threading.Thread):
-    """Checks that are measured together in one thread. The step waits for the thread at most until their time limit."""
+    """Checks that are measured together in one thread. The step waits for the thread until their time limit at most."""
 
     def __init__(self, prefixes: tuple[str, ...], measure: _Measure, asked: Iterable[Check]) -> None:
         super().__init__(name=f"hpcenv-check-{prefixes[0]}", daemon=True)
@@ -98,10 +99,10 @@ class _CheckGroup(threading.Thread):
             self._problem = str(error)
 
     def outcomes(self) -> list[CheckOutcome]:
-        """Wait until the time limit at most; return the outcomes. A check that gave none by then is `unknown`."""
+        """Wait for the outcomes, at most until the time limit, and return them. A check without one is `unknown`."""
         if not self._checks:
             return []
-        # A little longer than the time limit of this thread's child processes.
+        # This wait is a little longer than the time limit of this thread's child processes.
         self.join(max(self._until + 0.5 - time.monotonic(), 0))
         found = list(self._found)
         known = {one.id for one in found}

@@ -2,9 +2,9 @@
 
 Runs on: COMPUTE NODE. Pure, except for the table of libraries.
 
-The check reads which file the loader's rules give for each library. A library that is loaded in another way, for
-example by code in sitecustomize, by LD_AUDIT or by a file of the host that --nv brings, is seen only in a process
-that has imported torch. The agent that starts torchrun is such a process.
+The check step finds the file of each library by the rules of the loader. A library can also be loaded in another way,
+for example by code in sitecustomize, by LD_AUDIT, or from a file of the host that --nv mounts. Such a library is
+visible only in a process that has imported torch. The agent that starts torchrun is such a process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcenv.records.facts import Difference
 from hpcenv.records.manifest import Manifest, Severity
 from hpcenv.records.severities import Severities
 
-# NCCL, cuDNN, cuBLAS and torch's libraries: their version can change results or make a job hang.
+# The libraries that are compared. Another version of one of them can change results or make a job hang.
 COMPARED = ("nccl", "cudnn", "cublas", "cublaslt", "libtorch", "libtorch_cpu", "libtorch_cuda")
 _ABSENT = "absent"
 _NO_BUILD_ID = ("", "none")
@@ -34,9 +34,9 @@ class LoadedDifference:
 
 
 def wanted(manifest: Manifest) -> dict[str, dict[str, str]]:
-    """Return what the agent must read: library -> stem, how to ask for its version, and the locked path.
+    """Return what the agent must read: library -> stem of its file name, how to read its version, and the locked path.
 
-    The result is empty if the locked environment has no torch: then nothing loads these libraries.
+    The result is empty if the locked environment has no torch, because nothing loads these libraries then.
     """
     if any(e.field == "torch.version" and e.value == _ABSENT for e in manifest.expectations):
         return {}
@@ -81,12 +81,12 @@ def compare(manifest: Manifest, loaded: Mapping[str, Any]) -> tuple[LoadedDiffer
 
 
 def blocking(differences: Sequence[LoadedDifference]) -> tuple[Difference, ...]:
-    """Return the differences with which no rank may start."""
+    """Return the differences that forbid the start of the ranks."""
     return tuple(one.difference for one in differences if one.severity == "must")
 
 
 def in_words(differences: Sequence[LoadedDifference], node: str) -> tuple[str, ...]:
-    """Return lines for the log."""
+    """Return the differences as lines for the log."""
     return tuple(
         f"hpcenv: node {node}: {d.difference.field} ({d.severity}): locked {d.difference.locked}, "
         f"loaded {d.difference.found}" + (f"; {d.difference.note}" if d.difference.note else "")
@@ -99,7 +99,7 @@ def _locked(manifest: Manifest) -> dict[str, str]:
 
 
 def _difference(name: str, locked: Mapping[str, str], expected: str, copy: Mapping[str, Any]) -> Difference | None:
-    """Return how a mapped file differs from the locked library; None if it does not."""
+    """Return how a mapped file differs from the locked library; None if they do not differ."""
     origin = locked[f"libs.{name}.origin"]
     version = _version(name, copy.get("numbers"))
     real, build_id = str(copy.get("real", "")), str(copy.get("build-id", ""))

@@ -18,20 +18,21 @@ from hpcenv.records.checks import CheckOutcome
 from hpcenv.records.facts import Network
 from hpcenv.records.manifest import Manifest
 
-# NCCL's RAS threads listen here (NCCL user guide, RAS, 2.24 and newer).
+# The port on which NCCL's RAS threads listen (NCCL user guide, RAS, 2.24 and newer).
 _RAS_PORT = 28028
-# A port outside of every ephemeral range and of every well-known service: the first node most likely does not
-# listen there, and refuses. A refusal is an answer; a firewall gives none, or says that the host is unreachable.
+# A port that is in no ephemeral range and belongs to no well-known service. Most likely the first node does not listen
+# on it, and refuses the connection. A refusal is an answer. A firewall gives no answer, or says that the host is
+# unreachable.
 _PORT = 20998
-# A packet that is lost when all nodes of a job ask the first one at once is sent again after 1 s and after 3 s
-# (RFC 6298, section 2: the initial timeout is 1 s, and doubles): that is not a firewall.
+# All nodes of a job connect to the first node at the same time, so packets can be lost without a firewall. The kernel
+# sends such a packet again after 1 s and after 3 s (RFC 6298, section 2: the initial timeout is 1 s, and doubles).
 _CONNECT_SECONDS = 4.0
 # When one address has answered, the other addresses get only a little time.
 _MORE_SECONDS = 0.1
 
 
 def check_network(manifest: Manifest, place: ThisNode, network: Network) -> Iterator[CheckOutcome]:
-    """Yield the outcomes about the network; they matter for jobs with several nodes."""
+    """Yield the outcomes about the network. Some of these checks run only in jobs with several nodes."""
     yield _own_name(manifest)
     yield _named_port(manifest, place)
     yield _ras_port(manifest)
@@ -49,7 +50,7 @@ def _one_machine(manifest: Manifest) -> str:
 
 
 def _own_name(manifest: Manifest) -> CheckOutcome:
-    """Look whether this node's own name leads to loopback, as Debian's installer writes it (127.0.1.1)."""
+    """Check whether this node's own name resolves to loopback. Debian's installer writes such an entry (127.0.1.1)."""
     name, why = "net.loopback", _one_machine(manifest)
     if why:
         return _not_run(name, why)
@@ -71,7 +72,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _named_port(manifest: Manifest, place: ThisNode) -> CheckOutcome:
-    """Look whether a port that the user chose is free on the first node; hpcenv itself only chooses a free port."""
+    """Check whether a port that the user chose is free on the first node. hpcenv itself chooses only free ports."""
     name = "net.port"
     setting = next((one for one in manifest.settings if one.name == "MASTER_PORT"), None)
     if setting is None or not setting.value.isdecimal() or int(setting.value) > 65535:
@@ -100,7 +101,7 @@ def _ras_port(manifest: Manifest) -> CheckOutcome:
 
 
 def _first_node_answers(manifest: Manifest, place: ThisNode, network: Network) -> CheckOutcome:
-    """Connect to the first node at a port on which nothing listens: each answer shows that packets arrive."""
+    """Connect to the first node on a port on which nothing listens. Any answer shows that packets arrive."""
     name, why = "net.reach", _one_machine(manifest)
     if why or place.rank == 0:
         return _not_run(name, why or "this is the first node")
@@ -118,7 +119,7 @@ _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Connect to several addresses at once; return the addresses that answer, and why the other addresses do not."""
+    """Connect to several addresses at once. Return the addresses that answer, and why the other addresses do not."""
     waiting: dict[int, tuple[str, socket.socket]] = {}
     ended: dict[str, int] = {}
     for address in addresses:
@@ -134,7 +135,8 @@ def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple
     until = time.monotonic() + seconds
     while waiting:
         left = until - time.monotonic()
-        # Also after the limit: on a busy node an answer may have arrived before this process had time to see it.
+        # This runs once more after the limit: on a busy node, an answer may have arrived that this process has not
+        # seen.
         ready = _ended(waiting, max(left, 0.0))
         for descriptor in ready:
             address, opened = waiting.pop(descriptor)
@@ -157,7 +159,7 @@ def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple
 
 
 def _ended(waiting: Iterable[int], seconds: float) -> list[int]:
-    """Return the descriptors whose connection is made or refused; wait for the first descriptor, `seconds` at most."""
+    """Wait until a connection is made or refused, at most `seconds`. Return the descriptors of all such connections."""
     some = select.poll()
     for descriptor in waiting:
         some.register(descriptor, select.POLLOUT)

@@ -1,6 +1,6 @@
 """Checks of the PCI bus between GPUs and RDMA adapters: does the IOMMU, or access control, send transfers to the CPU?
 
-Runs on: COMPUTE NODE. Standard library only; no privilege. Values that only root may read are unknown.
+Runs on: COMPUTE NODE. Standard library only. The checks need no privilege; values that only root may read are unknown.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hpcenv.records.network import Fabric
 
 _DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# linux, sysfs-kernel-iommu_groups: domains that translate addresses.
+# Types of IOMMU domains that translate addresses (Linux, sysfs-kernel-iommu_groups).
 _TRANSLATES = ("DMA", "DMA-FQ")
-# PCI Express Base Specification 5.0: capability 0x10, extended capability 0x000d; bits of the ACS control register
-# that send requests and completions between devices to the CPU; port types.
+# From the PCI Express Base Specification 5.0: the ids of capability 0x10 and of extended capability 0x000d; the bits of
+# the ACS control register that send requests and completions between devices to the CPU; the type of a switch's port.
 _EXPRESS, _ACS = 0x10, 0x0D
 _REDIRECTS = 0x4 | 0x8
 _SWITCH_PORT = 6
@@ -30,8 +30,8 @@ def check_pci(fabric: Fabric | None, tree: HostTree, *, machine: str = "") -> It
 
     Args:
         fabric: GPUs and adapters of the node; None if they could not be read.
-        tree: folder of the host's files.
-        machine: `uname -m`; empty means this machine.
+        tree: the files of the host.
+        machine: the output of `uname -m`; empty for this machine.
     """
     names = ("pci.iommu", "pci.acs")
     if fabric is None:
@@ -81,7 +81,7 @@ def _iommu(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
 
 
 def _acs(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
-    """Look at the ports of PCI switches above the devices: between root ports, all data go through the CPU anyway."""
+    """Check the ports of PCI switches above the devices. Data between root ports always go through the CPU."""
     name = "pci.acs"
     bridges = dict.fromkeys(bridge for bus in buses for bridge in _bridges(bus, tree))
     if not bridges:
@@ -98,7 +98,7 @@ def _acs(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
 
 
 def _bridges(bus: str, tree: HostTree) -> list[str]:
-    """Return the bridges above a device without the root port, which is the first bridge."""
+    """Return the bridges above a device. The first bridge is the root port, and is left out."""
     above = [part for part in tree.resolved(f"{_DEVICES}/{bus}").split("/") if _ADDRESS.fullmatch(part)]
     return above[1:-1]
 

@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-A file system that hangs keeps each process that touches it. So a child process looks at each folder, with a time limit;
-this process never waits longer, even if the child survives SIGKILL (state D). A folder that hangs is not touched again.
+A file system that hangs blocks each process that uses it. So a child process looks at the folders, with a time limit.
+This process never waits longer, even if the child survives SIGKILL (state D), and does not use a folder that hangs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from hpcenv.records.checks import CheckOutcome, CheckState
 from hpcenv.records.manifest import Manifest
 from hpcenv.text import plural
 
-# argv: `write=FOLDER` or `look=FOLDER` for each folder, `lustre=ROOT` or `gpfs=ROOT` for a kind of file system, with
-# the folder that has proc and sys. Each has its own thread: a folder that hangs keeps no other one. Prints a line of
-# JSON for each that answers.
+# The child process. Its arguments are `write=FOLDER` or `look=FOLDER` for each folder, and `lustre=ROOT` or `gpfs=ROOT`
+# for a kind of file system (ROOT contains proc and sys). Each argument has its own thread, so that a folder that hangs
+# does not block the others. The child prints a line of JSON for each argument that got an answer.
 _CHILD = """\
 import glob, json, os, sys, threading, time
 lock = threading.Lock()
@@ -105,7 +105,7 @@ _FULL_BYTES = 64 * 2**20
 _FULL_FILES = 100
 _LITTLE_BYTES = 2**30
 _SKEW_SECONDS = 2.0
-# Kinds of file systems, named as in mounts, whose client reports its health.
+# Kinds of file systems whose client reports its health, with their names in /proc/self/mountinfo.
 _WATCHED = ("lustre", "gpfs")
 # States of a Lustre connection that need no action (Lustre Operations Manual, import).
 _CONNECTED = ("FULL", "IDLE")
@@ -117,10 +117,11 @@ class FolderAnswer:
 
     Attributes:
         hangs: whether no answer came within the time limit.
-        problem: why it could not be used; empty if it could.
-        free: bytes that this user may still write; None if not known.
-        files: files that it can still hold; None if that is not limited or not known.
-        clock: this node's clock minus the one that stamps its files, in seconds; None if nothing was written.
+        problem: why the folder could not be used; empty if it could.
+        free: bytes that this user may still write; None if unknown.
+        files: how many more files fit into the file system; None if not limited or unknown.
+        clock: this node's clock minus the clock that sets the times of the folder's files, in seconds; None if nothing
+            was written.
     """
 
     hangs: bool = False
@@ -132,14 +133,14 @@ class FolderAnswer:
 
 @dataclass(kw_only=True)
 class FolderLook:
-    """A child process that looks at folders; it is started at once, and its answers are read later.
+    """A child process that looks at folders. It is started at once, and its answers are read later.
 
     Attributes:
         places: the folders.
         written: the folders to which the run writes.
-        child: None if there is nothing to look at, or no child could be started.
+        child: the child process; None if there is no folder to look at, or if the child could not be started.
         kinds: kind of file system (`lustre`, `gpfs`) -> a folder on it.
-        systems: kind of file system -> what the child found of it; complete after `answers`.
+        systems: kind of file system -> what the child found about it. It is complete after a call of `answers`.
     """
 
     places: tuple[str, ...]
@@ -152,7 +153,7 @@ class FolderLook:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answers(self) -> dict[str, FolderAnswer]:
-        """Wait for the answers, at most until the time limit; the second call returns the same."""
+        """Return the answers. The first call waits for them, at most until the time limit."""
         with self._lock:
             if self._answers is None:
                 self._answers = {} if self.child is None else self._wait(self.child)
@@ -177,9 +178,9 @@ class FolderLook:
         return answers
 
     def within(self, path: str) -> Callable[[], None]:
-        """Return a function that refuses a path in a folder that hangs: it would wait as well.
+        """Return a function that raises EnvironmentUnreadable if a path is in a folder that hangs.
 
-        The function raises EnvironmentUnreadable.
+        To read such a path would hang as well.
         """
 
         def require_answer() -> None:
@@ -190,7 +191,7 @@ class FolderLook:
         return require_answer
 
     def hanging(self, path: str) -> str:
-        """Return the folder that hangs and contains a path; empty if no folder does."""
+        """Return the folder that hangs and contains a path; empty if there is no such folder."""
         return next((place for place, one in self.answers().items() if one.hangs and _is_below(path, place)), "")
 
 
@@ -209,11 +210,11 @@ def folders_of(manifest: Manifest, environ: Mapping[str, str]) -> tuple[dict[str
 
 
 def kinds_of(places: Iterable[str], mountinfo: str) -> dict[str, str]:
-    """Return which parallel file systems hold the folders: kind -> the first such folder.
+    """Return the kinds of parallel file systems on which the folders are: kind -> the first folder on it.
 
     Args:
         places: the folders.
-        mountinfo: the text of /proc/self/mountinfo (proc(5)). The file systems themselves are not touched.
+        mountinfo: the text of /proc/self/mountinfo (proc(5)). The file systems themselves are not read.
     """
     mounts = {}
     for line in mountinfo.splitlines():
@@ -231,10 +232,10 @@ def kinds_of(places: Iterable[str], mountinfo: str) -> dict[str, str]:
 
 
 def start(manifest: Manifest, environ: Mapping[str, str], *, root: Path = Path("/")) -> FolderLook:
-    """Start a child that looks at the folders of a run; no child if no checks are requested.
+    """Start a child that looks at the folders of a run. If no checks are requested, no child is started.
 
     Args:
-        root: the folder that has proc and sys.
+        root: the folder that contains proc and sys.
     """
     names, written = folders_of(manifest, environ)
     asked = tuple(names) if manifest.preflight.level != "off" else ()
@@ -252,7 +253,7 @@ def start(manifest: Manifest, environ: Mapping[str, str], *, root: Path = Path("
 
 
 def _read_lines(child: subprocess.Popen[bytes], *, count: int, until: float) -> list[bytes]:
-    """Return the lines of a child until there are enough, or it ends, or the time is over; then end the child."""
+    """Return the lines of a child until there are `count` lines, the child ends, or the time is over. End the child."""
     assert child.stdout is not None
     output = bytearray()
     ready = select.poll()
@@ -292,7 +293,7 @@ def check_places(look: FolderLook, names: Mapping[str, str]) -> Iterator[CheckOu
     broken = [
         f"{names.get(place, 'folder')} {place}: {one.problem}"
         for place, one in answers.items()
-        if one.problem and place in look.written  # the gate compares the others
+        if one.problem and place in look.written  # the gate compares the other folders
     ]
     yield _listed("fs.usable", broken, "", "", fine=plural(len(look.written), "folder"))
     yield from _room(look.written, answers, names)
@@ -372,7 +373,7 @@ def _gpfs(look: FolderLook) -> CheckOutcome:
 
 
 def clock_offset(outcomes: Iterable[CheckOutcome]) -> float | None:
-    """Return this node's clock minus that of the shared file system, as `time.filesystem` found it."""
+    """Return this node's clock minus the clock of the shared file system, from the check `time.filesystem`."""
     for one in outcomes:
         if one.id == "time.filesystem" and one.state in ("fine", "failed"):
             with contextlib.suppress(ValueError):
@@ -381,7 +382,7 @@ def clock_offset(outcomes: Iterable[CheckOutcome]) -> float | None:
 
 
 def _clock(answers: Mapping[str, FolderAnswer]) -> CheckOutcome:
-    """Compare this node's clock with the clock that sets the times of the run folder's files: on NFS, the server's."""
+    """Compare this node's clock with the clock that sets the times of files (on NFS, the clock of the server)."""
     offset = next((one.clock for one in answers.values() if one.clock is not None), None)
     if offset is None:
         return CheckOutcome(id="time.filesystem", state="unknown", found="no file could be written")

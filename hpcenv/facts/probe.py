@@ -22,9 +22,10 @@ from hpcenv.records.network import ImageNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
-    """The fields in a probe's answer, with the names of the lockfile.
+    """The fields in a probe's answer, with the names that a lockfile uses.
 
     Attributes:
+        values: field -> value.
         unknown: field -> why it could not be read.
         unlisted: the newest files that no package lists; see `records.facts.Facts`.
     """
@@ -38,7 +39,7 @@ def read_answer(answer: Mapping[str, Any]) -> Inside:
     """Return the answer of `parse_probe` as fields.
 
     Raises:
-        ValueError: a value has a type that a lockfile cannot hold.
+        ValueError: a value has a type that a lockfile cannot contain.
     """
     values = {name: _as_value(value) for name, value in answer["values"].items()}
     unknown = {name: str(reason) for name, reason in answer["unknown"].items()}
@@ -51,9 +52,10 @@ def read_answer(answer: Mapping[str, Any]) -> Inside:
 
 
 def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return where a package without a digest comes from; for an unknown part, the reason.
+    """Return the source of a package that has no digest, as fields, and the reasons for unknown fields.
 
-    That is the commit, and whether and how its tree was changed; without git, the digest of its files.
+    With git, the source is the commit, whether files differ from the commit, and a digest of the difference. Without
+    git, it is the digest of the package's files.
     """
     tables = (package.get(name) for name in ("git", "direct-url", "files"))
     git, direct, files = (table if isinstance(table, dict) else {} for table in tables)
@@ -74,17 +76,18 @@ def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str
     return values, unknown
 
 
-# An unchecked .pyc (PEP 552) must not replace a module of the standard library in the probe, which reports such files.
+# An unchecked .pyc (PEP 552) must not replace a module of the standard library in the probe. The probe itself reports
+# such files.
 _PROBE_OPTIONS = ("-B", "--check-hash-based-pycs", "always")
 
 
 def _started(environment: Environment) -> list[str]:
-    """Return the option that tells the probe which program was started: it may be a script around Python."""
+    """Return the option that tells the probe which program was started. This may be a script that starts Python."""
     return ["--python", environment.python] if environment.kind == "host" else []
 
 
 def _site(environment: Environment) -> list[str]:
-    """Return the option that names the folder of packages of an overlay: it is outside of the image's Python."""
+    """Return the option that names the folder of an overlay's packages, because the image's Python does not know it."""
     overlay = environment.overlay
     return ["--site", overlay.target] if overlay is not None and overlay.use == "packages" else []
 
@@ -94,7 +97,7 @@ def _since(since: int | None) -> list[str]:
 
 
 def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
-    """Return the libraries of the environment that NCCL would use, from the probe's answer; None if not known."""
+    """Return the libraries of the environment that NCCL would use, from the probe's answer; None if unknown."""
     found = answer.get("network")
     if not isinstance(found, dict) or not isinstance(found.get("unread"), list):
         return None
@@ -128,7 +131,7 @@ def _texts(value: object) -> list[object]:
 
 
 def read_look(answer: Mapping[str, Any]) -> Look | None:
-    """Return the state of the hashed files, from the probe's answer; None if it hashed no file."""
+    """Return the state of the hashed files, from the probe's answer; None if the probe hashed no file."""
     look = answer.get("look")
     if not isinstance(look, dict):
         return None
@@ -161,12 +164,12 @@ def run_probe(
     Args:
         probe: the text of the probe program (probe_source.py).
         level: `record`, `full` or `deep`.
-        since: for a second look, the latest change that the first one saw.
+        since: for a second look, the time of the latest change that the first look saw (`Look.newest`).
         environment, environ, seconds, variables, passed, image, pass_fds, binds, data: as for `run_text`.
 
     Raises:
-        HpcenvError: it could not be started or did not end in time.
-        ValueError: its output is not a record of the probe.
+        HpcenvError: the probe could not be started, or did not end in time.
+        ValueError: the output of the probe is not a record of the probe.
     """
     words = [*_started(environment), *_site(environment), *_since(since)]
     output = run_text(
@@ -199,28 +202,28 @@ def run_text(
     binds: tuple[Bind, ...] = (),
     data: tuple[Bind, ...] = (),
 ) -> str:
-    """Run a Python program inside an environment, which is entered in the same way as for the ranks; return its output.
+    """Run a Python program inside an environment, started in the same way as the ranks, and return its output.
 
     Args:
-        environment: the environment to enter.
-        environ: the environment of this process.
-        text: the program; nothing has to be mounted for it.
-        words: its arguments.
+        environment: the environment in which the program runs.
+        environ: the environment variables of this process.
+        text: the text of the program. It is sent through stdin, so no file has to be mounted.
+        words: the arguments of the program.
         seconds: time limit.
         variables: variables that will be set for the ranks.
-        passed: names of variables of the job that the ranks will see as well.
-        image: path of the SIF if not the environment's own, with `pass_fds` for an open one.
+        passed: names of variables of the job that the ranks will also see.
+        image: path of the SIF; None for the SIF of `environment`. For an open file, `pass_fds` has its descriptor.
         binds: folders that the ranks will see and that may hide parts of the image.
-        data: copies of data folders, which win over all other binds.
+        data: binds of copied data folders. They replace other binds with the same target.
 
     Raises:
-        HpcenvError: it could not be started or did not end in time.
+        HpcenvError: the program could not be started, or did not end in time.
     """
     with tempfile.TemporaryDirectory(prefix="hpcenv-probe-", ignore_cleanup_errors=True) as home:
         entry = build_start_command(
             environment,
             [environment.python, *_PROBE_OPTIONS, "-", *words],
-            # A folder that exists in every image.
+            # This folder exists in every image.
             workdir="/",
             variables=variables or {},
             inherited=environ,
@@ -243,7 +246,7 @@ def run_text(
 
 
 def parse_probe(text: str, *, level: str) -> dict[str, Any]:
-    """Return the probe's record: the last line of its output.
+    """Return the probe's record, which is the last line of its output.
 
     Raises:
         ValueError: the output has no record, or the record has another schema or level, or lacks a part.

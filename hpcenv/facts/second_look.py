@@ -1,7 +1,7 @@
 """A second look at a host environment, when the run ends.
 
-Runs on: COMPUTE NODE. The check step hashes every file before the training. Size and times show
-whether one of them changed while the training ran; only what changed is read again.
+Runs on: COMPUTE NODE. The check step hashes every file before the training. The size and the times of a file show
+whether it changed during the training. Only changed files are read again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcenv.facts.probe import read_look, run_probe
 from hpcenv.records.facts import Facts, Look
 from hpcenv.records.manifest import Manifest
 
-# The look itself takes a second or two; a job that ends sooner than this needs its time for other work.
+# The look itself takes a second or two. If the job ends in less than this time, the look is left out.
 SECONDS_NEEDED = 90.0
 _SECONDS = 60.0
 
@@ -26,8 +26,8 @@ class SecondLook:
     """The result of a second look.
 
     Attributes:
-        changed: the files that changed, at most 20, and how many more.
-        skipped: why it was not done; empty if it was done, or is not needed.
+        changed: at most 20 files that changed, then the number of further files.
+        skipped: why there was no second look; empty if there was one, or if none is needed.
     """
 
     changed: tuple[str, ...] = ()
@@ -40,8 +40,8 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
     Args:
         manifest: the run.
         facts: what the check step of this attempt found on this node.
-        environ: the environment of the step.
-        asked: whether the job was asked to end.
+        environ: the environment variables of the step.
+        asked: whether the job was asked to end; there is no time for a second look then.
     """
     if manifest.environment.kind != "host" or manifest.probe_level == "record":
         return SecondLook()
@@ -75,16 +75,16 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
 
 
 def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
-    """Return lines for the log; skipped looks are only in the report."""
+    """Return lines for the log. A skipped look is named only in the report, not in the log."""
     if look.changed:
         return (f"hpcenv: node {node}: the environment changed while it ran: {', '.join(look.changed)}",)
     return ()
 
 
 def _named(look: Mapping[str, object], first: Look, added: int) -> tuple[str, ...]:
-    """Return the changed files, or that some are missing. No file is named if each was only written again.
+    """Return the changed files, or how many files are missing. A file whose content is unchanged is not named.
 
-    A file that could not be opened the first time, either, did not change.
+    A file that could not be opened at the first look either does not count as changed.
     """
     names, count = look.get("changed"), look.get("count")
     told = [str(name) for name in names] if isinstance(names, list) else []
@@ -96,5 +96,5 @@ def _named(look: Mapping[str, object], first: Look, added: int) -> tuple[str, ..
 
 
 def _is_near(end: str) -> bool:
-    """Return whether Slurm ends the job soon (SLURM_JOB_END_TIME, Slurm 22.05 and newer)."""
+    """Return whether Slurm will end the job soon (from SLURM_JOB_END_TIME, Slurm 22.05 and newer)."""
     return end.isdecimal() and int(end) - time.time() < SECONDS_NEEDED

@@ -1,7 +1,7 @@
-"""Which hub the user works with, and the token for it: the values that the hub's library would use.
+"""Find the hub that the user works with, and the token for it: the values that the hub's library would use.
 
 Runs on: LOGIN NODE. The names of the variables and their order are taken from huggingface_hub 2.4 (constants.py,
-utils/_auth.py). A project cannot name a hub: its author would get the token of the reader.
+utils/_auth.py). A project cannot name a hub, because the project's author could then get the tokens of other users.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HubAccess:
         endpoint_origin: where the address comes from, for messages.
         token: the token; empty if not known.
         token_origin: where the token comes from, or why no token is known.
-        ca_file: PEM file of certificates to trust instead of the library's certificates; empty to trust the latter.
-        xet: use Xet, the library's faster transfer: HF_HUB_DISABLE_XET says explicitly that it is not off.
+        ca_file: PEM file of certificates to trust; empty to trust the certificates of the library.
+        xet: whether to use Xet, the library's faster transfer; only if HF_HUB_DISABLE_XET has a false value such as 0.
     """
 
     endpoint: str
@@ -72,9 +72,9 @@ def _address(endpoint: str) -> SplitResult:
     """Return the parts of a hub's address.
 
     Raises:
-        UsageError: it is not an address, or has more than scheme, host, port and path.
+        UsageError: the text is not an address, or has more than scheme, host, port and path.
     """
-    # `urlsplit` removes line ends and tabs, and the requests would not.
+    # `urlsplit` removes line ends and tabs, but the requests would still contain them.
     usable = _PRINTABLE.fullmatch(endpoint) is not None and not {"@", "?", "#", "\\"}.intersection(endpoint)
     try:
         address = urlsplit(endpoint)

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. Needs the extra `hub`, and loads its library (0.3 s), so import it only where a hub is contacted.
 
 huggingface_hub 2.4 sends the requests, repeats them, and continues a download that breaks. This module adds the hooks
-that check each request (hub/guard.py), and explains errors. hub/fetch.py compares the files that arrived: the library
-checks only the size of a file. Docs/decisions/0036 says what else was tried.
+that check each request (hub/guard.py), and explains errors. hub/fetch.py compares the digests of the files that
+arrived, because the library checks only their sizes. docs/decisions/0036 says what else was tried.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ _UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class HubClient:
-    """A connection to a hub. The library has one HTTP client for a process; it is this one until `close`.
+    """A connection to a hub.
+
+    The library uses one HTTP client for the whole process. Until `close`, this is the client that is made here.
 
     Args:
         access: hub and token.
-        timeout: seconds until an answer begins, and between two parts of it.
+        timeout: seconds until an answer begins, and between two parts of an answer.
     """
 
     def __init__(self, access: HubAccess, *, timeout: float = 30.0) -> None:
@@ -63,7 +65,8 @@ class HubClient:
         self._api = HfApi(
             endpoint=access.endpoint, token=self._token, library_name="hpcenv", library_version=VERSION
         )  # fmt: skip
-        # Its warnings quote addresses, which a storage signs; it would draw bars beside those of hpcenv.
+        # The library's warnings quote signed addresses of a storage, and its progress bars would disturb those of
+        # hpcenv.
         logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
         disable_progress_bars()
         try:
@@ -89,7 +92,7 @@ class HubClient:
         """Return the commit that a branch, tag or commit names now.
 
         Raises:
-            DataUnavailable: the hub does not know it, refuses it, or cannot be reached.
+            DataUnavailable: the hub does not know the revision, refuses access, or cannot be reached.
         """
         with self._explained(wanted):
             found = self._api.repo_info(wanted.name, revision=wanted.revision, repo_type=wanted.kind)
@@ -102,7 +105,7 @@ class HubClient:
         """Return the files of a commit, sorted by path.
 
         Raises:
-            DataUnavailable: as `resolve_commit`; or a name or a size cannot be used.
+            DataUnavailable: see `resolve_commit`; or the hub lists a name or a size that cannot be used.
         """
         return repository_files.parse_entries(self._entries(wanted), origin=f"`{wanted}`")
 
@@ -127,15 +130,15 @@ class HubClient:
         self._guard.stopped = True
 
     def download(self, wanted: HubReference, file: HubFile, part: Path) -> Path:
-        """Download a file, or what is still missing of it; return its path. Its size is not compared.
+        """Download a file, or the part of it that is still missing; return the file's path. The size is not compared.
 
         Args:
             wanted: the repository and the commit.
-            file: its path and size.
+            file: the path and size of the file.
             part: path of the partial file; a download continues it. Xet writes to a folder beside it.
 
         Raises:
-            DataUnavailable: the hub refuses it or cannot be reached.
+            DataUnavailable: the hub refuses the request or cannot be reached.
             OSError: the folder cannot be written to.
         """
         if self._access.xet:
@@ -156,7 +159,7 @@ class HubClient:
                     with self._explained(wanted, last=pause is None):
                         http_get(url, target, resume_size=target.tell(), headers=headers, expected_size=file.size)
                 except OSError as error:
-                    # An error without a number: the size is not the expected one. The caller compares the digest.
+                    # An error without a number means a wrong size. Ignore it, because the caller compares the digest.
                     if error.errno is not None:
                         raise
                 return part
@@ -174,10 +177,11 @@ class HubClient:
 
     @contextlib.contextmanager
     def _explained(self, wanted: HubReference, *, last: bool = True) -> Iterator[None]:
-        """Turn the errors of the library into ours.
+        """Turn the errors of the library into hpcenv's errors.
 
         Args:
-            last: whether this is the last attempt; if not, `_CannotNow` is raised if a further attempt may succeed.
+            last: whether this is the last attempt. Before the last attempt, `_CannotNow` is raised if a further attempt
+                may succeed.
         """
         try:
             yield

@@ -1,12 +1,12 @@
-"""Download files of a hub into its folder of blobs: in parallel, continued after an interruption, compared at the end.
+"""Download files of a hub into the folder of blobs: in parallel, resumable, and compared with their digests.
 
 Runs on: LOGIN NODE.
 
     FOLDER/sha256/HEX, FOLDER/git-sha1/HEX          a complete file, mode 0444, named by its digest
     FOLDER/parts/models--ORG--NAME/HEX.part         a partial file; the next call continues it
 
-The caller holds the lease of the repository, so one process writes to a part. A part gets its name among the complete
-files by rename, after it was read and its digest compared.
+The caller holds the lease of the repository, so only one process writes to a part. A finished part is read, and its
+digest is compared; then it is renamed to its name among the complete files.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def read_digest(path: Path, file: HubFile, *, on_event: OnEvent = ignore) -> str
         on_event: function that gets the progress.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     algorithm = file.digest.partition(":")[0]
-    # git-hash-object(1): the name of a file covers its kind and its size. git names, it does not sign.
+    # git's digest of a file also covers its kind and size (git-hash-object(1)). It is a name, not a signature.
     in_git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     digest = hashlib.sha256() if algorithm == "sha256" else in_git
     done = 0
@@ -82,7 +82,7 @@ def download_all(
     there = sum(path.stat().st_size for path in parts.glob("*.part"))
     client.begin_files(need)
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="hub") as pool:
-        # Large files come first: they take longest.
+        # Begin with large files, because they take longest.
         ordered = sorted(files, key=lambda one: -one.size)
         left = {pool.submit(_download, file, client, wanted, place, parts) for file in ordered}
         try:
@@ -99,7 +99,7 @@ def download_all(
 
 
 def _download(file: HubFile, client: HubClient, wanted: HubReference, place: Path, parts: Path) -> None:
-    """Download one file, a second time if its bytes are wrong: the partial file may have been damaged."""
+    """Download one file; try a second time if its bytes are wrong, because the partial file may have been damaged."""
     blob, received = blob_path(place, file.digest), ""
     part = parts / f"{blob.name}.part"
     if part.exists() and (part.stat().st_size > file.size or not os.access(part, os.W_OK)):

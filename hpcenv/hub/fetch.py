@@ -2,10 +2,10 @@
 
 Runs on: LOGIN NODE.
 
-The hub's library downloads (hub/client.py). Every file is then read and compared with the digest that the hub lists for
-it: the SHA-256 of a file in LFS, git's SHA-1 of all other files. After an interruption the next call continues with the
-files that are there; those are read and hashed again, because another program may have changed them. When the folder is
-complete, it gets its name by a rename.
+The hub's library downloads the files (hub/client.py). Every file is then read and compared with the digest that the hub
+lists for it: the SHA-256 of a file in LFS, git's SHA-1 of all other files. After an interruption the next call
+continues with the files that exist. These files are read and hashed again, because another program may have changed
+them. A complete folder is renamed to its final name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FetchedTree:
         path: folder with the files.
         files, size: number of files, and their bytes together.
         fetched: bytes that were downloaded by this call.
-        already: whether it was already complete, and no check found a change.
+        already: whether the repository was already complete in the store, and no check found a change.
     """
 
     hub: str
@@ -68,7 +68,7 @@ def resolve(wanted: HubReference, access: HubAccess) -> str:
     """Return the commit that a branch or tag of a repository names now.
 
     Raises:
-        DataUnavailable: the hub refuses it or cannot be reached.
+        DataUnavailable: the hub refuses the request or cannot be reached.
         ToolMissing: the hub's library is not installed.
     """
     with closing(_open_client(access)) as client:
@@ -98,15 +98,16 @@ def fetch(
     check: bool = False,
     on_event: OnEvent = ignore,
 ) -> FetchedTree:
-    """Bring a repository at a commit into the store, unless it is there.
+    """Fetch a repository at a commit into the store, if the store does not have it.
 
     Args:
-        wanted: its revision is a commit.
-        patterns: which files; empty for all.
+        wanted: the repository; its revision must be a commit.
+        patterns: patterns of the files to fetch; empty for all files.
         check: whether to read and hash all existing files; else only their sizes and times are compared.
 
     Raises:
-        DataUnavailable: the hub refuses it, cannot be reached, or sends different bytes than it lists.
+        DataUnavailable: the hub refuses a request, cannot be reached, or sends bytes that do not have the listed
+            digest.
         FileUnusable: the store cannot be written to, or has too little space.
         ToolMissing: the hub's library is not installed.
     """
@@ -120,7 +121,7 @@ def fetch(
         store.lease(name, purpose=purpose, timeout=_WAIT_SECONDS, on_event=on_event),
         closing(_open_client(access)) as client,
     ):
-        # Another call may have fetched it in the meantime. A container may have bound its folder already.
+        # Another call may have fetched the repository in the meantime, and a container may already use the folder.
         there = _look(tree, check=check, on_event=ignore)
         if there is not None:
             return _fetched(tree, there, fetched=0, already=True)
@@ -143,7 +144,7 @@ def _fetched(tree: HubTree, record: TreeRecord, *, fetched: int, already: bool) 
 
 
 def _look(tree: HubTree, *, check: bool, on_event: OnEvent) -> TreeRecord | None:
-    """Return the record of a complete tree in which no check finds a change."""
+    """Return the record of a tree if the tree is complete and no check finds a change in it."""
     record = trees.read_record(tree)
     return record if record is not None and _is_unchanged(tree, record, check=check, on_event=on_event) else None
 
@@ -175,7 +176,7 @@ def _list_files(
     wanted: HubReference, patterns: Sequence[str], client: HubClient, on_event: OnEvent
 ) -> tuple[HubFile, ...]:
     on_event(Event(phase="resolve", what=str(wanted)))
-    # The library repeats requests for a list during half a minute; this request fails at once, and says why.
+    # The library repeats a failed request for a list during half a minute. This request fails at once, and says why.
     client.resolve_commit(wanted)
     return repository_files.select(client.list_files(wanted), patterns, origin=f"`{wanted}`")
 
@@ -215,10 +216,10 @@ def _remove_old_parts(folder: Path, on_event: OnEvent) -> None:
 
 
 def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFile]) -> None:
-    """Check that `need` bytes fit into `place`, and also the files of the tree if they cannot be links.
+    """Check that `need` bytes fit into `place`, and also copies of the tree's files if hard links do not work.
 
     Raises:
-        FileUnusable: less is free, or the user's quota leaves less.
+        FileUnusable: too little space is free, or the user's quota leaves too little.
     """
     purpose = f"fetch `{tree.wanted}`"
     folder = tree.folder.parent
@@ -268,10 +269,10 @@ def _is_sound(path: Path, file: HubFile, on_event: OnEvent) -> bool:
 
 
 def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeRecord:
-    """Make the folder of a tree under a temporary name, then rename it; return its record.
+    """Make the folder of a tree under a temporary name, then rename the folder; return the tree's record.
 
     Raises:
-        OSError: the file system refuses it.
+        OSError: the file system refuses an operation.
     """
     parent = _make_folder(tree.folder.parent, store)
     _remove_abandoned(parent)
@@ -286,8 +287,8 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
             _link(blob_path(place, file.digest), target)
             made.append(_recorded(file, target))
         record = TreeRecord(hub=str(tree.wanted), patterns=tree.patterns, files=tuple(made))
-        # Before the folder: a call that begins in between must not find a folder without a record. All
-        # calls write the same record, and a folder that does not fit it is fetched again.
+        # Save the record before the folder gets its name, because a call that begins in between must not find a folder
+        # without a record. All calls write the same record, and a folder that does not fit the record is fetched again.
         save_record(record, tree.record)
         _put_in_place(aside, tree)
     finally:
@@ -296,10 +297,10 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
 
 
 def _put_in_place(aside: Path, tree: HubTree) -> None:
-    """Give a complete folder its name; at no moment are old and new files mixed.
+    """Give a complete folder its name; old and new files are never mixed.
 
     Raises:
-        OSError: the file system refuses it.
+        OSError: the file system refuses an operation.
     """
     old = aside.with_name(f"{aside.name}.old")
     with suppress(FileNotFoundError):
@@ -333,7 +334,7 @@ def _recorded(file: HubFile, path: Path) -> TreeFile:
 
 
 def _make_folder(path: Path, store: Store) -> Path:
-    """Make a folder and those above it with the modes of the store, whatever the umask is."""
+    """Make a folder and its missing parent folders with the modes of the store, independent of the umask."""
     missing = []
     place = path
     while not place.is_dir():

@@ -1,4 +1,4 @@
-"""Which requests the hub's library may send, and how much of an answer it reads: hooks of its HTTP client.
+"""Hooks of the HTTP client of the hub's library, which limit the requests that it sends and the bytes that it reads.
 
 Runs on: LOGIN NODE. Needs the extra `hub`.
 
@@ -19,7 +19,8 @@ import httpx2
 from hpcenv.errors import DataUnavailable
 from hpcenv.image.registry.refusals import one_line
 
-# The hub sends 1000 entries in a page. 100,000 files (hub/repository_files.py) and their folders need fewer pages.
+# The hub sends 1000 entries in a page. 100,000 files (hub/repository_files.py) and their folders need fewer pages than
+# this.
 MOST_PAGES = 300
 _MOST_BYTES = 64 << 20
 _LONGEST_PAUSE = 10
@@ -31,11 +32,11 @@ class Guard:
 
     Args:
         endpoint: address of the hub.
-        timeout: seconds until an answer begins, and between two parts of it.
+        timeout: seconds until an answer begins, and between two parts of an answer.
 
     Attributes:
-        files: whether files are downloaded now; they may come from a storage on a different host. If not, the hub
-            itself answers with documents.
+        files: whether files are downloaded now. Files may come from a storage on a different host, but all other
+            answers must come from the hub itself.
         left: how many bytes of all files together, or of one document, may still arrive.
         stopped: whether all downloads must end.
     """
@@ -50,10 +51,10 @@ class Guard:
         self._lock = threading.Lock()
 
     def on_request(self, request: httpx2.Request) -> None:
-        """Judge a request before it is sent, also one that follows a redirect.
+        """Check a request before it is sent; requests that follow a redirect are checked too.
 
         Raises:
-            DataUnavailable: it is not sent.
+            DataUnavailable: the request must not be sent.
         """
         if self.stopped:
             raise Stopped
@@ -82,10 +83,10 @@ class Guard:
             )
 
     def on_response(self, response: httpx2.Response) -> None:
-        """Let the body of an answer be read through `arrived`.
+        """Count the bytes of an answer's body with `arrived`, while the library reads them.
 
         Raises:
-            DataUnavailable: it is compressed, although compression was not requested.
+            DataUnavailable: the answer is compressed, although compression was not requested.
         """
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise self.refused("it is compressed, although hpcenv asks for none that is")
@@ -101,7 +102,7 @@ class Guard:
         """Count bytes that arrived.
 
         Raises:
-            DataUnavailable: they are too many.
+            DataUnavailable: too many bytes have arrived.
         """
         if self.stopped:
             raise Stopped
@@ -146,7 +147,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 def _is_internal(host: str) -> bool:
     """Return whether a host is not on the public internet; False if its name does not resolve here.
 
-    If a proxy is used, it resolves the names; an address that is written as a number is still checked.
+    If a proxy is used, the proxy resolves the names, but an address that is written as a number is still checked here.
     """
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}

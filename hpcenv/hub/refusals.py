@@ -1,7 +1,7 @@
-"""What a hub's refusals and network faults mean for a user.
+"""Errors for the user that explain a hub's refusals and network faults.
 
-Runs on: LOGIN NODE. Needs the extra `hub`. No message quotes the token, a request, or the query of an address, which
-a storage signs.
+Runs on: LOGIN NODE. Needs the extra `hub`. No message quotes the token, a request, or the query of an address, because
+this query may contain a signature of a storage.
 """
 
 from __future__ import annotations

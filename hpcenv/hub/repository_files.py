@@ -1,9 +1,10 @@
 """The files of a repository at a commit, as the hub lists them.
 
-Runs on: LOGIN NODE. Pure. The hub's answer is untrusted: names and sizes become paths and downloads.
+Runs on: LOGIN NODE. Pure. The hub's answer is untrusted and must be checked, because its names and sizes become paths
+and downloads.
 
 The entries come from the hub's library (huggingface_hub 2.4, hf_api.py, `RepoFile` and `RepoFolder`): `path`,
-`size`, `blob_id` (git's SHA-1 of the file) and, for files that git does not hold itself, `lfs` with `sha256` of the
+`size`, `blob_id` (git's SHA-1 of the file) and, for files that git does not store itself, `lfs` with `sha256` of the
 content and `size`. The library checks none of the values.
 """
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile, RepoFolder
 
 MOST_FILES = 100_000
-# A file system allows 255 bytes for a name, and a path of 4096; the folders of the store are a part of that path.
+# A file system allows 255 bytes for a name and 4096 for a path, and the path contains the folders of the store too.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 1024
 _MOST_BYTES = 1 << 50
@@ -34,7 +35,7 @@ class HubFile:
     """A file of a repository.
 
     Attributes:
-        path: below the repository; its parts are plain names.
+        path: the path relative to the repository; its parts are plain names.
         digest: `sha256:HEX` for a file in LFS, else `git-sha1:HEX`, which is SHA-1 over `blob SIZE`, a zero byte and
             the content.
         size: in bytes.
@@ -73,10 +74,10 @@ def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> t
 
 
 def select(files: Sequence[HubFile], patterns: Sequence[str], *, origin: str) -> tuple[HubFile, ...]:
-    """Return the files that fit one of the patterns; all without patterns.
+    """Return the files that fit at least one of the patterns; without patterns, return all files.
 
     A pattern matches like `allow_patterns` of huggingface_hub 2.4 (utils/_paths.py, `filter_repo_objects`): `*` also
-    stands for `/`, and a pattern that ends with `/` means all files below.
+    stands for `/`, and a pattern that ends with `/` means all files below this folder.
 
     Raises:
         DataUnavailable: a pattern fits no file, or there are no files.
@@ -117,8 +118,8 @@ def _file(entry: RepoFile, origin: str) -> HubFile:
 def _is_safe(path: str) -> bool:
     """Return whether a path stays below its folder on every file system, and cannot deceive a reader or git.
 
-    A folder `.git` would be a repository whose configuration names programs that git starts; for some file systems,
-    `.GIT` is the same name. A repository of git cannot have such a name, so no real hub lists one.
+    A folder `.git` would be a repository whose configuration names programs that git starts. For some file systems,
+    `.GIT` is the same name. A git repository cannot contain a file with such a name, so no real hub lists it.
     """
     if not path.isprintable() or "\\" in path or len(path.encode("utf-8", "replace")) > _LONGEST_PATH:
         return False

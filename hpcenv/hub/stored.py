@@ -60,5 +60,5 @@ def list_stored(place: StorePlace) -> tuple[StoredTree, ...]:
 
 
 def partial_bytes(place: StorePlace) -> int:
-    """Return the size of the downloads of hub files in a store that are not complete, in bytes."""
+    """Return how many bytes the incomplete downloads of hub files in a store have."""
     return tree.partial_bytes(tree.parts_folder(place.root))

@@ -5,11 +5,11 @@ Runs on: LOGIN NODE.
     STORE/hub/blobs/sha256/HEX, blobs/git-sha1/HEX      the files by content, for all repositories and commits
     STORE/hub/blobs/parts/models--ORG--NAME/...         downloads that are not complete
     STORE/hub/trees/models--ORG--NAME/COMMIT            a folder with the files by their names, hard links to the blobs
-    STORE/hub/trees/models--ORG--NAME/COMMIT.json       what the hub says the folder holds: its record
+    STORE/hub/trees/models--ORG--NAME/COMMIT.json       the folder's record: the files that the hub lists
 
-With `files` in hpcenv.toml the folder has a part of the repository, and its name also has a digest of the patterns.
-Every file has the same time, so that the state of the data is the same on every cluster, and any change of a file shows
-in it.
+With `files` in hpcenv.toml the folder has only a part of the repository, and a digest of the patterns is added to its
+name. Every file has the same time. So the state of the data is the same on every cluster, and it shows any change of a
+file.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class TreeFile:
     """A file of a fetched repository.
 
     Attributes:
-        path: below the folder.
+        path: the path relative to the folder.
         size: in bytes.
-        sha256: of the content.
-        blob: digest that the hub lists for the content.
+        sha256: the SHA-256 of the content.
+        blob: the digest that the hub lists for the content.
     """
 
     path: str
@@ -71,7 +71,7 @@ class TreeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class HubTree:
-    """Where a repository at a commit is in a store; it may not be there yet.
+    """Where a repository at a commit is in a store; the store may not have it yet.
 
     Attributes:
         folder: folder with the files.
@@ -105,12 +105,12 @@ def blobs_folder(root: Path) -> Path:
 
 
 def parts_folder(root: Path) -> Path:
-    """Return the folder of a store with the downloads that are not complete, in a folder for each repository."""
+    """Return a store's folder for incomplete downloads; it has one folder for each repository."""
     return blobs_folder(root) / "parts"
 
 
 def partial_downloads(place: Path) -> Iterator[Path]:
-    """Yield the files of downloads that are not complete, in a folder."""
+    """Yield the files of the incomplete downloads in a folder."""
     for folder, _, names in os.walk(place):
         yield from (Path(folder, name) for name in names)
 
@@ -125,7 +125,7 @@ def partial_bytes(place: Path) -> int:
 
 
 def read_record(tree: HubTree) -> TreeRecord | None:
-    """Return the record of a fetched tree; None if it is missing, or belongs to a different tree."""
+    """Return the record of a fetched tree; None if record or tree are missing, or if they do not belong together."""
     try:
         record = load_record(TreeRecord, tree.record)
     except RecordInvalid:
@@ -180,7 +180,7 @@ def require_unchanged(tree: HubTree, compare: DataCompare) -> DataState:
     """Return the state of a fetched tree.
 
     Raises:
-        DataUnavailable: it is not fetched, or a file differs from what was fetched; the files are named.
+        DataUnavailable: the tree is not fetched, or files differ from what was fetched; the error names the files.
     """
     fetch = Command("hpcenv", "data", "fetch")
     record = read_record(tree)

@@ -2,9 +2,10 @@
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-`hpcenv-bind-v1`: for a file the sha256 of its bytes; for a folder the sha256 of the sorted lines `KIND NUL path NUL
-value`, where the value is the sha256 of a file or the target of a link. Folders count by name, owners, modes and times
-do not count. A link out of the folder is resolved in the container, so only its target counts.
+The digest (`hpcenv-bind-v1`) of a file is the sha256 of its bytes. The digest of a folder is the sha256 of the sorted
+lines `KIND NUL path NUL value`, where the value is the sha256 of a file or the target of a link. Inner folders count
+with their names; owners, modes and times do not count. A link that leads out of the folder is resolved in the
+container, so only its target path counts.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from collections.abc import Iterator, Mapping
 from hpcenv.incontainer.probe.paths import is_below
 from hpcenv.records.files import sha256_at
 
-# A bind that hides files of an image shows code or a library. Data should be bound to a path that the image does not
-# have.
+# These limits are low, because a bind that hides files of an image shows code or a library. Data should be bound to a
+# path that the image does not have.
 LIMIT_BYTES = 2 << 30
 LIMIT_FILES = 50_000
 
 
 def source_of(path: str, sources: Mapping[str, str]) -> tuple[str, str]:
-    """Return the target of the bind that shows a path of the container, and the content there; empty if no bind does.
+    """Return the target of the bind that shows a path of the container, and the path's source; empty if no bind does.
 
     Args:
-        sources: source of each bind, by target.
+        sources: the source of each bind, by the target of the bind.
     """
     target = max((one for one in sources if is_below(path, one)), key=len, default="")
     return target, sources[target] + path[len(target.rstrip("/")) :] if target else ""
@@ -40,8 +41,8 @@ def content_digest(source: str, *, compiled: bool = False) -> str:
         compiled: whether folders `__pycache__` count, as in lockfiles before revision 2.
 
     Raises:
-        OSError: something cannot be read.
-        ValueError: it is neither a file nor a folder, or too large for a digest on each node.
+        OSError: a part of the source cannot be read.
+        ValueError: the source is neither a file nor a folder, or is too large for a digest on each node.
     """
     status = os.stat(source)
     if stat.S_ISREG(status.st_mode):

@@ -1,11 +1,11 @@
-"""Whether this node sees the run's copy of the code as it was submitted.
+"""Check whether this node sees the run's copy of the code as it was submitted.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-The first attempt must find the copy as it was made, and no other file in it. A later attempt must find it as the
-attempt before left it: the script itself may write into the copy. It is unknown whether the script or a person changed
-a module in between, so changes are reported (`left_changed`). If that attempt could not record how it left the copy (a
-node failed), only what Python can import is compared.
+The first attempt must find the copy as it was made, and no other file in it. A later attempt must find the copy as the
+previous attempt left it, because the script itself may write into the copy. It is unknown whether the script or a
+person changed a module during the previous attempt, so changes are reported (`left_changed`). If the previous attempt
+could not record the state of the copy (a node failed), only files that Python can import are compared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from hpcenv.records.run_folder import RunFolder
 
 _SHOWN = 3
 
-# What is compared: everything; of new files only those that Python can import, because lines of `setup` may write
-# others; only the modules that were submitted, because ranks may have begun to write.
+# What is compared. `all`: everything. `new-modules`: of new files, only those that Python can import, because lines of
+# `setup` may write other files. `own-modules`: only the modules that were submitted, because ranks may have begun to
+# write.
 Extent = Literal["all", "new-modules", "own-modules"]
 
 
@@ -54,7 +55,8 @@ def find_digest(source: Source, run: RunFolder, extent: Extent = "all") -> str:
 def left_changed(run: RunFolder) -> tuple[str, ...]:
     """Return the modules that differ from the submission, and were already different at the end of the last attempt.
 
-    A new module counts only in a folder with submitted modules: in its own folders, a script may write anything.
+    A new module counts only in a folder with submitted modules, because a script may write anything into folders that
+    it makes.
 
     Raises:
         RecordInvalid: a record of the copy cannot be read.
@@ -110,11 +112,11 @@ def _added(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, f
 
 
 def _new_files(listed: Listing, source: Source, run: RunFolder) -> Iterator[str]:
-    """Yield the files that Python cannot import, before the first attempt: no rank can have made them yet."""
+    """Yield new files that Python cannot import. Before the first attempt, no rank can have made such files."""
     for path, entry in extras(listed, run):
         # Files that a person added to a shared copy are links in the copy of each run (make_own_copy).
         theirs = source.shared and entry.is_symlink()
-        # An NFS client renames a file so that is open and removed.
+        # An NFS client gives such a name to a file that was removed while it is open.
         silly = entry.name.startswith(".nfs")
         if not (is_importable(path) or entry.is_dir(follow_symlinks=False) or theirs or silly):
             yield path
@@ -149,7 +151,7 @@ def extras(listed: Listing, run: RunFolder) -> Iterator[tuple[str, os.DirEntry[s
 
 
 def note_after(run: RunFolder, *, schema: int, started: float) -> CopyAfterAttempt | None:
-    """Return how the copy differs from its listing now, at the end of an attempt; None if that cannot be read.
+    """Return how the copy differs from its listing now, at the end of an attempt; None if the copy cannot be read.
 
     Args:
         started: when the attempt began; files that did not change since then are not read again.
@@ -201,7 +203,7 @@ def make_own_copy(source: Source, run: RunFolder) -> None:
     Files that a person added to the shared copy later, for example data in an exported folder, appear as links.
 
     Raises:
-        OSError, RecordInvalid: it cannot be copied.
+        OSError, RecordInvalid: the shared copy cannot be copied.
     """
     if not source.shared:
         return

@@ -1,6 +1,6 @@
 """The state of data that a run reads, in a form that can be compared: `[[data]]` of hpcenv.toml.
 
-Runs on: LOGIN NODE, which records it, and COMPUTE NODE, which compares. Standard library only.
+Runs on: LOGIN NODE, which records the state, and COMPUTE NODE, which compares it. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcenv.records.files import sha256_at
 from hpcenv.records.manifest import DataCompare
 from hpcenv.text import plural
 
-# Reading mostly waits and computes little: a parallel file system answers several readers at once.
+# Reading mostly waits for the file system, and a parallel file system answers several readers at once.
 _READERS = 8
 
 
@@ -24,7 +24,7 @@ class DataState:
     """The state of a file or folder.
 
     Attributes:
-        digest: digest over names and sizes; with `size-and-time` also times, with `sha256` also the content.
+        digest: digest over names and sizes; with `size-and-time` also over times, with `sha256` also over the content.
         files: the number of files.
         size: bytes of all files together.
     """
@@ -42,7 +42,7 @@ class DataEntry:
     """A file of data.
 
     Attributes:
-        name: path below the folder; empty if the data are one file.
+        name: the path relative to the folder; empty if the data are one file.
         mtime_ns: time of the last change, in ns since 1970.
         sha256: sha256 of the content; only needed if contents are compared.
     """
@@ -60,7 +60,7 @@ def read_state(path: str, compare: DataCompare, *, folders: bool = False) -> Dat
         folders: whether empty folders count, too, because a folder may be a class of a data set.
 
     Raises:
-        OSError: it does not exist, or a part of it cannot be read.
+        OSError: the file or folder does not exist, or a part of it cannot be read.
     """
     return state_of(read_entries(path, compare, folders=folders), compare)
 
@@ -68,10 +68,10 @@ def read_state(path: str, compare: DataCompare, *, folders: bool = False) -> Dat
 def read_entries(path: str, compare: DataCompare, *, folders: bool = False) -> Iterator[DataEntry]:
     """Yield the files of a file or folder, sorted by name, with what `compare` needs. Symbolic links are followed.
 
-    An empty folder is an entry whose name ends with `/`, without anything else, if `folders` count.
+    If `folders` is true, an empty folder is an entry too. It has only a name, which ends with `/`.
 
     Raises:
-        OSError: as `read_state`.
+        OSError: see `read_state`.
     """
     names = sorted(one for one in _files(path) if folders or not one[0].endswith("/"))
     with ThreadPoolExecutor(_READERS) as readers:

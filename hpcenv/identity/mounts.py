@@ -1,11 +1,11 @@
-"""The mounts in a container in addition to the image, read from its /proc/self/mountinfo. Pure.
+"""Find the mounts that a container has in addition to the image, in the text of its /proc/self/mountinfo. Pure.
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
 A SIF's hash says nothing about mounts over its files. The mounts of a container are compared with the binds that hpcenv
-asked for, and with a table of the mounts that the container runtime itself makes. An administrator can add more (`bind
-path` in apptainer.conf). The remaining mounts are checked in a container without binds (bare_image.py): a mount is a
-finding if it hides files of the image, or lies where Python or the loader look for code.
+asked for, and with a table of the mounts that the container runtime itself makes. An administrator can add more mounts
+(`bind path` in apptainer.conf). The remaining mounts are checked in a container without binds (bare_image.py): a mount
+is a finding if it hides files of the image, or lies where Python or the loader look for code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class MountLine:
 
     Attributes:
         device: `MAJOR:MINOR`.
-        root: the folder or file of that file system which is mounted.
-        target: where it is mounted.
+        root: the folder or file that is mounted, by its path in the file system of the device.
+        target: the path at which it is mounted.
         fs_type: type of the file system.
     """
 
@@ -43,7 +43,7 @@ class RuntimeMount:
         fs_type, root, target: patterns that must match the whole text.
         reason: why the mount is made.
         gpus: whether the mount is made only with --nv or --rocm.
-        same_place: only if the root is the target, so that the image's own files are at their own place.
+        same_place: whether root and target must be equal, so that the image's files are at their own paths.
     """
 
     target: str
@@ -140,7 +140,7 @@ _SQUASHFS = r"squashfs|fuse\.squashfuse(_ll)?"
 
 
 def _shows(mount: MountLine, overlay: Overlay) -> bool:
-    """Return whether this mount shows the root of a squashfs at the squashfs's target."""
+    """Return whether this mount shows the root of a squashfs at the target of the overlay."""
     at_target = mount.target == os.path.normpath(overlay.target)
     return at_target and mount.root == "/" and re.fullmatch(_SQUASHFS, mount.fs_type) is not None
 
@@ -164,7 +164,7 @@ def is_over_overlay(target: str, overlay: Overlay | None) -> bool:
 
 
 def over_overlay(mounts: Sequence[MountLine], overlay: Overlay | None, *, gpus: bool) -> tuple[MountLine, ...]:
-    """Return the mounts at the target of an overlay or below that are not the overlay, whether requested or not.
+    """Return the mounts at or below the target of an overlay, without the overlay itself, whether requested or not.
 
     These mounts hide locked files.
 
@@ -183,7 +183,7 @@ def over_overlay(mounts: Sequence[MountLine], overlay: Overlay | None, *, gpus: 
 
 
 def missing(mounts: Sequence[MountLine], asked: Iterable[Bind], on_node: Sequence[MountLine]) -> tuple[str, ...]:
-    """Return the targets of asked binds that are not mounted, or below another mount (`user bind control = no`)."""
+    """Return the targets of the requested binds that no mount in the container shows (`user bind control = no`)."""
     shown = {(mount.device, mount.root) for mount in mounts}
     return tuple(sorted(bind.target for bind in asked if _placed(os.path.realpath(bind.source), on_node) not in shown))
 
@@ -197,7 +197,7 @@ def _is_asked(
     # The target of a bind may be a link in the image: then the mount has a different target and the same content.
     if place in expected.values():
         return True
-    # What is mounted below a source on the node appears below the target.
+    # Mounts below a source on the node also appear below the target in the container.
     for bind in asked:
         if mount.target.startswith(bind.target.rstrip("/") + "/"):
             below = os.path.realpath(bind.source).rstrip("/") + mount.target[len(bind.target.rstrip("/")) :]
@@ -207,7 +207,7 @@ def _is_asked(
 
 
 def _placed(path: str, on_node: Sequence[MountLine]) -> tuple[str, str] | None:
-    """Return device and path within its file system of a file of the node; None if no mount contains it."""
+    """Return the device of a file of the node, and its path in that file system; None if no mount contains the file."""
     holding = None
     for mount in on_node:  # a later mount hides an earlier one
         if path == mount.target or path.startswith(mount.target.rstrip("/") + "/"):
@@ -219,7 +219,7 @@ def _placed(path: str, on_node: Sequence[MountLine]) -> tuple[str, str] | None:
 
 
 def is_of_runtime(mount: MountLine, *, gpus: bool) -> bool:
-    """Return whether the table explains a mount: the container runtime, or hpcenv's own folders."""
+    """Return whether the table explains a mount, as a mount of the container runtime or a folder of hpcenv."""
     return any(
         re.fullmatch(known.target, mount.target)
         and re.fullmatch(known.fs_type, mount.fs_type)

@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE, and on the login node while locking and planning. Standard library only. Only runs
 with an overlay import this module. docs/decisions/0035 has the reasons.
 
-A squashfs is one file: it is recognised like a SIF (sif_check.py), without reading all of it.
+A squashfs is one file. Like a SIF (sif_check.py), it is recognised without reading all of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def check_file(
     Args:
         descriptor: the open file.
         path: path for the record.
-        known: the identity that was taken together with the full hash; None to hash.
-        records: hashes taken on this machine before; None to hash.
+        known: the identity that was recorded together with the full hash; None if there is no such identity.
+        records: the hashes that were taken on this machine before; None if there are no records.
 
     Raises:
         ImageMismatch: the file changed while it was read.
@@ -36,7 +36,7 @@ def check_file(
 
 
 def identify(descriptor: int, records: sif_check.Records | None) -> tuple[str, SifIdentity | None]:
-    """Return the hash of a squashfs, and its identity for the nodes; None if the file system allows none.
+    """Return the hash of a squashfs, and its identity for the nodes, which is None if the file system allows none.
 
     Raises:
         ImageMismatch: the file is not a squashfs, or changed while it was read.

@@ -2,18 +2,17 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-A SIF is a 128-byte header, a table of descriptors and the objects they point to; the one
-that runs is the primary system partition, a squashfs. Layout: sylabs/sif and
-apptainer/sif v2 (`pkg/sif/sif.go`, `descriptor.go`; format version "01", unchanged since
-2018), checked on files of Apptainer 1.4.5. Everything is little endian and packed.
+A SIF has a 128-byte header, a table of descriptors, and the objects that the descriptors point to. The object that runs
+is the primary system partition, a squashfs. The layout is taken from sylabs/sif and apptainer/sif v2 (`pkg/sif/sif.go`,
+`descriptor.go`; format version "01", unchanged since 2018), and was checked on files of Apptainer 1.4.5. Everything is
+little endian and packed.
 
 The file is untrusted input: every count, offset and size is checked against the file's
-real size before it is used. Two kinds of error tell "wrong" from "cannot tell":
-`ImageMismatch` when the bytes are not a whole SIF, `EnvironmentUnreadable` when the
-operating system does not let us read them.
+real size before it is used. There are two kinds of error: `ImageMismatch` means that the bytes are not a complete SIF,
+and `EnvironmentUnreadable` means that the operating system does not let us read them.
 
-Functions take a path or an open file descriptor; a descriptor's position is not moved, so
-the very file that was checked can be run through `/proc/self/fd/N`.
+Functions take a path or an open file descriptor, so the very file that was checked can be run through
+`/proc/self/fd/N`. The position of a descriptor does not change.
 """
 
 from __future__ import annotations
@@ -63,17 +62,17 @@ _VERSION = b"01\0"
 # Apptainer writes a table of 48 descriptors; a signed image with many objects stays far below this.
 _MOST_DESCRIPTORS = 4096
 _OBJECT_LIMIT = 16 * 1024 * 1024
-# Where Apptainer 1.4.5 puts things: the table behind the first page with room for 48
-# objects, the objects behind it, the squashfs at a page's begin.
+# The layout that Apptainer 1.4.5 writes: after the first page, the table with room for 48 objects; then the objects;
+# then the squashfs, which begins at a page boundary.
 _LAUNCH = b"#!/usr/bin/env run-singularity\n"
 _TABLE_AT = 4096
 _TABLE_ROWS = 48
 _PAGE = 4096
 _FIRST_SQUASHFS = 40960
-# Space that is left for signatures and other objects that `apptainer sif add` may put there later.
+# hpcenv writes at most this many objects, so `apptainer sif add` can add signatures and other objects later.
 _MOST_WRITTEN = 16
 _IN_DEFAULT_GROUP = 0xF0000001
-# The name of the object in which a SIF carries its lockfile.
+# The name of the object that contains the lockfile of a SIF.
 EMBEDDED_LOCK = "hpcenv.lock.toml"
 _CHUNK = 1024 * 1024
 
@@ -128,7 +127,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Object:
-    """One object of a SIF; `position` is where its descriptor lies in the file."""
+    """One object of a SIF; `position` is the position of its descriptor in the file."""
 
     id: int
     kind: str
@@ -182,15 +181,15 @@ class Superblock:
 
 
 def read_header(source: SifSource) -> Header:
-    """Read header and object table, and check that the file holds all they promise.
+    """Read the header and the object table, and check that the file contains all objects in the table.
 
-    Costs two small reads, whatever the file's size.
+    This takes two small reads, independent of the file's size.
 
     Args:
         source: path or open descriptor of a regular file.
 
     Raises:
-        ImageMismatch: not a SIF, damaged, truncated, or without a partition to run.
+        ImageMismatch: the file is not a SIF, is damaged or truncated, or has no partition to run.
         EnvironmentUnreadable: the file is missing or not readable.
     """
     with _opened(source) as (fd, name):
@@ -216,13 +215,13 @@ def read_header(source: SifSource) -> Header:
 
 
 def _as_uuid(identity: bytes) -> str:
-    """Return 16 bytes as a UUID is written (RFC 9562, section 4)."""
+    """Return 16 bytes in the text form of a UUID (RFC 9562, section 4)."""
     digits = identity.hex()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _begins_as_sif(fd: int, name: str, file_size: int) -> bool:
-    """Whether the magic number is there, or as much of it as a file cut off so early can hold."""
+    """Return whether the file has the magic number, or has a part of it because the file is cut off there."""
     begin = _read(fd, name, 0, min(file_size, _MAGIC_AT + len(_MAGIC)))
     return _MAGIC.startswith(begin[_MAGIC_AT:]) and (file_size > _MAGIC_AT or _LAUNCH.startswith(begin.rstrip(b"\0")))
 
@@ -296,7 +295,7 @@ def read_object(source: SifSource, entry: Object, *, limit: int = _OBJECT_LIMIT)
         limit: the most bytes that are read into memory.
 
     Raises:
-        ImageMismatch: larger than `limit`, or the file is shorter than its table says.
+        ImageMismatch: the object is larger than `limit`, or the file is shorter than its table says.
         EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, name):
@@ -312,7 +311,7 @@ def labels(source: SifSource, header: Header | None = None) -> dict[str, str]:
     data.attributes.labels (`apptainer inspect --json`, seen with 1.4.5).
 
     Raises:
-        ImageMismatch: the labels object is there but damaged.
+        ImageMismatch: the object with the labels exists but is damaged.
         EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, name):
@@ -327,10 +326,10 @@ def labels(source: SifSource, header: Header | None = None) -> dict[str, str]:
 
 
 def superblock(source: SifSource, header: Header | None = None) -> Superblock:
-    """Return facts of the primary partition's squashfs, and check its size against the object's.
+    """Return facts of the primary partition's squashfs, and check that it fits into the partition.
 
     Raises:
-        ImageMismatch: it is not a squashfs 4.0, or longer than its object.
+        ImageMismatch: the partition is not a squashfs 4.0, or the squashfs is longer than the partition.
         EnvironmentUnreadable: the file is not readable.
     """
     with _opened(source) as (fd, name):
@@ -360,7 +359,7 @@ def partition_sha256(
 ) -> str:
     """Return the SHA-256 of the primary partition, in hexadecimal.
 
-    It equals the objectDigest that `apptainer sign` stores for that object.
+    It equals the objectDigest that `apptainer sign` stores for this partition.
 
     Args:
         on_bytes: called with the number of bytes of each piece read, for progress.
@@ -386,13 +385,13 @@ def file_sha256(source: SifSource, on_bytes: Callable[[int], None] | None = None
 
 
 def normalise(path: str | os.PathLike[str]) -> None:
-    """Zero the UUID and every time in header and object table, in place.
+    """Write zeros over the UUID and every time in the header and the object table, in place.
 
     Only these fields differ between two files with the same objects (seen with Apptainer
-    1.4.5). Not for a file that others can see already: call it before publishing.
+    1.4.5). Call it before the SIF is published, because others must not see the file change.
 
     Raises:
-        ImageMismatch: not a whole SIF, or a signed one (signatures cover these fields).
+        ImageMismatch: the file is not a complete SIF, or is signed (signatures cover these fields).
         EnvironmentUnreadable: the file is not writable.
     """
     header = read_header(path)
@@ -413,7 +412,7 @@ def normalise(path: str | os.PathLike[str]) -> None:
 
 
 def embedded_lock(source: SifSource, header: Header | None = None) -> bytes | None:
-    """Return the lockfile that the SIF carries, or None; it is not checked here.
+    """Return the lockfile in the SIF, or None; the lockfile is not checked here.
 
     Raises:
         ImageMismatch: the file is not a whole SIF, or the object is larger than a lockfile can be.
@@ -448,9 +447,9 @@ def write(
 ) -> None:
     """Put header, table and small objects in front of a squashfs, in place, and sync the file.
 
-    UUID and times are zero, as `normalise` leaves them: the bytes depend on the arguments and
-    the squashfs only. The squashfs becomes the primary system partition and reaches to the
-    end of the file. Not for a file that others can see already.
+    The UUID and the times are zero, as after `normalise`, so the bytes depend only on the arguments and the squashfs.
+    The squashfs becomes the primary system partition, which reaches to the end of the file. Do not call this for a file
+    that others can already see.
 
     Args:
         path: a file with a squashfs at `squashfs_offset`.
@@ -458,8 +457,8 @@ def write(
         objects: kind (`definition-file`, `json`, `generic` ...), name and bytes of each, in order.
 
     Raises:
-        UsageError: a kind or architecture that a SIF cannot name, or too little room.
-        ImageMismatch: there is no squashfs at that place.
+        UsageError: a SIF has no code for the kind or the architecture, or the space before the squashfs is too small.
+        ImageMismatch: there is no squashfs at `squashfs_offset`.
         FileUnusable: the file is not writable, or the disk is full.
     """
     name = os.fspath(path)
@@ -490,7 +489,7 @@ def _objects_at() -> int:
 
 
 def _front(arch: bytes, squashfs_offset: int, file_size: int, objects: Sequence[NewObject]) -> bytes:
-    """Everything in front of the squashfs."""
+    """Return the bytes of everything before the squashfs."""
     kinds = {known: code for code, known in _KINDS.items() if known not in ("partition", "signature")}
     if len(objects) > _MOST_WRITTEN:
         raise UsageError(f"{len(objects)} objects are too many for one SIF")
@@ -531,7 +530,7 @@ def _write_at(fd: int, offset: int, data: bytes) -> None:
 
 @contextmanager
 def _opened(source: SifSource) -> Iterator[tuple[int, str]]:
-    """Give an open descriptor of a regular file and the name to use in messages."""
+    """Context manager: an open descriptor of a regular file, and its name for messages."""
     if isinstance(source, int):
         name, fd, mine = _name_of(source), source, False
     else:

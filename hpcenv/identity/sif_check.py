@@ -2,18 +2,17 @@
 
 Runs on: COMPUTE NODE, and on the login node when a run is planned. Standard library only.
 
-The whole file is hashed once, at submission, and its identity travels in the manifest: inode,
-size, time of last change of content and of status, and a digest of header, table and
-superblock. A node that opens a file with the same identity reads the same bytes: no user can
-set `ctime`, so every change to a file and every replacement changes it. This is true only
-where the kernel answers with the values of the storage, and where the clock has ticked since
-the last change:
+The whole file is hashed once, at submission, and the manifest contains its identity: inode, size, times of the last
+change of content and of status, and a digest of header, table and superblock. A node that opens a file with the same
+identity reads the same bytes: no user can set `ctime`, so every change to a file and every replacement changes it. This
+is true only where the kernel answers with the values of the storage, and where the clock has ticked since the last
+change:
 
 - The kind of file system must keep `ctime` and inode numbers itself and report equal values to every client. NFS asks
-the server anew when a file is opened (close-to-open consistency,
-  nfs(5)), unless mounted with `nocto`. AFS takes `ctime` from `mtime`; user-space file
-  systems (FUSE), CIFS and 9p may cache attributes or invent inode numbers: no identity there.
-- A file that changes twice within one tick of the storage's clock looks the same after both
+  the server again when a file is opened (close-to-open consistency, nfs(5)), but not if it is mounted with `nocto`.
+  Files on some file systems have no identity: AFS takes `ctime` from `mtime`; user-space file systems (FUSE), CIFS and
+  9p may cache attributes or invent inode numbers.
+- A file that changes twice within one tick of the storage's clock has the same times after both changes
   (known from git as "racily clean"). Lustre and ext3 tick once a second. A file that changed
   in the last seconds before it was hashed has no identity yet.
 
@@ -62,7 +61,7 @@ class FileMount:
 
 
 def mount_of(descriptor: int) -> FileMount | None:
-    """Return the mount of an open file: by its number, so that no path is looked up again."""
+    """Return the mount of an open file, found by the mount's number, so that no path is looked up again."""
     try:
         info = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii", errors="replace")
         table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
@@ -124,11 +123,11 @@ def known_as(file: FileIdentity, sha256: str, header: tuple[str, int, int]) -> S
 
 
 def is_settled(file: FileIdentity, *, now_ns: int, tick: float = _SECONDS_TO_SETTLE) -> bool:
-    """Whether a change from `now_ns` on gets a later time than the last change. Pure.
+    """Return whether every change from `now_ns` on gets a later time than the last change. Pure.
 
     Args:
-        tick: seconds; a shorter one than for all file systems, for a disk of this node that
-            stamps fractions of a second.
+        tick: seconds after which the clock has certainly ticked. It is shorter than the default for a disk of this
+            node whose times have fractions of a second.
     """
     seconds = tick if file.ctime_ns % 1_000_000_000 else _SECONDS_TO_SETTLE
     return now_ns - file.ctime_ns > seconds * 1e9
@@ -151,15 +150,16 @@ def header_of(descriptor: int) -> tuple[str, int, int]:
     return digest.hexdigest(), partition.offset, partition.size
 
 
-# Digest of the part of a file that is always read, and the place of its file system: `header_of`, `superblock_of`.
+# `header_of` or `superblock_of`: returns the digest of the part of a file that is always read, and the offset and size
+# of its file system.
 ReadHeader = Callable[[int], tuple[str, int, int]]
 
 
 def superblock_of(descriptor: int) -> tuple[str, int, int]:
-    """Return the digest of the superblock of a squashfs file, 0, and the size of the file.
+    """Return the digest of the superblock of a squashfs file, the offset 0, and the size of the file.
 
     Raises:
-        ImageMismatch: it is not a squashfs.
+        ImageMismatch: the file is not a squashfs.
     """
     block = os.pread(descriptor, _SUPERBLOCK, 0)
     if len(block) < _SUPERBLOCK or block[:4] != _MAGIC:
@@ -169,10 +169,10 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
 
 
 def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
-    """Hash the whole file; return its sha256, and its identity (inode, size and times), which did not change.
+    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change during this.
 
     Raises:
-        ImageMismatch: it changed while it was read.
+        ImageMismatch: the file changed while it was read.
     """
     before = identity_of(descriptor)
     digest = sif.file_sha256(descriptor)
@@ -280,7 +280,7 @@ NODE_PLACES: tuple[Path, ...] = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 
 
 def boot_id() -> str | None:
-    """Return the id of this boot of this machine: without it, device numbers have no meaning."""
+    """Return the id of this boot of this machine, or None. Device numbers have a meaning only for one boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -288,7 +288,7 @@ def boot_id() -> str | None:
 
 
 def node_records(places: Iterable[Path] = NODE_PLACES) -> Records | None:
-    """Return the records that this node keeps until it is booted again; None if it can keep none."""
+    """Return the records that this node keeps until it is booted again; None if it cannot keep records."""
     boot = boot_id()
     if boot is None:
         return None
@@ -348,8 +348,8 @@ def check(
     Args:
         descriptor: the open file; the hash is that of this file, even if its name leads to a different file later.
         path, staged: for the record.
-        known: the identity that was taken together with the full hash; None to hash.
-        records: hashes taken on this machine before; None to hash.
+        known: the identity that was recorded together with the full hash; None if there is no such identity.
+        records: the hashes that were taken on this machine before; None if there are no records.
         tick: as for `is_settled`.
         read_header: `superblock_of` for a squashfs.
 
@@ -382,7 +382,7 @@ def check(
 
 
 def _header_or_nothing(descriptor: int, read_header: ReadHeader) -> str:
-    """Return the header's digest; an empty text if the file is not a SIF: then its hash will differ."""
+    """Return the header's digest; empty if the file is not a SIF, because its hash will then differ in any case."""
     try:
         return read_header(descriptor)[0]
     except HpcenvError:

@@ -9,12 +9,12 @@ from hpcenv.image.store.sif_record import ImageRecord, Provenance, SifFacts
 
 
 def describe_sif(path: Path, reference: str, made: Provenance) -> ImageRecord:
-    """Return a store record of a SIF, from the SIF itself; reads the whole file.
+    """Return a store record of a SIF. The record is made from the SIF itself, so the whole file is read.
 
     Args:
         path: the SIF.
-        reference: the name under which the user knows it.
-        made: how it was made.
+        reference: the name by which the user knows the SIF.
+        made: how the SIF was made.
 
     Raises:
         HpcenvError: the SIF cannot be read.

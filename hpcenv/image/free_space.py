@@ -16,8 +16,8 @@ from hpcenv.image.store.store import Store
 
 # Bytes for the files that hpcenv adds to a SIF, and for the tables of squashfs.
 _SLACK = 64 << 20
-# hpcenv compresses with zstd level 1. gzip layers become smaller (a torch image: 374 MB of layers, 352 MB of SIF),
-# and layers of a high zstd level become larger. A layer does not name its level.
+# hpcenv compresses with zstd level 1. So the SIF is smaller than gzip layers (a torch image: 374 MB of layers, 352 MB
+# of SIF), but larger than layers with a high zstd level. A layer does not name its level.
 _ZSTD_GROWTH = 1.3
 
 

@@ -34,8 +34,8 @@ class BuiltImage:
     """A SIF that hpcenv made or found.
 
     Attributes:
-        reused: the SIF existed before this call.
-        read: this call read the bytes of the SIF, and they are those in the record.
+        reused: whether the SIF existed before this call.
+        read: whether this call read the bytes of the SIF, and found that they agree with the record.
         notes: sentences that the user should read.
     """
 
@@ -54,7 +54,7 @@ class ImageRequest:
         source: the image.
         platform: selects one image of a multi-platform image.
         access: how to connect to its registry.
-        allow_floating: accept `latest` or no tag.
+        allow_floating: whether to accept the tag `latest`, or a reference without a tag.
     """
 
     source: LayeredImage
@@ -70,7 +70,7 @@ class ConvertOptions:
     Attributes:
         builder: the program that writes the SIF; see `convert`.
         compression: compression of the SIF. `auto` means gzip if only SingularityCE starts containers here, else zstd.
-        prove: read the SIF again and compare it with the layers.
+        prove: whether to read the SIF again and compare it with the layers.
         limits: limits on what the image may contain.
     """
 
@@ -92,17 +92,17 @@ def pull(
 
     Args:
         request: the image.
-        options: how to convert it.
+        options: how to convert the image.
         place: the store; it is created if it does not exist.
         environ: the user's environment, for tools and temporary folders.
         on_event: called with the progress.
 
     Raises:
         SpecError: the reference floats.
-        FileUnusable: others could change the SIF in the store.
+        FileUnusable: other users could change the SIF in the store.
         HpcenvError: the image cannot be resolved or converted.
     """
-    # Check the store before asking the registry: its SIF may belong to a user who is not trusted.
+    # Check the store before asking the registry: the SIF in it may belong to a user who is not trusted.
     store = open_place(place, create=True) if place_exists(place) else None
     if store is not None:
         stored = _stored_sif(request, options, store)
@@ -125,7 +125,7 @@ def _stored_sif(request: ImageRequest, options: ConvertOptions, store: Store) ->
     """Return the store's SIF of a digest, if it was compared with its layers or no comparison is requested.
 
     Raises:
-        FileUnusable: others could change it.
+        FileUnusable: other users could change the SIF.
     """
     source = request.source
     if not isinstance(source, Reference) or source.digest is None:
@@ -170,7 +170,7 @@ def resolve(request: ImageRequest, *, on_event: OnEvent, store: Store | None = N
     Args:
         request: the image.
         on_event: called with the progress.
-        store: where to look for a digest before asking its registry; None always asks.
+        store: the store to search for a digest before the registry is asked. With None, the registry is always asked.
 
     Returns:
         The image, and a function that gives access to its layers.
@@ -191,7 +191,7 @@ def resolve(request: ImageRequest, *, on_event: OnEvent, store: Store | None = N
 
 
 def _stored_image(request: ImageRequest, store: Store | None) -> ResolvedImage | None:
-    """Resolve a digest from the manifest and configuration in the store; None if they are not there."""
+    """Resolve a digest from the manifest and configuration in the store; None if the store lacks one of them."""
     source = request.source
     if store is None or not isinstance(source, Reference) or source.digest is None:
         return None
@@ -231,7 +231,7 @@ def _ask_registry(request: ImageRequest, store: Store | None, on_event: OnEvent)
 
 
 def _earlier_image(request: ImageRequest, store: Store) -> Command | None:
-    """Return the command that pulls the image which a tag named at an earlier pull, if the store has it."""
+    """Return the command that pulls the image that this tag named at an earlier pull, if the store has that image."""
     source = request.source
     if not isinstance(source, Reference) or source.digest is not None:
         return None

@@ -1,7 +1,7 @@
 """Parse the names of images and platforms that users write.
 
 Runs on: LOGIN NODE. Pure: it opens no file. Call it where text enters hpcenv: on the command line, and where
-hpcenv.toml or a lockfile is used. Lower modules accept only `Source`, `Reference` and `Platform`.
+hpcenv.toml or a lockfile is used. Lower modules accept only `ImageSource`, `Reference` and `Platform`.
 
     docker://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]    an image in a registry
     oci:FOLDER[:TAG|@sha256:DIGEST]                    an OCI image layout
@@ -51,7 +51,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """The kind of machine that an image is for, in the words of OCI; the default is linux/amd64."""
+    """The kind of machine that an image is for, with the names of OCI; the default is linux/amd64."""
 
     os: str = "linux"
     architecture: str = "amd64"
@@ -63,7 +63,7 @@ class Platform:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryName:
-    """A name in a registry; `registry` is the registry's name as users write it."""
+    """The name of an image or a SIF in a registry; `registry` is the registry's name as users write it."""
 
     scheme: ClassVar[str] = "docker"
 
@@ -79,7 +79,7 @@ class RegistryName:
 
     @property
     def api_host(self) -> str:
-        """The host of the registry's API; Docker Hub's differs from its registry name."""
+        """The host of the registry's API; for Docker Hub, this host differs from the registry's name."""
         return "registry-1.docker.io" if self.registry == "docker.io" else self.registry
 
     @property
@@ -105,8 +105,8 @@ class LocalImage:
     """An image in files: a layout folder, a layout in a tar archive, or an archive of `docker save`.
 
     Attributes:
-        path: as the user wrote it.
-        tag: selects one image of several; for a docker archive `NAME:TAG` or `TAG`.
+        path: the path as the user wrote it.
+        tag: the tag that selects one of several images; for a docker archive, `NAME:TAG` or `TAG`.
     """
 
     kind: Literal["oci", "oci-archive", "docker-archive"]
@@ -184,7 +184,7 @@ def parse_source(text: str) -> ImageSource:
     """Parse the name of an image.
 
     Raises:
-        SpecError: the text has none of the forms above; the message says what is wrong.
+        SpecError: the text has none of the forms that this module lists; the message says what is wrong.
     """
     if len(text) > _LONGEST or "\0" in text or "\n" in text:
         _bad_source(text, "it is longer than any path, or contains a newline or NUL")
@@ -217,7 +217,7 @@ def parse_layered(text: str) -> LayeredImage:
     """Parse the name of an image that hpcenv can convert.
 
     Raises:
-        SpecError: it names no image, or an image without layers.
+        SpecError: the text names no image, or an image without layers.
     """
     return require_layers(parse_source(text))
 
@@ -226,7 +226,7 @@ def require_layers(source: ImageSource) -> LayeredImage:
     """Return the image, if hpcenv can convert it.
 
     Raises:
-        SpecError: it is a SIF, a definition file or `host`.
+        SpecError: the source is a SIF, a definition file or `host`.
     """
     if isinstance(source, (Reference, LocalImage)):
         return source
@@ -298,7 +298,7 @@ def parse_reference(reference: str) -> Reference:
 
 
 def parse_sif_reference(reference: str) -> SifReference:
-    """Parse `oras://...`, by the same rules.
+    """Parse `oras://...`, by the rules of `parse_reference`.
 
     Raises:
         SpecError: the text is not a reference; the message says which part is wrong.
@@ -365,7 +365,7 @@ def refuse_floating(
     """Raise the error for a reference that floats.
 
     Args:
-        hint: what to do about it.
+        hint: what the user can do about the error.
 
     Raises:
         SpecError: always.

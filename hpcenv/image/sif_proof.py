@@ -1,6 +1,6 @@
 """`hpcenv image verify`: check that a SIF has exactly the content of its image's layers.
 
-Runs on: LOGIN NODE. Needs no Apptainer: hpcenv reads the layers and the SIF itself.
+Runs on: LOGIN NODE. No Apptainer is needed, because hpcenv itself reads the layers and the SIF.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Proof:
             them for a SIF that hpcenv made; `apptainer build` does not preserve them.
         expected, found: tree digests of the layers and of the SIF.
         paths: the number of paths in the layers.
-        differences: one line each, sorted by path.
+        differences: one line for each difference, sorted by path.
     """
 
     path: Path
@@ -60,7 +60,7 @@ def verify(
     """Compare a SIF with the layers of an image.
 
     Args:
-        request: the image. Layers that the store does not have are fetched into it.
+        request: the image. Layers that the store does not have are fetched into the store.
         path: the SIF; None takes the SIF in the store.
         limits: limits on what the image may contain.
         place: the store.
@@ -68,7 +68,7 @@ def verify(
 
     Raises:
         ImageUnavailable: the SIF does not exist, or the layers cannot be fetched.
-        FileUnusable: the SIF is in the store, and others could change it after the comparison.
+        FileUnusable: the SIF is in the store, and other users could change it after the comparison.
         HpcenvError: the SIF or the layers cannot be read.
     """
     if path is not None:
@@ -143,7 +143,7 @@ def origin(path: Path, place: StorePlace) -> ImageSource:
     """Return the image that a SIF was made from, according to the SIF's labels or the store.
 
     Raises:
-        SpecError: neither of them names the image, so the user must name it.
+        SpecError: neither the labels nor the store names the image, so the user must name it.
     """
     digest = sif.labels(path).get("hpcenv.source.manifest-digest")
     record = open_place(place).record(digest) if digest and place_exists(place) else None

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE.
 
 A SIF is one blob, and its name in the registry is its sha256. If the bytes that arrive have a different sha256, they
-are refused. The SIF's name in the store is its sha256 too, never the digest of the image that it was made from: only
-the user who pushed it states this image.
+are refused. The SIF's name in the store is also its sha256. The name is never the digest of the image that the SIF was
+made from, because only the user who pushed the SIF says which image this is, and this cannot be checked.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, o
 def _sif_layer(manifest: Mapping[str, Any], name: str) -> BlobSpec:
     """Return the SIF that a manifest of Apptainer names.
 
-    apptainer 1.4 `internal/pkg/client/oras/` (`image.go`, `layer.go`, `config.go`, read 2026-11-23): an OCI manifest
-    with an empty configuration and one layer, which is the SIF. So the digest of the layer is the sha256 of the SIF.
-    Apptainer accepts every configuration and two types of the layer; so does hpcenv.
+    Apptainer 1.4 writes an OCI manifest with an empty configuration and one layer, which is the SIF
+    (`internal/pkg/client/oras/`: `image.go`, `layer.go`, `config.go`, read 2026-11-23). So the digest of the layer is
+    the sha256 of the SIF. Apptainer accepts every configuration and two types of the layer; so does hpcenv.
 
     Raises:
         ImageUnavailable: the manifest does not describe a SIF.
@@ -96,14 +96,14 @@ def fetch_sif(
 ) -> BuiltImage:
     """Return a SIF in the store; download it from a registry if the store does not have it.
 
-    Its bytes are hashed, even if the store already has the SIF.
+    The bytes of the SIF are hashed, even if the store already has it.
 
     Args:
         wanted: the registry and the repository.
         spec: the SIF, from its manifest or from a lockfile.
         access: how to connect to the registry.
         platform: the platform that the SIF must be for.
-        store: where it goes.
+        store: the store for the SIF.
         on_event: gets the progress.
 
     Raises:

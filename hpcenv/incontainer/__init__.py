@@ -1,4 +1,4 @@
-"""Programs that run alone inside the image: each file is stdlib only, for Python 3.8 to 3.14, and imports nothing of hpcenv.
+"""Programs that run inside the image. They need only the standard library of Python 3.8 to 3.14, and no other room.
 
 Runs on: inside the image.
 """

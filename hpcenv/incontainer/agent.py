@@ -1,22 +1,23 @@
 """Start torchrun, and record how each of its ranks ended.
 
-Runs on: inside the image (or in a host environment), alone: standard library and torch only, Python 3.8 to 3.14.
+Runs on: inside the image (or in a host environment). Needs only the standard library and torch, Python 3.8 to 3.14.
 
     python3 agent.py RECORD [--start-gate FOLDER] -- TORCHRUN-ARGUMENTS...
     python3 agent.py RECORD [--start-gate FOLDER] --tasks ARGUMENTS...   # tasks.py starts the program, not torchrun
     python3 agent.py RECORD [--start-gate FOLDER] --tasks --ray ARGUMENTS...   # ray_node.py starts Ray and the program
 
-With --start-gate it imports torch and waits in FOLDER for the launch step outside, before it starts anything
+With --start-gate, the agent imports torch and waits in FOLDER for the launch step outside, before it starts anything
 (start_gate.py in this folder; container/start_gate.py is the other side).
 
-It calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status of
-the rank that failed first, 128 + N for signal N; torchrun itself would end with 1 in every case. The agent finds out
-itself which rank failed first. torch checks its ranks only ten times a second, and for a rank without an error file
-it gives the time of that check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order cannot be
-determined, the agent behaves as torchrun does, and the record has no times.
+The agent calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status
+of the rank that failed first, 128 + N for signal N. torchrun itself would end with 1 in every case. The agent finds out
+itself which rank failed first, because torch checks its ranks only ten times a second. For a rank without an error
+file, torch gives the time of that check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order
+cannot be determined, the agent behaves as torchrun does, and the record has no times.
 
-RECORD is JSON, written after a failure, and if no rank joined a process group (`joined` is 0 then): `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end),
-and `ranks`, each with `rank`, `local_rank`, `pid`, `status`, `ended`, `error_file`, in the order of their ends.
+RECORD is a JSON file. The agent writes it after a failure, and if no rank joined a process group (then `joined` is 0).
+It has `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end) and `ranks`,
+in the order of their ends. Each rank has `rank`, `local_rank`, `pid`, `status`, `ended` and `error_file`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _CHECK_SECONDS = 0.02
 _CHECK_ENDED_SECONDS = 0.005
 _SECONDS_TO_KNOW_RANKS = 60.0
 
-# The first bytes in the pipe that the launch step gives as standard input (PARENT_PIPE in launch/launch.py). It
-# keeps the pipe open as long as it runs.
+# The first bytes in the pipe that the launch step gives as standard input (PARENT_PIPE in launch/launch.py). The
+# launch step keeps the pipe open as long as it runs.
 PARENT_PIPE = b"hpcenv leash\n"
 _SECONDS_TO_KILL = 5.0
 
@@ -92,14 +93,17 @@ class Ends(threading.Thread):
             time.sleep(_CHECK_ENDED_SECONDS if some else _CHECK_SECONDS)
 
     def _looks_for_ranks(self) -> bool:
-        """Return whether a child may be an unknown rank: its environment is complete only after its start."""
+        """Return whether a child may be a rank that is not known yet.
+
+        The environment of a child shows its rank only some time after the child was started.
+        """
         if self._looked_until is None:
             self._looked_until = time.monotonic() + _SECONDS_TO_KNOW_RANKS
         known = sum(1 for pid in self.ranks if pid not in self.ended)
         return known < self._nproc and time.monotonic() < self._looked_until
 
     def _note(self, kind: int, pid: int, block: bool) -> bool:
-        """Record a child that has ended; return whether one has."""
+        """Record a child that has ended; return whether a child has ended."""
         flags = os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)
         try:
             result = os.waitid(kind, pid, flags)  # type: ignore[arg-type,unused-ignore]
@@ -128,10 +132,11 @@ class Ends(threading.Thread):
 
 
 def _follow_launch_step() -> None:
-    """End when the launch step ends, even if it is killed: no other process would then end or record the ranks.
+    """End the ranks and this process when the launch step ends, even if the launch step is killed.
 
-    Slurm does not always do it: if it tracks processes by their parents (proctrack/linuxproc), it loses processes whose
-    parent died. The launch step has the other end of our standard input. The ranks get an empty standard input.
+    Without a launch step, no other process would end or record the ranks. Slurm does not always end them: if Slurm
+    tracks processes by their parents (proctrack/linuxproc), it loses processes whose parent died. Our standard input is
+    a pipe, and the launch step has its other end. The ranks get an empty standard input.
     """
     try:
         pipe = os.dup(0)
@@ -193,7 +198,7 @@ def _status_of(code: Any) -> Optional[int]:
 
 
 def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
-    """Return the record of a failure in ChildFailedError. Our own time is more exact than the failure's, see above."""
+    """Return the record of a failure in ChildFailedError. The time in `ends` is more exact than that of the failure."""
     pid = getattr(failure, "pid", -1)
     file = getattr(failure, "error_file", "")
     has_file = isinstance(file, str) and os.path.isfile(file)
@@ -201,8 +206,8 @@ def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
     seen = ends.ended.get(pid)
     time_of_torch = getattr(failure, "timestamp", None)
     ended = seen[0] if seen else None
-    # The time in an error file is that of an exception, in whole seconds. It is not used for a rank that torchrun
-    # ended: because of other ranks, that rank may have had an exception earlier, but it ended after them.
+    # The time in an error file is the time of an exception, in whole seconds. This time is not used for a rank that
+    # torchrun ended: such a rank ended after the failed ranks, although its exception may be older.
     if ended is None and has_file and status not in _ENDED_BY_TORCHRUN and isinstance(time_of_torch, (int, float)):
         ended = float(time_of_torch)
     return {
@@ -218,7 +223,7 @@ def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
 def _failed(failures: Any, ends: Ends) -> List[Dict[str, Any]]:
     """Return the ranks that failed, the first one first.
 
-    Ranks without a time follow; those that torchrun ended itself (TERM, then KILL) are last.
+    Ranks without a time follow. Among them, those that torchrun itself ended (TERM, then KILL) are last.
     """
     ranks = [_rank(rank, failure, ends) for rank, failure in dict(failures).items()]
     known = {rank["pid"] for rank in ranks}
@@ -241,8 +246,8 @@ def _in_order(ranks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Return the ranks in the order of their ends.
 
     torchrun may take the status of a rank before this process has seen its end. Such a rank has no time. But torch
-    (1.10 to 2.13) lists the ranks that it finds ended before those that it ends then. So the rank ended before each
-    rank that is listed after it and got TERM or KILL.
+    (1.10 to 2.13) first lists the ranks that it finds ended, and then the ranks that it ends itself. So the rank
+    without a time ended before each later rank in the list that got TERM or KILL.
     """
     unseen = float("inf")
 
@@ -271,7 +276,7 @@ def _write(path: str, record: Dict[str, Any]) -> None:
 
 
 def _exception(module: str, name: str) -> Any:
-    """Return an exception class of torch, or an empty tuple, which catches nothing, if torch does not have it."""
+    """Return an exception class of torch. If torch lacks it, return an empty tuple, which catches nothing."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
@@ -279,11 +284,11 @@ def _exception(module: str, name: str) -> Any:
 
 
 def _own_import_path() -> None:
-    """Make hpcenv.training importable for the ranks, and nothing of hpcenv for this process.
+    """Let the ranks import hpcenv.training, and let this process import nothing of hpcenv by accident.
 
-    The folder is the last entry of PYTHONPATH, so that it hides nothing of the image or the user.
+    The folder of hpcenv.training is the last entry of PYTHONPATH, so that it hides nothing of the image or the user.
     """
-    # Python resolves the links in the script's folder: those of an array's element, or of a file system.
+    # Python resolves symbolic links in the path of the script: links of an array's element, or of a file system.
     here = os.path.dirname(os.path.realpath(__file__))
     if not sys.path or os.path.realpath(sys.path[0]) != here:
         return  # done before
@@ -294,7 +299,8 @@ def _own_import_path() -> None:
         os.environ["PYTHONPATH"] = "%s:%s" % (before, inside) if before else inside
     hook = os.path.join(os.environ.get("HPCENV_RUN_FOLDER", ""), "start-hook")
     if os.path.isabs(hook) and "HPCENV_START_HOOK" in os.environ:
-        # First on the path, because Python imports the first `sitecustomize`. Ours then runs the image's own.
+        # Our folder is first in PYTHONPATH, because Python imports only the first `sitecustomize`. Our
+        # `sitecustomize` then runs that of the image.
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = "%s:%s" % (hook, before) if before else hook
 
@@ -318,8 +324,8 @@ def _outlive_signals() -> None:
 
     Slurm does that before the time limit and before a preemption if it tracks processes by their parents
     (proctrack/linuxproc). The ranks then have time to save checkpoints; torchrun would end them at once. The process
-    outside (launch/supervise.py) ends the ranks. A signal with a handler here has its default action in the
-    ranks, so TERM ends a rank without a handler.
+    outside (launch/supervise.py) ends the ranks. A signal that has a handler in this process has its default action in
+    the ranks. So TERM ends a rank that has no handler.
     """
 
     note = _outlive(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
@@ -333,7 +339,7 @@ def _outlive_signals() -> None:
 
 
 def _known_options(torchrun: Any, argv: List[str]) -> List[str]:
-    """Leave out our --local_addr if torchrun does not have it: then it uses the host name of the first node.
+    """Remove our --local_addr if torchrun does not have this option: torchrun then uses the first node's host name.
 
     torch 1.10 does not have this option, 2.0 has it.
     """
@@ -425,7 +431,7 @@ def run_tasks(record_path: str, argv: List[str]) -> int:
 
 
 def main(arguments: List[str]) -> int:
-    """Wait at the start gate, if --start-gate is given, then run torchrun."""
+    """Wait at the start gate, if --start-gate is given. Then run torchrun or the tasks."""
     # These signals may reach every process of a job (launch/supervise.py), even before the ranks exist. The ranks
     # inherit that they are ignored, until they set their own handlers.
     for name in ("SIGUSR1", "SIGUSR2"):

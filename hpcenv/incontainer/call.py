@@ -1,11 +1,11 @@
 """Call a Python function that `hpcenv.Executor` submitted, as `python -m submitit.core._submit` does.
 
-Runs on: inside the image (or in a host environment), once for each task or rank. Standard library, and the copies of
-submitit and cloudpickle in its folder; Python 3.8 to 3.14.
+Runs on: inside the image (or in a host environment), once for each task or rank. Needs the standard library, and the
+copies of submitit and cloudpickle in the folder of this file; Python 3.8 to 3.14.
 
-Its folder also contains call.json (see `prepare`), packages/ (submitit and cloudpickle; they hide those of the
-environment) and fallback/ (packages that submitit needs; those of the environment hide them). The function, its
-arguments and its result are in the executor's folder, with the names that submitit gives them.
+This folder also contains call.json (see `prepare`), packages/ and fallback/. packages/ has submitit and cloudpickle,
+which hide those of the environment. fallback/ has packages that submitit needs; packages of the environment hide them.
+The function, its arguments and its result are in the executor's folder, with the names that submitit gives them.
 """
 
 import importlib
@@ -32,7 +32,7 @@ def main() -> None:
     importlib.import_module("hpcenv_submitit_job").register()
     if spec["how"] == "name":
         load(spec["file"], spec["module"], spec["qualname"])
-        # The submitting Python has a different version: it can read pickled names, but not this Python's code.
+        # The submitting Python has a different version. It can read pickled names, but not the code of this Python.
         utils.cloudpickle_dump = dump_by_name  # type: ignore[assignment]
     submission.process_job(spec["folder"])
 
@@ -41,15 +41,16 @@ def prepare(spec: Dict[str, Any]) -> None:
     """Set the import path and the variables of this process.
 
     Args:
-        spec: `folder` of the executor; `how` the function is pickled: by `value`, or by `name` with `file`, `module`
-            and `qualname`; `call`: `task` or `rank`; `stderr_to_stdout`.
+        spec: content of call.json. `folder` is the executor's folder. `how` says whether the function is pickled by
+            `value` or by `name`. `file`, `module` and `qualname` say where the function is. `call` is `task` or
+            `rank`. `stderr_to_stdout` is true if stderr goes to stdout.
     """
-    # This replaces the entry for this file's folder, which the function must not import from.
+    # This replaces the entry for the folder of this file, because the function must not import from this folder.
     sys.path[0] = os.path.join(HERE, "packages")
     spec["file"] = place_of(spec["file"])
     if spec["file"]:
         sys.path.insert(0, import_root(spec["file"], spec["module"]))
-    # As submitit does: modules in the working directory can be imported.
+    # As in submitit, modules in the working directory can be imported.
     sys.path += [os.getcwd(), os.path.join(HERE, "fallback")]
     if spec["stderr_to_stdout"]:
         os.dup2(1, 2)
@@ -70,13 +71,13 @@ def prepare(spec: Dict[str, Any]) -> None:
     )
     show_logs(spec["folder"], job, rank, spec["stderr_to_stdout"])
     if spec["call"] == "task":
-        # As with submitit, the function sets these itself, by submitit.helpers.TorchDistributedEnvironment for example.
+        # As in submitit, the function sets these variables, with submitit.helpers.TorchDistributedEnvironment or so.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
             os.environ.pop(name, None)
 
 
 def place_of(file: str) -> str:
-    """Return the absolute path of the function's file: it may be in the run's own copy of the code."""
+    """Return the absolute path of the function's file. A relative path is in the run's own copy of the code."""
     return os.path.join(os.environ["HPCENV_RUN_FOLDER"], file) if file else ""
 
 
@@ -89,7 +90,7 @@ def record(name: str) -> Dict[str, Any]:
 def job_id(folder: str) -> str:
     """Return the job id under which the function was submitted.
 
-    It is the id of this job, or of the first job if the run was submitted again.
+    This is the id of this job, or the id of the first job if the run was submitted again.
     """
     own = str(record("started.json")["submitted_as"])
     deadline = time.monotonic() + _SECONDS_FOR_FILES
@@ -111,7 +112,7 @@ def named(folder: str, job: str) -> str:
 
 
 def show_logs(folder: str, job: str, rank: str, only_stdout: bool) -> None:
-    """Make submitit's log files links to those in the run folder."""
+    """Make submitit's log files as symbolic links to the log files in the run folder."""
     for number, name in [(1, "out"), (2, "err")][: 1 if only_stdout else 2]:
         link = "%s_%s_log.%s" % (named(folder.replace("%t", rank), job), rank, name)
         try:
@@ -127,7 +128,7 @@ def show_logs(folder: str, job: str, rank: str, only_stdout: bool) -> None:
 
 
 def load(file: str, name: str, function: str) -> ModuleType:
-    """Return the module with the function. While it is imported, it must not submit again."""
+    """Return the module with the function. While the module is imported, it must not submit again."""
     # `hpcenv submit` refuses to run while this is set (submission/plan_job.py).
     os.environ[IMPORTING] = file or name
     try:
@@ -157,7 +158,7 @@ def load_main(file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location("__mp_main__", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Its pickles name `__main__`.
+    # The pickles of the submitting program name `__main__`.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     spec.loader.exec_module(module)
     # Functions that are pickled here must name `__main__` too, as in the submitting program.
@@ -168,7 +169,7 @@ def load_main(file: str) -> ModuleType:
 
 
 def dump_by_name(value: Any, path: Any) -> None:
-    """Pickle by name, so that any version of Python can read it. It replaces submitit's own function."""
+    """Pickle by name, so that any version of Python can read the result. This replaces submitit's own function."""
     with open(path, "wb") as file:
         pickle.dump(value, file, protocol=4)
 

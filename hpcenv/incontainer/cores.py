@@ -7,7 +7,7 @@ from typing import Iterable
 
 
 def count_cores(cpus: Iterable[int], sysfs: str = "/sys/devices/system/cpu") -> int:
-    """Return the number of cores of some CPUs: the known hardware threads of one core count once."""
+    """Return the number of cores of some CPUs. The hardware threads of one core count once, if they are known."""
     cores = set()
     for cpu in cpus:
         try:

@@ -1,13 +1,13 @@
 """Start a console script of the environment as one process of a run: a rank, or the program of a node.
 
-Runs on: inside the image (or in a host environment), alone: standard library only, Python 3.8 to 3.14.
+Runs on: inside the image (or in a host environment). Needs only the standard library, Python 3.8 to 3.14.
 
     python3 entry.py NAME ARGUMENTS...
 
 The script is found by its name in the metadata of the installed distributions, as in pip's own start file
-(packaging.python.org, "Entry points specification", `console_scripts`). So no path of the image must be known, and no
-file of another environment can be used. A program without such an entry is started from the folder of this Python,
-where conda and wheels put programs.
+(packaging.python.org, "Entry points specification", `console_scripts`). So hpcenv need not know a path of the image,
+and no file of another environment can be used. A program without such an entry is started from the folder of this
+Python, where conda and wheels put programs.
 """
 
 import difflib
@@ -25,7 +25,7 @@ NOT_FOUND = 127
 
 
 def main(arguments: List[str]) -> Any:
-    """Start the console script; return what it returns."""
+    """Start the console script; return its result."""
     if not arguments:
         print("usage: entry.py NAME ARGUMENTS...", file=sys.stderr)
         return 2
@@ -45,7 +45,7 @@ def main(arguments: List[str]) -> Any:
 
 
 def _console_scripts() -> List[Any]:
-    """Return the entry points of the group, in the order in which their distributions are found."""
+    """Return the entry points `console_scripts`, in the order in which their distributions are found."""
     entries: Any = metadata.entry_points()
     if hasattr(entries, "select"):  # Python 3.10
         return list(entries.select(group="console_scripts"))

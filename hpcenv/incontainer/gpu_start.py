@@ -3,9 +3,10 @@
 Runs on: inside the image (or in a host environment), in the agent, which has imported torch. Standard library only,
 Python 3.8 to 3.14. judge/gpu_start.py judges the answer outside.
 
-A child does it because the driver can hang or crash its process, and because a process keeps memory on each GPU that it
-has used. A fork can start CUDA if this process has not (CUDA C++ Programming Guide 13.0, fork). Otherwise, for example
-after a sitecustomize that uses CUDA, the child is a new Python, which imports torch again.
+The test runs in a child process, because the driver can hang or crash a process, and because a process keeps memory on
+each GPU that it has used. A forked child can start CUDA if this process has not started it (CUDA C++ Programming Guide
+13.0, fork). Otherwise, for example after a sitecustomize that uses CUDA, the child is a new Python, which imports torch
+again.
 
     python3 gpu_start.py JSON DESCRIPTOR      the child as a new Python
 """
@@ -30,11 +31,11 @@ _SECONDS_TO_KILL = 5.0
 
 
 def read(wanted: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the child saw, and an explanation.
+    """Return what the child reported, how it ended, and what may hide GPUs from it.
 
     Args:
-        wanted: `seconds`, the limit; `first` and `step`: the child makes a context on the first GPU and on each
-            `step`-th one after it, because the tasks of a node that see all GPUs share the work.
+        wanted: `seconds` is the time limit. The child makes a context on the GPU with the number `first` and on each
+            `step`-th GPU after it, because the tasks of a node that all see all GPUs share the work.
     """
     started = time.monotonic()
     try:
@@ -116,7 +117,7 @@ def _start_child(wanted: Dict[str, Any], target: int) -> int:
 
 
 def _look(torch: Any, wanted: Dict[str, Any], target: int) -> None:
-    """Write what torch sees, a line at a time: the next call may hang."""
+    """Write what torch sees. Each line is written at once, because the next call may hang."""
 
     def say(**part: Any) -> None:
         os.write(target, (json.dumps(part) + "\n").encode())
@@ -140,7 +141,10 @@ def _look(torch: Any, wanted: Dict[str, Any], target: int) -> None:
 
 
 def _start_driver(say: Callable[..., None]) -> Any:
-    """Start NVIDIA's driver by its own library, whose number torch hides in a text; return the library if it starts."""
+    """Start NVIDIA's driver through its library; return the library if the driver starts.
+
+    The library returns the number of an error, which torch only has in a text.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         status = int(driver.cuInit(0))
@@ -159,7 +163,7 @@ def _library_of_driver() -> str:
 
 
 def _try(torch: Any, index: int, driver: Any) -> Dict[str, Any]:
-    """Make a context on one GPU; return its identity, and why it cannot be used."""
+    """Make a context on one GPU. Return the identity of the GPU, or the reason if it cannot be used."""
     try:
         torch.zeros(1, device="cuda:%d" % index)
         torch.cuda.synchronize(index)

@@ -1,10 +1,10 @@
-"""Hold the job of a session until the session ends: what a session has instead of a training.
+"""Hold the job of a session until the session ends. A session runs this program instead of a training.
 
 Runs on: inside the image (or in a host environment), once on each node. Standard library only; Python 3.8 to 3.14.
 
     python3 hold.py END
 
-It ends when the file END exists, or on a signal. What the user starts runs in other steps of the job.
+This program ends when the file END exists, or on a signal. What the user starts runs in other steps of the job.
 """
 
 import os

@@ -1,12 +1,12 @@
 """Import each package once, each in a separate process, and say which ones fail.
 
-Runs on: inside the image (or in a bare host environment), as a text on standard input. Standard library only, Python 3.8
-to 3.14.
+Runs on: inside the image (or in a bare host environment), as a text on standard input. Standard library only, Python
+3.8 to 3.14.
 
     python3 -B - '{"packages": ["torch", ...], "seconds": 120}'
 
-Prints a line of JSON for each package: name, module, state (imported, failed, no-module, not-installed), found (the last
-line of the error). A module that crashes, hangs or ends the process is a result like any other.
+Prints a line of JSON for each package: name, module, state (imported, failed, no-module, not-installed), found (the
+last line of the error). If a module crashes, hangs or ends the process, its state is `failed`.
 """
 
 import importlib.machinery
@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Set
 # Each process may need the memory of torch.
 _AT_ONCE = 4
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
-# Wheels that put these into the site directory did not mean to: they belong to no package.
+# Some wheels put these modules into the site directory by mistake. They belong to no package.
 _STRAY = {"benchmarks", "conftest", "doc", "docs", "example", "examples", "setup", "test", "tests"}
 _MARK = "hpcenv-import "
 _CHILD = (
@@ -42,7 +42,7 @@ def find_modules(dist: Any) -> List[str]:
     files = [str(path) for path in dist.files or () if not str(path).startswith(("..", "/"))]
     modules = _packages(files) | {_stem(path) for path in files if "/" not in path and path.endswith(_SUFFIXES)}
     names = [name for name in modules if all(part.isidentifier() for part in name.split("."))]
-    # The RECORD of an editable install has only a hook, whose name begins so; top_level.txt has the modules.
+    # The RECORD of an editable install has only a hook with such a name; top_level.txt has the modules.
     names = [name for name in names if not name.startswith("__editable__")]
     if not names:
         names = (dist.read_text("top_level.txt") or "").split()
@@ -55,7 +55,7 @@ def _stem(path: str) -> str:
 
 
 def _packages(files: List[str]) -> Set[str]:
-    """Return the outermost packages: a folder above them without __init__ is a namespace that others share."""
+    """Return the outermost packages. A folder above them has no __init__ and is a namespace that others share."""
     found = set()  # type: Set[str]
     starts = [path.rpartition("/") for path in files if path.endswith(_SUFFIXES)]
     for folder in sorted({folder for folder, _, name in starts if folder and _stem(name) == "__init__"}, key=len):
@@ -66,7 +66,7 @@ def _packages(files: List[str]) -> Set[str]:
 
 
 def import_one(name: str, dists: Dict[str, Any], seconds: float) -> Dict[str, str]:
-    """Import a package in a process; return the result."""
+    """Import a package in a separate process; return the result."""
     if name not in dists:
         return {"name": name, "module": "", "state": "not-installed", "found": ""}
     modules = find_modules(dists[name])
@@ -76,7 +76,7 @@ def import_one(name: str, dists: Dict[str, Any], seconds: float) -> Dict[str, st
         found = "an editable install does not list its modules" if editable else ""
         return {"name": name, "module": "", "state": "no-module", "found": found}
     with tempfile.TemporaryFile() as errors:
-        # Its own session: a module may start processes, which end with it.
+        # The child gets a new session: a module may start processes, and all of them are ended with the session.
         child = subprocess.Popen(
             [sys.executable, "-B", "-c", _CHILD, *modules],
             stdin=subprocess.DEVNULL,

@@ -18,9 +18,10 @@ def read(wanted: Dict[str, Dict[str, str]], build_id: Any) -> Dict[str, Any]:
     """Return the mapped libraries.
 
     Args:
-        wanted: library -> `stem` of its file name; `how` its `function` returns the version, both empty if it has
-            none; `origin`, its place according to the lockfile.
-        build_id: returns the build-id of a path.
+        wanted: library -> what is known about it. `stem` is the beginning of its file name. `function` returns its
+            version, in the form that `how` names; both are empty if there is no such function. `origin` is its place
+            according to the lockfile.
+        build_id: function that returns the build-id of the file at a path.
     """
     try:
         paths = _mapped_paths()
@@ -39,14 +40,14 @@ def read(wanted: Dict[str, Dict[str, str]], build_id: Any) -> Dict[str, Any]:
 
 
 def _mapped_paths() -> List[str]:
-    """Return the files of this process whose name has `.so` (proc_pid_maps(5))."""
+    """Return the mapped files of this process whose names contain `.so` (proc_pid_maps(5))."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         lines = [line.rstrip("\n").split(None, 5) for line in file if ".so" in line]
     return sorted({parts[5] for parts in lines if len(parts) == 6 and parts[5].startswith("/")})
 
 
 def _place(origin: str) -> Optional[str]:
-    """Return the path of an origin in the form of the lockfile, for example `prefix:lib/libnccl.so.2`."""
+    """Return the path for an origin as the lockfile writes it, for example `prefix:lib/libnccl.so.2`."""
     kind, colon, rest = origin.partition(":")
     roots = {"prefix": sys.prefix, "base-prefix": sys.base_prefix, "system": "/", "other": "/"}
     return os.path.join(roots[kind], rest) if colon and kind in roots else None
@@ -67,7 +68,7 @@ def _describe(path: str, parts: Dict[str, str], build_id: Any) -> Dict[str, Any]
 
 
 def _ask(path: str, how: str, function: str) -> List[int]:
-    """Return the numbers of a version. The library is mapped already: nothing is loaded."""
+    """Return the numbers of a library's version. The library is already mapped, so nothing is loaded."""
     call = getattr(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY), function)
     if how == "size_t":
         call.restype = ctypes.c_size_t

@@ -1,10 +1,10 @@
-"""Checks inside the environment, before the training: does what the ranks need start here?
+"""Check inside the environment, before the training, whether what the ranks need works on this node.
 
 Runs on: INSIDE THE IMAGE, once on each node after the verdict. Python 3.8 and newer, standard library; it imports the
-environment's own torch. Each group of checks runs in a child with a time limit: CUDA may hang, and a crash of one
-group hides no other one.
+environment's own torch. Each group of checks runs in a child with a time limit, because CUDA may hang, and because a
+crash of one group must not hide the results of the others.
 
-    python node_checks.py --gpus N --ranks N --backend nccl|gloo [--deep] [--only GROUP]
+    python node_checks.py --gpus N --ranks N --backend nccl|gloo [--only GROUP]
 
 Prints a line of JSON for each check: id, state (fine, failed, unknown, not-run), found.
 """
@@ -48,7 +48,7 @@ def check_limits(options: argparse.Namespace) -> Iterator[CheckAnswer]:
 
 
 def _count_cores() -> int:
-    """Return how many cores this process may use. This file is started by its path, so cores.py is loaded by its path."""
+    """Return how many cores this process may use. cores.py is loaded by its path, because this file is no package."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cores.py")
     spec = importlib.util.spec_from_file_location("hpcenv_cores", path)
     module: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def _memlock(options: argparse.Namespace) -> CheckAnswer:
 
 
 def check_verbs(_: argparse.Namespace) -> Iterator[CheckAnswer]:
-    """Yield how many RDMA devices libibverbs of the environment opens, against those of the host."""
+    """Yield whether libibverbs of the environment finds all RDMA devices of the host, and how many it finds."""
     name, adapters = "inside.verbs", _adapters()
     if not adapters:
         yield _outcome(name, "not-run", "no RDMA adapter")
@@ -93,12 +93,12 @@ def check_verbs(_: argparse.Namespace) -> Iterator[CheckAnswer]:
 # -- CUDA -----------------------------------------------------------------------------------
 
 _CUDA_CHECKS = ("cuda.matmul", "cuda.amp")
-# A sum of 256 products of -1, 0 and 1 is a whole number of at most 256: exact in bfloat16, too.
+# A sum of 256 products of -1, 0 and 1 is a whole number of at most 256, which is exact in bfloat16, too.
 _SIZE = 256
 
 
 def check_cuda(options: argparse.Namespace) -> Iterator[CheckAnswer]:
-    """Yield whether CUDA multiplies right, and does so in mixed precision, on every GPU that torch sees."""
+    """Yield whether matrix products are right, also in mixed precision, on every GPU that torch sees."""
     if options.gpus == 0:
         yield from (_outcome(name, "not-run", "no GPU") for name in _CUDA_CHECKS)
         return
@@ -127,7 +127,7 @@ def _on_each_gpu(name: str, torch: Any, count: int, wrong: Callable[[Any, Any], 
 
 
 def _matrices(torch: Any, device: Any) -> Tuple[Any, Any]:
-    """Return two matrices of small whole numbers: every sum of their products is exact in each precision used here."""
+    """Return two matrices of small whole numbers. Their product is exact in each precision that is used here."""
     rows = torch.arange(_SIZE * _SIZE).reshape(_SIZE, _SIZE)
     first, second = (rows % 3 - 1).to(torch.float32), (rows // 7 % 3 - 1).to(torch.float32)
     return first.to(device), second.to(device)
@@ -163,7 +163,7 @@ def _wrong_mixed(torch: Any, device: Any) -> str:
 
 
 def check_groups(options: argparse.Namespace) -> Iterator[CheckAnswer]:
-    """Yield whether a process group of one rank starts and sums, with gloo, and with NCCL where the run uses it."""
+    """Yield whether a process group of one rank can compute a sum, with gloo, and with NCCL if the run uses it."""
     import torch
 
     backends = ["gloo"] + (["nccl"] if options.backend == "nccl" else [])
@@ -180,7 +180,7 @@ def _group_of_one(torch: Any, backend: str, number: int) -> Tuple[str, str]:
     if not dist.is_available() or not getattr(dist, "is_%s_available" % backend, lambda: True)():
         return "failed", "this torch has no %s" % backend
     device = "cuda:0" if backend == "nccl" else "cpu"
-    # A file as store: no port, and no second process.
+    # With a file as the store, no port and no second process is needed.
     place = os.path.join(os.environ.get("TMPDIR") or "/tmp", "hpcenv-group-%d-%d" % (os.getpid(), number))  # noqa: S108
     store = dist.FileStore(place, 1)
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -207,7 +207,7 @@ _GROUPS = {
 
 
 def main() -> int:
-    """Run all groups, each in a child; or one group here."""
+    """Run all groups, each in a child; with --only, run one group in this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
@@ -232,7 +232,7 @@ def _start(name: str) -> "subprocess.Popen[str]":
 
 
 def _report(name: str, child: "subprocess.Popen[str]") -> None:
-    """Print the results of a child; a check without a result has failed if the child failed, else it is unknown."""
+    """Print the results of a child. A check without a result counts as failed."""
     _, seconds, checks = _GROUPS[name]
     try:
         output, errors = child.communicate(timeout=seconds)

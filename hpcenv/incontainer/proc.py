@@ -31,7 +31,7 @@ def descendants(pid: int) -> List[Tuple[int, int]]:
 
 
 def variables(pid: int) -> Dict[bytes, bytes]:
-    """Return the environment that a process started with; empty if it has ended, or is another user's."""
+    """Return the environment with which a process started; empty if it has ended or belongs to another user."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             return dict(item.split(b"=", 1) for item in file.read().split(b"\0") if b"=" in item)
@@ -40,7 +40,7 @@ def variables(pid: int) -> Dict[bytes, bytes]:
 
 
 def _stat(pid: int) -> List[str]:
-    """Return proc_pid_stat(5) from its field 3 on; nothing if the process has ended."""
+    """Return the fields of proc_pid_stat(5) from field 3 on; none if the process has ended."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -49,23 +49,24 @@ def _stat(pid: int) -> List[str]:
 
 
 def state(pid: int) -> Tuple[str, Optional[int]]:
-    """Return the state of a process and its wait status: fields 3 and 52. "" if it has ended."""
+    """Return the state of a process (field 3; empty if it has ended) and its wait status (field 52)."""
     fields = _stat(pid)
     return fields[0] if fields else "", int(fields[49]) if len(fields) > 49 else None
 
 
 def runs(pid: int, start: int) -> bool:
-    """Whether the process that was started at this time runs: field 22, in clock ticks since boot.
+    """Return whether the process that was started at `start` still runs.
 
-    A process that has ended and is not waited for (a zombie) does not run, and another one may have its number later.
+    `start` is in clock ticks since boot (field 22). It is compared, because another process may have the same number
+    later. A process that has ended, but whose parent has not waited for it (a zombie), does not run.
     """
     fields = _stat(pid)
     return len(fields) > 19 and fields[0] not in "ZX" and int(fields[19]) == start
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process, with that of its children that it has waited for: fields 14 to 17. 0 if gone.
+    """Return the CPU time of a process and of the children that it has waited for (fields 14 to 17); 0 if it is gone.
 
-    So the sum over a tree of processes has also what those used that have ended, and nothing twice.
+    So the sum over a tree of processes also includes the time of ended processes, and counts no time twice.
     """
     return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -34,10 +34,10 @@ class OtherValue(NamedTuple):
     """A value that has changed since a checkpoint was written.
 
     Attributes:
-        name: in words.
+        name: name of the value, in words.
         before: the value in the record beside the checkpoint.
         now: the value of this run.
-        why: what may follow.
+        why: the possible effect of the difference.
     """
 
     name: str
@@ -60,7 +60,7 @@ COMPARED = {
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint in a folder; None without one, or without the folder."""
+    """Return the newest complete checkpoint in a folder; None if the folder has no checkpoint or does not exist."""
     try:
         found = [(step_of(path), path) for path in folder.iterdir() if step_of(path) is not None]
     except OSError:
@@ -69,7 +69,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """Return the step of a checkpoint; None if the path has no name of a checkpoint."""
+    """Return the step of a checkpoint; None if the path is not named like a checkpoint."""
     match = CHECKPOINT.match(checkpoint.name)
     return None if match is None else int(match.group(1))
 
@@ -108,7 +108,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def world_size(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks: from torch.distributed, else from the launch; 1 without both."""
+    """Return the number of ranks, from torch.distributed or else from the launch; 1 if both do not know it."""
     module = sys.modules.get("torch.distributed")
     if module is not None and module.is_available() and module.is_initialized():
         return int(module.get_world_size())
@@ -116,7 +116,7 @@ def world_size(environ: Mapping[str, str]) -> int:
 
 
 def torch_version() -> str | None:
-    """Return the version of torch: of the imported one, else of the installed one."""
+    """Return the version of the imported torch, or else of the installed torch."""
     return _version("torch")
 
 
@@ -133,7 +133,10 @@ def _version(name: str) -> str | None:
 
 
 def _of_torch(torch: Any) -> dict[str, Any]:
-    """Return the versions of the libraries that torch uses, and the GPU of this rank. torch is asked only if the script has imported it."""
+    """Return the versions of the libraries that torch uses, and the GPU of this rank.
+
+    All values are None if the script has not imported torch.
+    """
     empty = {"cuda": None, "hip": None, "cudnn": None, "nccl": None, "gpu": None}
     if torch is None:
         return empty
@@ -189,7 +192,7 @@ def write_record(checkpoint: Path, environ: Mapping[str, str], *, global_batch: 
     """Write the record beside a checkpoint.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the record could not be written.
     """
     record = {"schema": SCHEMA, "step": step_of(checkpoint), **identity(environ), "global_batch": global_batch}
     path = record_of(checkpoint)
@@ -238,6 +241,6 @@ def judge(checkpoint: Path, now: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Return an untrusted value on one line; a commit by its first digits."""
+    """Return an untrusted value as one line of text. A commit is cut to its first digits."""
     text = "".join(char if char.isprintable() else "?" for char in str(value))[:_LONGEST_VALUE]
     return re.sub(r"\A([0-9a-f]{12})[0-9a-f]{28,52}", r"\1", text)

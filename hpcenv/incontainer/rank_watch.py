@@ -1,13 +1,14 @@
 """Find the ranks that a program starts, and see how each of them ends.
 
-Runs on: inside the image (or in a bare host environment), in the agent of `--launcher none`. Linux, standard library only,
-Python 3.8 to 3.14.
+Runs on: inside the image (or in a bare host environment), in the agent of `--launcher none`. Linux, standard library
+only, Python 3.8 to 3.14.
 
-A rank is a process below this one with RANK and LOCAL_RANK in its environment, whose parent has none: what the launchers
-of torch, accelerate, DeepSpeed and MPI-free scripts set. It is a child of the program, so only the program gets its exit
-status. But until the program asks for it, the kernel keeps the process as a zombie, and proc(5) shows its status to the
-same user (`exit_code` of /proc/PID/stat). torchrun asks ten times a second (torch 2.13, monitor_interval). If a program
-is faster, only an exception of the rank is known, which the start hook records (start_hook/session.py).
+A rank is a process below this one that has RANK and LOCAL_RANK in its environment, while its parent does not. The
+launchers of torch, accelerate, DeepSpeed and MPI-free scripts set these variables. A rank is a child of the program, so
+only the program gets the exit status of the rank. But until the program asks for this status, the kernel keeps the
+rank as a zombie, and proc(5) shows the status to the same user (`exit_code` of /proc/PID/stat). torchrun asks ten times
+a second (torch 2.13, monitor_interval). If a program asks sooner, only an exception of the rank is known, which the
+start hook records (start_hook/session.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ENDED_BY_LAUNCHER = (143, 137)
 
 
 class Rank:
-    """One rank. `status` is None while it runs, or if the program took it before this process could read it."""
+    """One rank. `status` is None while the rank runs, or if the program took the status before it was read here."""
 
     def __init__(self, pid: int, rank: int, local_rank: int, restart: str) -> None:
         self.pid = pid
@@ -41,7 +42,7 @@ class RankWatch:
 
     Args of the constructor:
         count: number of expected ranks.
-        proc: the module of that name, in the folder of this file.
+        proc: the module proc.py, in the folder of this file.
     """
 
     def __init__(self, count: int, proc: Any) -> None:
@@ -74,7 +75,7 @@ class RankWatch:
             self._search()
 
     def failed(self, errors: str) -> List[Dict[str, Any]]:
-        """Return the rows of the ranks that failed for the agent's record, the first one first.
+        """Return the failed ranks as rows for the agent's record, the first one first.
 
         A rank whose status was not seen counts as failed only if it left an error.
 
@@ -119,7 +120,7 @@ class RankWatch:
 
 
 def _open(pid: int) -> int:
-    """Return a descriptor that can be read when the process has ended (pidfd_open(2)); -1 without one."""
+    """Return a descriptor that becomes readable when the process ends (pidfd_open(2)); -1 if this fails."""
     try:
         return int(os.pidfd_open(pid))  # type: ignore[attr-defined,unused-ignore]  # Python 3.9, Linux 5.3
     except (AttributeError, OSError):

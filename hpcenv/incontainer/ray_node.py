@@ -1,21 +1,22 @@
-"""Start Ray on one node: the head and the script on the first node, a Ray node on each other one; and end it.
+"""Start and end Ray on one node. The first node runs Ray's head and the script, each other node runs a Ray node.
 
-Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library only, Python 3.8 to 3.14.
-Ray is the environment's own, 2.52 or later: older ones have no token.
+Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library, Python 3.8 to 3.14.
+Ray is part of the environment. It must be 2.52 or later, because older versions have no token authentication.
 
     --ray OPTIONS -- PYTHON-ARGUMENTS...
 
 Options: those of tasks.py for one program, and
 
     --node=NAME           name of this node, also in Ray
-    --address=HOST:PORT   of Ray's head
-    --local-address=IP    of this node, for the other nodes
+    --address=HOST:PORT   address of Ray's head
+    --local-address=IP    address of this node, for the other nodes
     --gpus=N --memory=MB  what Slurm gave to the job on this node; memory is 0 if that is not known
-    --folder=DIR          for Ray's files; it is made with mode 0700, because Ray gives its own folders mode 0777
+    --folder=DIR          folder for Ray's files, made with mode 0700, because Ray gives the folders in it mode 0777
     --meet=PREFIX         PREFIX.token is the file with the token; the head makes PREFIX.ended when the script has ended
 
-`ray start --block` is a child of the agent, and is ended with everything below it. `ray stop` would end each Ray of this
-user on the node (ray#59551). A Ray that ends before the script ends the job, and the record says on which node.
+`ray start --block` is a child of the agent. The agent ends it and all its descendants. The agent does not use
+`ray stop`, which would end each Ray of this user on the node (ray#59551). If Ray ends before the script, the job ends,
+and the record names the node.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ except ImportError:  # pragma: no cover  (Python 3.7)
     metadata = None  # type: ignore[assignment]
 
 _OLDEST = (2, 52)
-# How long the nodes wait for each other: an image may have to be read on all of them.
+# How long the nodes wait for each other. Each node may first have to read the image.
 _SECONDS_TO_MEET = 300.0
 _SECONDS_TO_END = 5.0
-# `ray start` gives its raylet 30 s, and has no option for that (2.60): a busy node, or one that reads Ray over a network.
+# Number of attempts to start Ray. `ray start` waits 30 s for its raylet, and has no option to change that (2.60). This
+# is too short on some busy nodes, and if Ray is read over a network.
 _STARTS = 3
 _CHECK_SECONDS = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
-# Ports come in blocks, below those that the kernel gives to connections (ip_local_port_range, 32768 by default).
+# Ports are taken in blocks, below the ports that the kernel gives to connections (ip_local_port_range, from 32768).
 _FIRST_PORT, _END_OF_PORTS, _BLOCK = 10240, 32768, 128
 _PORT_OPTIONS = ("node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-listen-port",
     "dashboard-agent-grpc-port", "metrics-export-port")  # fmt: skip
 _FOR_WORKERS = 16  # the ports before this one are for the daemons
 _LARGEST_LOG = 8 << 20
 
-# Waits until Ray has N nodes; prints the names of those it has. Public functions of Ray only.
+# Waits until Ray has N nodes, and prints the names of its nodes. This program uses only public functions of Ray.
 _COUNT = """\
 import sys, time
 import ray
@@ -72,9 +74,9 @@ class RayFailed(Exception):
 
 
 class Ports:
-    """Free ports of this node, one after the other, which no other job of hpcenv takes while this process runs.
+    """Free consecutive ports of this node, which no other job of hpcenv takes while this process runs.
 
-    A name of an abstract socket (unix(7)) stands for each block: it disappears when its process ends in any way.
+    An abstract socket (unix(7)) reserves each block. Its name disappears when this process ends in any way.
     """
 
     def __init__(self, count: int) -> None:
@@ -109,8 +111,8 @@ class RayNode:
     """Ray on this node.
 
     Attributes:
-        is_head: whether the head and the script are here.
-        folder: of Ray's files, on the node's disk; only this user may enter it.
+        is_head: whether the head and the script run on this node.
+        folder: folder for Ray's files, on the node's disk; only this user may enter it.
     """
 
     def __init__(self, words: List[str], proc: Any) -> None:
@@ -139,15 +141,15 @@ class RayNode:
             file.write(token)
 
     def start(self, ports: Ports) -> None:
-        """Start Ray; on another node than the first, wait for the head before."""
-        os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
+        """Start Ray. All nodes but the first one wait for the head before that."""
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # Ray would use this variable and not the file
         os.environ.pop("RAY_ADDRESS", None)
         os.environ.update(
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN_PATH=self.folder + "/token",
             RAY_USAGE_STATS_ENABLED="0",
             RAY_TMPDIR=self.folder + "/r",
-            # Two more daemons of the head that listen; `ray start` has no options for them.
+            # The ports of two more daemons of the head; `ray start` has no options for them.
             AUTOSCALER_METRIC_PORT=str(ports.first + len(_PORT_OPTIONS)),
             DASHBOARD_METRIC_PORT=str(ports.first + len(_PORT_OPTIONS) + 1),
         )
@@ -166,7 +168,7 @@ class RayNode:
         os.environ["RAY_ADDRESS"] = self._address
 
     def _start_once(self, ports: Ports) -> None:
-        """Start Ray, and wait until it says that it runs."""
+        """Start Ray, and wait until its log says that it runs."""
         words = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py"), "ray", "start"]
         with open(self._log, "ab") as log:
             begin = log.tell()
@@ -189,7 +191,7 @@ class RayNode:
         numbers.update({"num-cpus": cpus, "num-gpus": self._gpus})
         if self._memory:
             room = os.statvfs("/dev/shm")
-            # Ray's own share is 30 % too, but of the whole machine.
+            # Ray's default is also 30 %, but of the memory of the whole machine.
             store = max(min(self._memory * 3 // 10, room.f_bavail * room.f_frsize * 9 // 10), 80 << 20)
             numbers.update({"memory": self._memory - store, "object-store-memory": store})
         head = ["--address=" + self._address]
@@ -219,7 +221,7 @@ class RayNode:
             time.sleep(_CHECK_SECONDS)
 
     def require_nodes(self) -> None:
-        """Wait until all nodes are there."""
+        """Wait until all nodes have joined Ray."""
         argv = [sys.executable, "-c", _COUNT, str(self.nodes), str(_SECONDS_TO_MEET)]
         with open(self._log, "ab") as log:
             counting = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
@@ -238,7 +240,7 @@ class RayNode:
         """Raise RayFailed if Ray, or one of its daemons, has ended on this node."""
         if self._ray is None:
             return
-        # `ray start` looks once a second. Before that, the script may already have failed because of this node.
+        # `ray start` checks its daemons only once a second. Before that, the script may fail because of this node.
         for pid in self._proc.children(self._ray.pid):
             state, code = self._proc.state(pid)
             if state == "Z" and code and code != signal.SIGTERM:
@@ -248,8 +250,8 @@ class RayNode:
             raise RayFailed("`ray start` ended with %d: %s" % (code if code >= 0 else 128 - code, self._last_line()))
 
     def has_ended(self) -> bool:
-        """Return whether the head says that the script has ended."""
-        # Opening the folder makes an NFS client ask the server; a file that was missing may be remembered as missing.
+        """Return whether the head has reported that the script has ended."""
+        # Opening the folder makes an NFS client ask the server. Otherwise it may remember that the file was missing.
         folder, name = os.path.split(self._meet + ".ended")
         return name in os.listdir(folder)
 
@@ -315,15 +317,15 @@ def _name_of(pid: int) -> str:
 
 
 def _not_loopback(address: str) -> str:
-    """Return an address that Ray does not replace by that of a network, as it does with 127.0.0.1 (services.py, 2.60)."""
+    """Return the address with 127.0.0.2 for 127.0.0.1, which Ray would replace by another one (services.py, 2.60)."""
     return address.replace("127.0.0.1", "127.0.0.2")
 
 
 def run(argv: List[str], tasks: Any, proc: Any) -> Dict[str, Any]:
-    """Run the node's part, wait for the end, and return the agent's record.
+    """Run Ray, and the script on the first node, until the script ends; return the agent's record.
 
     Args:
-        argv: see the top of this file.
+        argv: options and program, see the top of this file.
         tasks, proc: the modules of these names, in the folder of this file.
     """
     end = argv.index("--")
@@ -360,11 +362,11 @@ def _require_token_support() -> None:
 
 
 def _run_script(node: RayNode, argv: List[str], tasks: Any) -> Tuple[int, List[Dict[str, Any]]]:
-    """Run the script when all nodes are there; return its status, and its row if it failed."""
+    """Run the script when all nodes have joined; return its status, and its record if it failed."""
     node.require_nodes()
     end = argv.index("--")
     options = tasks.TaskOptions(argv[:end])
-    # By this variable the launch step finds what gets the signals of a stop (launch/processes.py).
+    # By this variable, the launch step finds the process that gets the signals of a stop (launch/processes.py).
     options.variables["HPCENV_RAY_SCRIPT"] = "1"
     script = tasks.Task(options, -1, argv[end + 1 :])
     try:

@@ -1,14 +1,15 @@
 """Keep the store of torchrun's rendezvous open until the other nodes have left it.
 
-Runs on: inside the image (or in a host environment), alone: standard library and torch only, Python 3.8 to 3.14.
+Runs on: inside the image (or in a host environment). Needs only the standard library and torch, Python 3.8 to 3.14.
 
-The agents of all nodes talk to one store, in the agent of the first node. torchrun ends each agent when its own work
-is done. If the first one ends before the others, they find a broken connection: a training that succeeded then ends
-with hundreds of lines of C++ frames (RendezvousConnectionError, seen with torch 2.13). So the first agent ends last.
+The agents of all nodes are connected to one store, in the agent of the first node. torchrun ends each agent when the
+work of this agent is done. If the first agent ends before the others, their connections break. A training that
+succeeded then ends with hundreds of lines of C++ frames (RendezvousConnectionError, seen with torch 2.13). So the first
+agent ends last.
 
-It finds the remaining agents in the kernel's list of connections (proc_pid_net(5), `net/tcp`). That needs no message
-from the others, and a killed agent does not count. If nodes are emulated on one machine, the other agents are the other
-processes here.
+The first agent finds the remaining agents in the kernel's list of connections (proc_pid_net(5), `net/tcp`). So it needs
+no message from the others, and a killed agent does not count. If nodes are emulated on one machine, the other agents
+are other processes of this machine.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 _SECONDS_BETWEEN_LOOKS = 0.02
 # After a failure, a rank of another node may wait for its peers without end. Slurm ends it when this node has ended.
 SECONDS_AFTER_FAILURE = 2.0
-# On one machine, a leftover process of a rank may hold a connection: nothing ends it in the way srun ends a node.
+# On one machine, a leftover process of a rank may hold a connection, and no srun ends this process.
 _SECONDS_ON_ONE_MACHINE = 10.0
 _SECONDS_TO_CONNECT = 60
 _ESTABLISHED = "01"
 
 
 def endpoint_hosted_here(argv: List[str]) -> Optional[Tuple[str, int]]:
-    """Return host and port of the store, from the arguments of torchrun; None if other nodes do not use this one."""
+    """Return host and port of the store, from the arguments of torchrun; None if no other node uses a store here."""
     end = argv.index("--") if "--" in argv else len(argv)
     words = dict(word.split("=", 1) for word in argv[:end] if "=" in word)
     match = re.match(r"\[?(.+?)\]?:(\d+)\Z", words.get("--rdzv_endpoint", ""))
@@ -39,7 +40,7 @@ def endpoint_hosted_here(argv: List[str]) -> Optional[Tuple[str, int]]:
 
 
 def hold(host: str, port: int) -> Any:
-    """Start the store that torchrun then uses; it stays open as long as the returned object exists.
+    """Start the store that torchrun then uses. The store stays open as long as the returned object exists.
 
     torchrun asks for a store that is shared inside its process (`multi_tenant`, torch 1.10 to 2.13). Returns None if
     the store cannot be started: torchrun then fails with its own message.
@@ -80,7 +81,7 @@ def note_stores_of_ranks() -> List[Any]:
 def has_joined(stores: List[Any]) -> Optional[bool]:
     """Return whether any rank has joined a process group; None if this is unknown.
 
-    A rank that joins one writes a key when it connects to the store (TCPStore with a world size).
+    A rank that joins a process group writes a key when it connects to the store (TCPStore with a world size).
     """
     try:
         return any(store.num_keys() > 0 for store in stores) if stores else None
@@ -89,14 +90,14 @@ def has_joined(stores: List[Any]) -> Optional[bool]:
 
 
 def wait_for_others(host: str, port: int, seconds: Optional[float], is_asked_to_end: Callable[[], bool]) -> bool:
-    """Wait until no other node is connected to the store; return whether this was reached.
+    """Wait until no other node is connected to the store; return False if the wait ended before that.
 
     Args:
         host: host of the store; if it is this machine's loopback address, the nodes are emulated here.
         port: port of the store.
-        seconds: how long to wait at most; None after a success. Then srun ends this step if a node dies, or a minute
-            after the first node has ended (`--wait` in the batch script).
-        is_asked_to_end: whether a signal asks this process to end.
+        seconds: how long to wait at most; None for no limit, after a success. Then srun ends this step if a node dies,
+            or a minute after the first node has ended (`--wait` in the batch script).
+        is_asked_to_end: returns whether a signal asks this process to end.
     """
     one_machine = host == "localhost" or host == "::1" or host.startswith("127.")
     if one_machine and seconds is None:
@@ -119,8 +120,8 @@ def count_others(port: int, folder: str = "/proc/self/net", own: Optional[Set[st
     Args:
         port: port of the store.
         folder: where the kernel lists the connections.
-        own: the inodes of this process's sockets, where nodes are emulated on this machine. The connections of its
-            other processes count then. None: connections inside this machine do not count.
+        own: the inodes of this process's sockets, if nodes are emulated on this machine. Then connections of other
+            processes on this machine count. With None, connections inside this machine do not count.
     """
     inodes: Dict[Tuple[str, str], str] = {}
     peers: List[Tuple[str, str]] = []
@@ -160,6 +161,6 @@ def _own_sockets() -> Set[str]:
 
 
 def _address(word: str) -> Tuple[str, str]:
-    """Return address and port, both in hexadecimal; an IPv4 address in IPv6 form as IPv4."""
+    """Return address and port, both in hexadecimal. An IPv4 address in IPv6 form is returned in IPv4 form."""
     address, _, port = word.partition(":")
     return (address[24:] if address.startswith("0000000000000000FFFF0000") else address), port

@@ -1,13 +1,13 @@
 """Start a service of a session; give a program that only knows TCP a Unix socket.
 
-Runs on: inside the image (or in a host environment), alone: standard library only, Python 3.8 and newer.
+Runs on: inside the image (or in a host environment). Needs only the standard library, Python 3.8 and newer.
 
     python3 service.py CONFIG        # JSON, written by hpcenv/sessions/services.py
 
 A program that listens on a Unix socket itself (Jupyter) replaces this process. For any other program this process is a
-relay between the socket and a port. The program then is in a network namespace that has 127.0.0.1 only: no other user of
-the node reaches the port, and the folder of the socket is open to its owner only. The container runtime makes the
-namespace; on the host this process makes it (`own_network`).
+relay between the socket and a port. The program then runs in a network namespace that has 127.0.0.1 only. So no other
+user of the node reaches the port, and the folder of the socket is open to its owner only. The container runtime makes
+the namespace; on the host, this process makes it (`own_network`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(path: str) -> int:
 
 
 def find(module: str, argv: List[str]) -> Optional[List[str]]:
-    """Return the command with the path of its program; None if the environment lacks it."""
+    """Return the command with the path of its program; None if the environment has no such program."""
     if module:
         found = importlib.util.find_spec(module.partition(".")[0])
         return None if found is None else [sys.executable, "-m", module] + argv
@@ -76,7 +76,7 @@ def make_own_network() -> None:
     """Move this process into a network namespace, in which it has its own user id and 127.0.0.1.
 
     Raises:
-        OSError: this machine does not allow it.
+        OSError: this machine does not allow such a namespace.
     """
     uid, gid = os.getuid(), os.getgid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -101,7 +101,7 @@ def free_port() -> int:
 def relay(argv: List[str], path: str, port: int, *, private: bool) -> int:
     """Start the program, and connect a Unix socket with its port until it ends; return its exit status.
 
-    The socket is made when the port answers: a process that waits for the socket waits for the program.
+    The socket is made when the port answers. So a process that waits for the socket also waits for the program.
     """
     if not private and answers(port):
         print("another program listens on port %d already" % port, file=sys.stderr)
@@ -136,7 +136,7 @@ def answers(port: int) -> bool:
 
 
 def connect(port: int) -> socket.socket:
-    """Return a connection with the program, which may listen on the older or the newer kind of address."""
+    """Return a connection with the program, which may listen on an IPv4 or an IPv6 address."""
     try:
         return socket.create_connection(("127.0.0.1", port))
     except ConnectionRefusedError:
@@ -176,7 +176,7 @@ def accept(listener: socket.socket, port: int) -> None:
 
 
 def pump(source: Any, target: Any) -> None:
-    """Send what comes from one end to the other end, until there is no more."""
+    """Copy data from one socket to the other, until the first socket is closed."""
     try:
         while True:
             data = source.recv(1 << 16)

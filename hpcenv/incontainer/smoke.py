@@ -1,6 +1,6 @@
-"""Test whether the ranks of a job can communicate: with one process for each rank, started like the training.
+"""Test whether the ranks of a job can communicate. Each rank is one process, started like the training.
 
-Runs on: inside the image (or in a host environment), alone: standard library and torch only, Python 3.8 to 3.14.
+Runs on: inside the image (or in a host environment). Needs only the standard library and torch, Python 3.8 to 3.14.
 
     smoke.py --folder DIR --backend gloo|nccl --seconds N              # all ranks together, started by torchrun
     smoke.py --folder DIR --backend ... --seconds N --pairs PLAN       # one process per node: pairs of nodes, in rounds
@@ -12,7 +12,7 @@ collective that hangs cannot be ended from inside. NCCL writes its log to DIR/nc
 The phases are the checks `smoke.*` of nccl_health (docs/explanation/network.md): `init` is a process group and one
 all_reduce of one element; `correct` compares the results of four collectives with known values, at sizes for which
 NCCL uses different protocols (LL, LL128, Simple); `second-group` uses a second process group beside the first one
-(fabrics are known where one group works and two hang: laifs-container-recipes#44); `bandwidth` measures all_reduce.
+(on some fabrics one group works, but two groups hang: laifs-container-recipes#44); `bandwidth` measures all_reduce.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-# Elements of float32. NCCL changes its protocol between them.
+# Numbers of float32 elements. NCCL uses different protocols for them.
 _SIZES = (1, 1 << 10, 1 << 18, 1 << 20)
-# Elements that all ranks together gather or exchange.
+# At most this many elements are gathered or exchanged by all ranks together.
 _MOST_GATHERED = 1 << 22
-# The values are whole numbers below 2**24, which float32 holds exactly, up to this number of ranks.
+# The inputs repeat after this many elements. With up to about 3,300 ranks, all results are whole numbers below 2**24,
+# which float32 holds exactly.
 _PERIOD = 97
 
 _MEASURED_BYTES = 4 << 20
@@ -57,7 +58,7 @@ class Report:
         os.write(self._file, (json.dumps(line, sort_keys=True) + "\n").encode("ascii"))
 
     def run(self, phase: str, act: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Run one phase and write its begin, and its end or failure; the exception of a failure is raised again."""
+        """Run one phase and record its begin, and its end or failure. After a failure, its exception is raised again."""
         self.write(phase, "begin")
         started = time.monotonic()
         try:
@@ -91,10 +92,10 @@ class Group:
         return self.torch.arange(count, device=self.device).remainder(_PERIOD).to(self.torch.float32)
 
     def require(self, name: str, count: int, found: Any, expected: Any) -> None:
-        """Compare all elements.
+        """Compare all found elements with the expected ones.
 
         Raises:
-            WrongValue: one differs.
+            WrongValue: an element differs.
         """
         if bool(self.torch.equal(found, expected)):
             return
@@ -143,13 +144,13 @@ class Group:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether a backend lacks a collective. Every rank finds this out before it sends anything."""
+    """Return whether the error says that the backend lacks a collective. Each rank gets it before it sends anything."""
     words = str(error).lower()
     return isinstance(error, NotImplementedError) or "does not support" in words or "not supported" in words
 
 
 def compare_values(group: Group) -> Dict[str, Any]:
-    """Run four collectives at several sizes and compare every element; return what ran and what the backend lacks.
+    """Run four collectives at several sizes and compare every element. Return which ran and which the backend lacks.
 
     Raises:
         WrongValue: a result is wrong.
@@ -192,8 +193,8 @@ def use_two_groups(first: Group, seconds: float) -> Dict[str, Any]:
 def measure(group: Group) -> Dict[str, Any]:
     """Return the bandwidth of all_reduce.
 
-    `bus_gb_s` is bytes / seconds * 2 (n - 1) / n in units of 1e9 bytes per second, which does not depend on the number
-    of ranks (nccl-tests, PERFORMANCE.md).
+    `bus_gb_s` is bytes / seconds * 2 (n - 1) / n, in units of 1e9 bytes per second. This value does not depend on the
+    number of ranks n (nccl-tests, PERFORMANCE.md).
     """
     _seconds_of(group, _MEASURED_BYTES)
     seconds = _seconds_of(group, _MEASURED_BYTES)
@@ -231,7 +232,7 @@ def connections(ignored_port: str, folder: str = "/proc/self") -> List[List[str]
 
     Args:
         ignored_port: port of the store, which only serves the rendezvous.
-        folder: of the process in /proc.
+        folder: folder of the process in /proc.
     """
     own = _own_sockets(folder)
     found = set()
@@ -264,7 +265,7 @@ def _own_sockets(folder: str) -> Dict[str, bool]:
 
 
 def _address(word: str) -> Tuple[str, str]:
-    """Return address and port as text, from proc_pid_net(5): 32-bit words in the byte order of the machine."""
+    """Return address and port as text. proc_pid_net(5) has 32-bit words in the byte order of the machine."""
     import socket
 
     digits, _, port = word.partition(":")
@@ -336,8 +337,8 @@ def test_together(torch: Any, report: Report, options: argparse.Namespace) -> No
 def test_pairs(torch: Any, report: Report, options: argparse.Namespace) -> None:
     """Test pairs of nodes, one process per node; a pair that hangs does not stop the next round.
 
-    The plan has `nodes` (each with `host` and `port`) and `rounds`: lists of pairs of numbers of nodes. Each round has
-    the same length on every node, so that both nodes of a pair meet even after a round that hung.
+    The plan has `nodes` (each with `host` and `port`) and `rounds`. Each round is a list of pairs of node numbers. A
+    round takes the same time on every node, so that both nodes of a pair meet even after a round that hung.
     """
     with open(options.pairs, encoding="utf-8") as file:
         plan = json.load(file)
@@ -354,7 +355,7 @@ def test_pairs(torch: Any, report: Report, options: argparse.Namespace) -> None:
 
 
 def _in_child(act: Callable[[], None], seconds: float) -> None:
-    """Run `act` in a child process, and kill it after `seconds`. NCCL cannot be used again after a failure."""
+    """Run `act` in a child process, and kill it after `seconds`. A process cannot use NCCL again after a failure."""
     child = os.fork()
     if child == 0:
         try:
@@ -407,7 +408,7 @@ def main(words: Optional[List[str]] = None) -> int:
     report = Report(options.folder, rank)
     report.write("start", "begin")
     if options.backend == "nccl":
-        # Before torch is imported. A file of each rank: lines of several ranks in one file mix.
+        # This is set before torch is imported. Each rank has its own file, because in one file the lines would mix.
         os.environ["NCCL_DEBUG"] = "INFO"
         os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV,GRAPH"
         if options.diagnostics:

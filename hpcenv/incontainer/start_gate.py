@@ -1,7 +1,7 @@
 """The inner side of the start gate: the agent loads torch, reports what was loaded, and waits.
 
 Runs on: inside the image (or in a host environment), beside agent.py. Standard library only, Python 3.8 to 3.14.
-container/start_gate.py is the other side, and says why there is a gate.
+container/start_gate.py is the other side, and explains why there is a gate.
 
 The folder has a file and two FIFOs.
 
@@ -30,7 +30,7 @@ def may_start(folder: str) -> bool:
     """Load the requested libraries, report them, and wait; return whether the training may start.
 
     Args:
-        folder: of the gate.
+        folder: folder of the gate.
     """
     with open(os.path.join(folder, "load.json"), encoding="utf-8") as file:
         wanted = json.load(file)

@@ -42,7 +42,7 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
 
     @property
     def job_id(self) -> str:
-        """The id under which the job was submitted: of an array `ARRAY_INDEX`."""
+        """The id under which the job was submitted; for an element of an array, `ARRAY_INDEX`."""
         return os.environ["HPCENV_JOB_ID"]
 
     @property
@@ -62,7 +62,7 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
         return names or super().hostnames
 
     def _handle_signals(self, paths: Any, submission: Any) -> None:
-        """Handle Slurm's warning once; it may come from Slurm and from hpcenv's launch step."""
+        """Handle Slurm's warning only once, because both Slurm and hpcenv's launch step may send it."""
         super()._handle_signals(paths, submission)
         handle = signal.getsignal(self._usr_sig())  # type: Any
 
@@ -75,7 +75,7 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
         signal.signal(self._usr_sig(), once)
 
     def _requeue(self, countdown: int) -> None:
-        """Tell the batch script that this job has a checkpoint; it queues the job again when all tasks have ended.
+        """Tell the batch script that this job has a checkpoint. When all tasks have ended, the script requeues the job.
 
         The container has no scontrol, and the batch script knows the options of the user (`requeue`, `max_requeues`).
         """
@@ -85,7 +85,7 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
             with open(os.path.join(folder, name), "w"):
                 pass
         print("hpcenv: the checkpoint is written; the job is queued again (%d timeouts left)" % countdown, flush=True)
-        # Not submitit's own exit status 255: nothing has failed.
+        # The exit status is not 255 as in submitit, because nothing has failed.
         sys.exit(0)
 
     def _end_after_checkpoint(self) -> None:
@@ -101,8 +101,8 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
 def register() -> None:
     """Let `submitit.JobEnvironment()` find the class above.
 
-    An installed hpcenv names its executor as a plug-in of submitit. On a compute node only a small part of hpcenv can
-    be imported, so that entry would fail with a message; it is left out.
+    An installed hpcenv registers its executor as a plug-in of submitit. On a compute node, only a small part of hpcenv
+    can be imported. So that entry would fail with a message, and is left out.
     """
     found = plugins._iter_submitit_entrypoints  # type: Any
     own = metadata.EntryPoint(

@@ -1,6 +1,6 @@
 """Start a program on one node without torchrun: one copy for each rank, one single rank, or one copy without a rank.
 
-Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library only, Python 3.8 to 3.14.
+Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library, Python 3.8 to 3.14.
 
     OPTIONS -- PYTHON-ARGUMENTS...
 
@@ -9,11 +9,12 @@ Options: --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR, and
     --only=L          start only the task with this local rank: each task of srun starts one
     --program         start the program once, and without a rank: it starts the ranks itself
     --set=NAME=VALUE  set a variable; more than once
-    --prefix=TEXT     of the lines in the job's log; {rank} is the rank
+    --prefix=TEXT     prefix of the lines in the job's log; {rank} is the rank
 
 Each task gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun's ranks do. Its output goes to
-DIR/tasks/attempt_0/LOCAL-RANK/{stdout,stderr}.log, and with a prefix to the job's log; that of a program to DIR/program/,
-and to the job's log as it is. The ranks of a program are found among the processes below it (rank_watch.py).
+DIR/tasks/attempt_0/LOCAL-RANK/{stdout,stderr}.log, and with a prefix to the job's log. The output of a program goes to
+DIR/program/, and without a prefix to the job's log. The ranks of a program are found among the processes below it
+(rank_watch.py).
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Task:
 
 
 class Log:
-    """A file that a task writes to; its lines go to the job's log with a prefix."""
+    """A file to which a task writes. Its lines are copied to the job's log, each with a prefix."""
 
     def __init__(self, path: str, prefix: str) -> None:
         self.target = open(path, "ab")  # type: BinaryIO
@@ -130,7 +131,7 @@ def run(argv: List[str], rank_watch: Any, proc: Any) -> Dict[str, Any]:
     """Start the tasks, wait until all have ended, and return the agent's record.
 
     Args:
-        argv: see the top of this file.
+        argv: options and program, see the top of this file.
         rank_watch, proc: the modules of these names, in the folder of this file.
     """
     end = argv.index("--")
@@ -148,7 +149,7 @@ def run(argv: List[str], rank_watch: Any, proc: Any) -> Dict[str, Any]:
     failed = sorted((task for task in tasks if task.status != 0), key=lambda task: task.ended)
     rows = [task.record() for task in failed]
     if failed and watch is not None:
-        # The program ended because of its rank.
+        # The program ended because a rank of it failed.
         rows = watch.failed(os.path.join(options.log_dir, "errors")) or rows
     status = next((row["status"] for row in rows if row["status"]), failed[0].status if failed else 0)
     return {"schema": 1, "status": status, "error": "", "asked": "", "ranks": rows}

@@ -1,4 +1,4 @@
-"""Compare one field of one node with what the lockfile expects. Pure.
+"""Compare one field of one node with the value in the lockfile. Pure.
 
 Runs on: COMPUTE NODE (the batch node) and LOGIN NODE. Standard library only.
 """
@@ -30,7 +30,7 @@ def compare(expected: Expectation, facts: Facts) -> Finding | None:
 
 
 def why_unknown(field: str, facts: Facts) -> str:
-    """Return why the value is missing: the reason of the field, or of the part of the check step that reads it."""
+    """Return why a value is missing: the reason for the field, or for the part of the check step that reads it."""
     part = {"host": "host", "code": "script", "container": "sif"}.get(field.split(".", maxsplit=1)[0], "probe")
     return facts.unknown.get(field) or facts.unknown.get(part) or "this node did not report it"
 
@@ -63,7 +63,7 @@ def _compare_minimum(expected: Expectation, value: Value, facts: Facts, locked: 
 
 
 def _version(value: Value) -> tuple[int, ...] | None:
-    """Return `580.65.06`, or a count, as a tuple of numbers; None for any other value."""
+    """Return a version such as `580.65.06`, or a count, as a tuple of numbers; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     text = str(value)
@@ -71,7 +71,7 @@ def _version(value: Value) -> tuple[int, ...] | None:
 
 
 def _files_note(expected: Expectation, facts: Facts) -> str:
-    """Name the newest files that belong to no package: the lockfile holds only their number and digest."""
+    """Name the newest files that belong to no package. The lockfile contains only their number and digest."""
     count = facts.values.get("packages.unlisted-count")
     if expected.field != "packages.unlisted-digest" or not isinstance(count, int):
         return ""
@@ -83,7 +83,7 @@ def _files_note(expected: Expectation, facts: Facts) -> str:
 
 
 def _short_path(path: str) -> str:
-    """Return the end of a path, shorter than a line: the end tells most."""
+    """Return the end of a path, short enough for a line. The end of a path says most."""
     path = visible_ascii(re.sub(r"^.*?/(?=(site|dist)-packages/)", "", path))
     return path if len(path) <= _PATH_WIDTH else "..." + path[3 - _PATH_WIDTH :]
 
@@ -102,7 +102,7 @@ def _list_note(locked: Value, value: Value) -> str:
 
 
 def _kind_note(locked: Value, value: Value) -> str:
-    """Name the types of two values that look alike in the table, for example the text `8` and the number 8."""
+    """Name the types of two values that look the same in the table, for example the text `8` and the number 8."""
     if show(locked) != show(value):
         return ""
     return f"locked as {_KINDS[type(locked)]}, found as {_KINDS[type(value)]}"

@@ -1,11 +1,11 @@
-"""The gate: it takes the manifest and the facts of all nodes, and returns a verdict. Pure.
+"""The gate: compare the facts of all nodes with the manifest, and return a verdict. Pure.
 
 Runs on: COMPUTE NODE (the batch node), standard library only.
 
-A comparison has three results: `match`, `mismatch`, `unknown`. All nodes are judged before the decision: each node is
-compared with the lockfile, and the nodes are compared with each other. The manifest says how much each field matters.
-`unknown` on a field that must match blocks the job like a mismatch, but with a separate exit status: a wrong "match"
-costs more than a job that did not start.
+A comparison has one of three results: `match`, `mismatch`, `unknown`. All nodes are judged before the decision. Each
+node is compared with the lockfile, and the nodes are compared with each other. The manifest gives the severity of each
+field. If a field must match and is `unknown`, the job is blocked as with a mismatch, but with another exit status,
+because a wrong "match" costs more than a job that did not start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpcenv.records.severities import STRICTEST_FIRST, Severities, strictest
 from hpcenv.records.variables import recorded_value
 from hpcenv.records.verdict import Finding, NodeVerdict, Result, Verdict
 
-# Note of a finding that compares nodes with each other, not with the lockfile.
+# The note of a finding for which nodes were compared with each other, not with the lockfile.
 DIFFERS_BETWEEN_NODES = "differs between the nodes of this job"
 
 _SIF = "container.sif.sha256"
@@ -41,18 +41,18 @@ _SCRIPT = "code.script-sha256"
 _CODE = "code.digest"
 _CHANGED = "code.changed"
 _HOOK = "code.start-hook-sha256"
-# Fields with a digest over all packages: the rows of the single packages explain a difference.
+# Fields with a digest over all packages. If a digest differs, the rows of the single packages explain why.
 _PACKAGE_DIGESTS = ("packages.env-digest", "packages.content-digest")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """One start of a run, with the facts by which it is judged.
+    """One start of a run, with the facts by which this start is judged.
 
     Attributes:
         nodes: all nodes of the allocation, in Slurm's order.
-        reported: node -> the facts that it wrote in this attempt.
-        silent: node -> why it has no such facts.
+        reported: node -> the facts that the node wrote in this attempt.
+        silent: node -> why the node has no facts of this attempt.
     """
 
     manifest: Manifest
@@ -70,7 +70,7 @@ class _ChosenNodes:
 
     Attributes:
         launched: the nodes that train; empty if no ranks can start.
-        findings: the reasons that prevent a rendezvous.
+        findings: the reasons why no rendezvous is possible.
     """
 
     launched: tuple[str, ...] = ()
@@ -93,13 +93,13 @@ def judge(
     Args:
         manifest: the run, with the locked values and the severity of each field.
         nodes: all nodes of the allocation, in Slurm's order.
-        facts: node -> what it reported; facts of another run, attempt or node do not count.
-        problems: node -> why it has no facts.
-        attempt, job_id: attempt and job of this start; the rendezvous id is made from them.
+        facts: node -> what the node reported. Facts of another run, attempt or node do not count.
+        problems: node -> why the node has no facts.
+        attempt, job_id: attempt and job of this start. The rendezvous id is made from both.
         window: when this attempt began, and the present time, by the batch node's clock; None if not known.
 
     Returns:
-        The verdict, and the network choice; the verdict contains parts of that choice.
+        The verdict, and the choice of the network. The verdict contains parts of this choice.
 
     Raises:
         RecordInvalid: the manifest does not give the severity of a field.
@@ -120,7 +120,7 @@ def _of_this_attempt(
     attempt: int,
     job_id: str,
 ) -> _Start:
-    """Separate the nodes with facts of this attempt from the nodes without; give the reason for the latter."""
+    """Separate the nodes with facts of this attempt from the nodes without such facts, and say why they have none."""
     usable, missing = {}, {}
     for node in nodes:
         found = facts.get(node)
@@ -155,7 +155,7 @@ def _findings(start: _Start, clocks: Mapping[str, CheckOutcome]) -> tuple[Findin
 
 
 def _choose(start: _Start, findings: Sequence[Finding]) -> _ChosenNodes:
-    """Choose the nodes that train and their rendezvous; if there is no rendezvous, give the reasons for all nodes."""
+    """Choose the nodes that train, and their rendezvous. If no rendezvous is possible, return the reasons."""
     manifest, nodes, facts, attempt = start.manifest, start.nodes, start.reported, start.attempt
     launched, choice = _choose_nodes(manifest, nodes, facts, findings, job_id=start.job_id, attempt=attempt)
     if choice is not None:
@@ -189,7 +189,7 @@ def _verdict(
 
 
 def _without_credentials(choice: rendezvous.Choice) -> dict[str, tuple[Setting, ...]]:
-    """Return the settings of each node in the form of the records."""
+    """Return the settings of each node without credentials, as records may contain them."""
     return {
         node: tuple(replace(setting, value=recorded_value(setting.name, setting.value)) for setting in settings)
         for node, settings in choice.settings.items()
@@ -199,7 +199,7 @@ def _without_credentials(choice: rendezvous.Choice) -> dict[str, tuple[Setting, 
 def _inherited(
     nodes: Iterable[str], facts: Mapping[str, Facts], choice: rendezvous.Choice
 ) -> dict[str, tuple[Setting, ...]]:
-    """Return, for each node, the variables of the job that reach its ranks and can change results."""
+    """Return, for each node, the variables that its ranks get from the job and that can change results."""
     return {
         node: tuple(
             variable
@@ -212,12 +212,12 @@ def _inherited(
 
 
 def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Severities) -> Verdict:
-    """Add to the verdict what the nodes found at the start: the last check of the SIF is a part of the gate. Pure.
+    """Add to the verdict why nodes refused the start. The last check of the SIF on a node is a part of the gate. Pure.
 
     Args:
         verdict: the verdict of this attempt, which allowed the start.
         refused: records of the nodes on which the start was refused.
-        severities: how much each field matters in this run.
+        severities: the severity of each field in this run.
     """
     rows = [row for record in refused for row in _refusal(record, severities)]
     findings = (*rows, *verdict.findings)
@@ -249,7 +249,7 @@ def _node_verdicts(
     findings: Iterable[Finding],
     severities: Severities,
 ) -> tuple[NodeVerdict, ...]:
-    """Return the result of each node, and the number of fields that were compared on it."""
+    """Return the result of each node, and the number of fields that were compared on the node."""
     fields = [expected.field for expected in (*manifest.expectations, *_of_the_run(manifest, severities))]
     of_node: dict[str, list[Finding]] = {node: [] for node in nodes}
     for finding in findings:
@@ -278,7 +278,7 @@ def _choose_nodes(
     job_id: str,
     attempt: int,
 ) -> tuple[tuple[str, ...], rendezvous.Choice | None]:
-    """Return the first nodes that match and reach each other, as many as the run needs; no node if too few do."""
+    """Return the first nodes that match and reach each other, as many as the run needs; none if there are too few."""
     if len(nodes) != manifest.nodes + manifest.spare:
         return (), None
     out = {finding.node for finding in findings if _blocks(finding)}
@@ -306,7 +306,7 @@ def _judge_shape(manifest: Manifest, nodes: Sequence[str], severities: Severitie
 
 
 def _judge_lockfile(manifest: Manifest, nodes: Sequence[str], severities: Severities) -> Iterable[Finding]:
-    """Report that an edited lockfile is used because of --frozen."""
+    """Report that the lockfile was edited, and is used nevertheless because of --frozen."""
     if manifest.lockfile_edited:
         note = "the file was changed by hand or by a merge, and the fingerprint in it names something else"
         locked, found = "as `hpcenv lock` wrote it", f"content {manifest.lockfile_edited}"
@@ -321,7 +321,7 @@ def _judge_silent(problems: Mapping[str, str], severities: Severities) -> Iterab
 def _judge_network(
     nodes: Sequence[str], choice: rendezvous.Choice, without_facts: Mapping[str, str], severities: Severities
 ) -> Iterable[Finding]:
-    """Return the problems that prevent a rendezvous; nodes without facts already have a finding."""
+    """Return the problems that prevent a rendezvous. Nodes without facts are left out: they already have a finding."""
     problems = {node: reason for node, reason in choice.problems.items() if node not in without_facts}
     if choice.rendezvous is None and not choice.problems and not without_facts:
         problems = {nodes[0]: "no rendezvous endpoint could be chosen"}
@@ -341,7 +341,7 @@ def _judge_staging(_: Manifest, facts: Facts, severities: Severities) -> list[Fi
 
 
 def _judge_mounts(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Report each mount that hides files of the image and is not locked."""
+    """Report mounts that hide files of the image and are not in the lockfile."""
     if manifest.environment.kind != "sif" or "probe" in facts.unknown or _SIF in facts.unknown:
         return []
     expected = "nothing over files of the image"
@@ -363,7 +363,7 @@ def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Fin
     return [] if facts.checks is None else check_results.findings(facts.node, facts.checks.others, severities)
 
 
-# The rules that judge a single node, in addition to the comparison with the lockfile. A new rule is a function here.
+# The rules that judge a single node, in addition to the comparison with the lockfile. Add the function of a new rule.
 _RULES: tuple[Callable[[Manifest, Facts, Severities], list[Finding]], ...] = (
     gpu_rules.judge,
     library_rules.judge,
@@ -385,7 +385,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
         findings = _one_row_for_the_inside(facts, findings, severities)
     else:
         findings = _one_row_for_one_reason(facts, findings, severities)
-    # Every node knows its variables. If only they were compared, the environment itself was not.
+    # Every node knows its variables. If nothing but variables was compared, the environment itself was not compared.
     compared = [e.field for e in manifest.expectations if not e.field.startswith("env.")]
     if not any(map(_blocks, findings)) and not any(facts.has(field) for field in compared):
         nothing = "nothing that the lockfile names could be compared"
@@ -394,7 +394,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
 
 
 def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectation]:
-    """Yield the files that must be on the nodes as they were submitted: script, code and data."""
+    """Yield what must be the same on the nodes as at the submission: script, code, start hook and data."""
     wanted: dict[str, tuple[str, str]] = {}
     if manifest.script:
         wanted[_SCRIPT] = (manifest.script_sha256, "")
@@ -411,7 +411,7 @@ def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectat
 
 
 def _notes(manifest: Manifest) -> tuple[str, ...]:
-    """Return the lines of the table on data, code and modules."""
+    """Return the notes of the verdict: on data, code, modules, overlay and GPUs."""
     data = [f"data {one.hub or one.path}: {one.compare} compared: {one.state}" for one in manifest.data]
     live = () if manifest.source is None else manifest.source.live
     code = [f"live, not covered: {', '.join(live)}"] if live else []
@@ -436,7 +436,7 @@ def _notes(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _judge_packages(facts: Facts, severities: Severities) -> list[Finding]:
-    """Return a finding for each package that is not as locked, or could not be read."""
+    """Return a finding for each package that differs from the lockfile, or could not be read."""
     return _in_rows(facts.node, facts.differences, severities)
 
 
@@ -448,9 +448,9 @@ def _in_rows(node: str, differences: Iterable[Difference], severities: Severitie
 
 
 def _lighten_digests(findings: Iterable[Finding], packages: Sequence[Finding]) -> list[Finding]:
-    """Lower the severity of a digest over all packages to that of the single packages that explain it.
+    """Lower the severity of a digest over all packages to the severity of the packages that explain the difference.
 
-    Otherwise one package that may differ would block the job through the digest.
+    Otherwise a package that is allowed to differ would block the job, because it changes the digest.
     """
     if not packages:
         return list(findings)
@@ -464,7 +464,7 @@ def _lighten_digests(findings: Iterable[Finding], packages: Sequence[Finding]) -
 
 
 def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severities: Severities) -> list[Finding]:
-    """Say once why no field inside the environment could be read: a row for each field would hide the reason."""
+    """Say once why no field inside the environment could be read. One row for each field would hide the reason."""
     kept = [f for f in findings if not (f.result == "unknown" and _is_inside(f.field))]
     reason = facts.unknown["probe"]
     cause = {SKIPPED: (_SIF,), SKIPPED_FOR_OVERLAY: (_OVERLAY,)}.get(reason, ())
@@ -473,8 +473,7 @@ def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severitie
     return [*kept, _finding(severities, facts.node, "environment", "readable", reason, "unknown")]
 
 
-# If one part of the probe fails, a few fields are missing. If the whole probe fails, all later fields are missing, or
-# one field for each package.
+# If one part of the probe fails, only a few fields are missing. If more is missing than this, the rows are joined.
 _FIELDS_OF_A_PART = 8
 
 
@@ -501,7 +500,7 @@ def _is_inside(field: str) -> bool:
 
 
 def _compare_nodes(manifest: Manifest, facts: Mapping[str, Facts], severities: Severities) -> list[Finding]:
-    """Return a finding for each node that differs from the majority of the nodes, or cannot be compared."""
+    """Return findings on nodes that differ from the most frequent value of a field, or cannot be compared."""
     if len(facts) < 2:
         return []
     names = {name for found in facts.values() for name in (*found.values, *found.unknown)}
@@ -547,7 +546,7 @@ def _blocks(finding: Finding) -> bool:
 
 
 def _by_weight(finding: Finding) -> tuple[int, int, str, int, str]:
-    """Sort blocking rows first; within a node, put a single package before the digest that the package explains."""
+    """Return a sort key: blocking rows are first, and on a node single packages are before the digest over them."""
     order: list[Result] = ["mismatch", "unknown", "match"]
     summary = finding.field in (*_PACKAGE_DIGESTS, "packages.count")
     return (

@@ -2,11 +2,11 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-After the first rank has failed, nearly all others fail too: they lose the connection to it, or
-torchrun and srun end them. So the failure that matters is the first one, by the end times of the
-processes on all nodes. Clocks of nodes differ by some milliseconds, and a rank may notice a lost
-connection in less time. So of failures that are close in time, one that only reports a lost
-connection is never the first. A process that ended because it was asked to has not failed.
+After the first rank has failed, nearly all other ranks fail, too: they lose the connection to the first
+rank, or torchrun and srun end them. So the failure that matters is the earliest one, by the end times of
+the processes on all nodes. Clocks of nodes differ by some milliseconds, and a rank may notice a lost
+connection in less time. So if several failures are close in time, one that reports more than a lost
+connection is the first failure. A process that ended because it was asked to end has not failed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ FailureKind = Literal[
     "asked-to-end", "disk-full", "no-facts", "hang", "idle",
 ]  # fmt: skip
 
-# Seconds by which clocks of nodes may differ, and within which a rank may notice that a peer ended.
+# Failures within this number of seconds are close in time. Clocks of nodes may differ by it, and a rank may need it to
+# notice that a peer has ended.
 _CLOSE = 5.0
 # With proctrack/linuxproc, Slurm signals ranks directly. A rank may end before the launch step records the signal.
 _SIGNALLED_TOGETHER = 0.25
-# If Slurm ended the job, ranks that failed less than this many seconds before failed because of it.
+# If Slurm ended the job, ranks that failed less than this number of seconds earlier failed because Slurm ended it.
 _BECAUSE_OF_SLURM = 1.0
 
 # Messages of a rank that lost the connection to a peer: gloo and NCCL in torch 1.10 to 2.13, TCPStore, sockets.
@@ -75,15 +76,15 @@ class FirstFailure:
     """The first failure of a run. Texts have no control characters.
 
     Attributes:
-        headline: one line.
-        cause: `rank` if a rank failed; `torchrun` if torchrun failed. With the other values the run was
-            ended from outside, or the cause is unknown.
-        node, rank, status, signal: of the process that failed, if known.
+        headline: the failure in one line.
+        cause: `rank` if a rank failed; `torchrun` if torchrun failed. Any other value means that the run was
+            ended from outside, or that the cause is unknown.
+        node, rank, status, signal: node, rank, exit status and signal of the process that failed, if known.
         message: the exception in one line, or the last line of the rank's standard error.
-        traceback: Python traceback; empty without one.
+        traceback: the Python traceback; empty if the rank printed none.
         log: file with the rank's standard error, relative to the run folder.
         others: number of other ranks that ended because of this failure; None if unknown.
-        notes: further lines: nodes without a record, processes killed for lack of memory.
+        notes: more lines, for example on nodes without a record, or on processes killed for lack of memory.
     """
 
     headline: str
@@ -101,7 +102,7 @@ class FirstFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class _FailureCandidate:
-    """A failure of a rank, or of torchrun (`rank` is None), on one node."""
+    """A failure on one node: a failure of a rank, or of torchrun if `rank` is None."""
 
     record: NodeExit
     rank: RankExit | None
@@ -135,14 +136,14 @@ def first_failure(
     Args:
         exits: exit records of the nodes.
         nodes: nodes on which the training was started; empty if it was not started.
-        nproc: ranks per node.
+        nproc: number of ranks per node.
         state: Slurm's job state as in `RunStatus.state`, for example `timeout`; empty if unknown.
-        over: whether the attempt has ended. While it runs, a missing record means nothing.
-        down: node -> reason, for nodes that were down for Slurm when the attempt ended.
-        stopped: why the job was stopped before the training started, as in `NodeExit.stopped`; else empty.
-        unfinished: description of a training that was stopped and will not continue; else empty.
-        waited: the job ended while it waited in the queue to continue an earlier attempt.
-        silent: nodes whose check had not ended when the job did, where that of others had.
+        over: whether the attempt has ended. While the attempt runs, a missing record means nothing.
+        down: node -> reason, for nodes that Slurm reported as down when the attempt ended.
+        stopped: why the job was stopped before the training started, as in `NodeExit.stopped`; empty if it was not.
+        unfinished: description of a training that was stopped and will not continue; empty for any other training.
+        waited: whether the job ended while it waited in the queue to continue an earlier attempt.
+        silent: nodes whose check had not ended when the job ended, although the check of other nodes had ended.
     """
     if silent and (stopped == "time-limit" or state == "timeout"):
         return FirstFailure(headline=no_facts(silent), cause="no-facts", node=visible(silent[0]))
@@ -164,7 +165,8 @@ def first_failure(
         return _of_candidate(first, exits, nproc, state, notes)
     if lost:
         return _of_lost(lost, exits, nproc, notes)
-    # A failure that only a lost node explains counts before the time limit: srun waited for that node until the limit.
+    # If a lost node explains the failure, the lost node is the cause, not the time limit: srun waited for this node
+    # until the limit.
     if missing and (first is not None or state not in _BY_SLURM or state == "node-fail"):
         return _of_missing(missing, first, exits, nproc, state, notes)
     if unfinished:
@@ -173,7 +175,7 @@ def first_failure(
 
 
 def first_status(exits: Sequence[NodeExit]) -> int | None:
-    """Return the exit status of the first failure, 128 + N for signal N; None without a failure."""
+    """Return the exit status of the first failure, which is 128 + N for signal N; None if nothing failed."""
     first = _first(exits, margin=0.0)
     if first is None:
         return None
@@ -184,7 +186,7 @@ def first_status(exits: Sequence[NodeExit]) -> int | None:
 def _first(exits: Sequence[NodeExit], *, margin: float) -> _FailureCandidate | None:
     refused = sorted((record for record in exits if record.refused), key=lambda record: (record.status, record.ended))
     if refused:
-        # A training without this node could not begin, so other nodes do not matter. 90 goes before 91.
+        # The training could not begin without this node, so other nodes do not matter. Status 90 has priority over 91.
         return _FailureCandidate(record=refused[0], rank=None, time=refused[0].ended)
     candidates = sorted(_candidates(exits, margin), key=lambda candidate: candidate.time)
     if not candidates:
@@ -198,7 +200,7 @@ def _candidates(exits: Sequence[NodeExit], margin: float) -> Iterator[_FailureCa
     asked = [record.asked_at for record in exits if record.asked_at is not None]
     until = min(asked) - margin if asked and margin else float("inf")
     for record in exits:
-        # The node was asked to save its state and end: failures after that become notes.
+        # If the node was asked to save its state and end, failures after this request become notes.
         if record.status == 0 or record.stopped:
             continue
         rank = next(iter(record.ranks), None)
@@ -216,10 +218,10 @@ def _candidates(exits: Sequence[NodeExit], margin: float) -> Iterator[_FailureCa
 def _is_explained_by_node(
     first: _FailureCandidate, missing: Sequence[str], state: str, lost: Mapping[str, str]
 ) -> bool:
-    """Whether a rank or torchrun failed only because a node was lost, or could not write its record."""
+    """Whether a rank or torchrun failed only because another node was lost, or left no record."""
     if first.record.refused:
         return False
-    # No rank sends itself SIGTERM: torchrun, srun or Slurm ended it, and the lost node is why.
+    # A rank does not send SIGTERM to itself. So torchrun, srun or Slurm ended the rank, because of the lost node.
     if lost and (first.is_lost_connection or first.rank is None or first.rank.signal == "SIGTERM"):
         return True
     return bool(missing) and (state == "node-fail" or first.is_lost_connection)
@@ -320,7 +322,7 @@ def _of_slurm(
     stopped: str = "",
     waited: bool = False,
 ) -> FirstFailure | None:
-    """Return a failure for a job that Slurm ended, or that was asked to end."""
+    """Return the failure of a job that Slurm ended, or that was asked to end; None if neither happened."""
     stopped = next((record.stopped for record in exits if record.stopped), stopped)
     cause, text = _BY_SLURM.get(state) or _STOPPED.get(stopped) or (None, "")
     others = _count(exits, nproc)
@@ -365,7 +367,7 @@ def _of_unfinished(exits: Sequence[NodeExit], nproc: int, text: str, notes: tupl
 
 
 def _count(exits: Sequence[NodeExit], nproc: int) -> int:
-    """Return how many ranks failed: the recorded ones, or all ranks of a node without recorded ranks."""
+    """Return how many ranks failed. If a node that failed has recorded no rank, all its ranks are counted."""
     return sum(len(record.ranks) or nproc for record in exits if record.status != 0)
 
 
@@ -382,7 +384,7 @@ def _ended(status: int | None, signal: str) -> str:
 
 
 def no_facts(nodes: Sequence[str]) -> str:
-    """Return in words which nodes hang in the check."""
+    """Return a sentence that names the nodes whose check did not end."""
     return f"{_names(nodes)} gave no facts, and others did, until the time limit, before the training started"
 
 
@@ -415,7 +417,7 @@ def _memory_notes(exits: Sequence[NodeExit]) -> tuple[str, ...]:
 
 
 def _stopping_notes(exits: Sequence[NodeExit]) -> tuple[str, ...]:
-    """Return notes on ranks that failed while they should save their state and end."""
+    """Return notes on ranks that failed after they were asked to save their state and end."""
     return tuple(
         f"node {visible(record.node)}: rank {rank.rank} failed while stopping: {visible(rank.message)[:_MESSAGE]}"
         for record in exits
@@ -426,7 +428,7 @@ def _stopping_notes(exits: Sequence[NodeExit]) -> tuple[str, ...]:
 
 
 def _shown_traceback(text: str) -> str:
-    """Return a traceback without control characters; of a long one, the first line and the last lines."""
+    """Return a traceback without control characters. A long traceback is cut to its first line and last lines."""
     lines = [visible(line)[:_LINE] for line in text.splitlines()]
     if len(lines) > _TRACEBACK_LINES:
         lines = [lines[0], "  ...", *lines[2 - _TRACEBACK_LINES :]]
@@ -438,9 +440,9 @@ def render(failure: FirstFailure, *, width: int = 80, word: str = "first failure
 
     Args:
         failure: the failure.
-        width: columns; lines of the traceback are not wrapped.
-        word: first words of the first line.
-        folder: the run folder, for the path of the log; if empty, the path is relative to the run folder.
+        width: width of the text in columns. Lines of the traceback are not wrapped.
+        word: the words at the beginning of the first line.
+        folder: the run folder, for the path of the log. If it is empty, the path is relative to the run folder.
     """
     lines = [wrap(f"{word}: {failure.headline}", width=width)]
     if failure.traceback:

@@ -1,6 +1,6 @@
 """Judge whether torch can use the GPUs of a node, or of a task, before the first rank starts (`cuda.start`). Pure.
 
-Runs on: COMPUTE NODE. Standard library only. The agent asks torch (incontainer/gpu_start.py).
+Runs on: COMPUTE NODE. Standard library only. The agent in the container asks torch (incontainer/gpu_start.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcenv.records.severities import Severities
 
 NAME = "cuda.start"
 
-# The variables that choose GPUs for CUDA and for HIP; HIP also reads the variable of CUDA.
+# The variables that choose GPUs for CUDA, and for HIP. HIP also reads the variable of CUDA.
 _OF_CUDA = ("CUDA_VISIBLE_DEVICES",)
 _OF_HIP = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
@@ -35,10 +35,10 @@ _STATUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class AskedNode:
-    """The place where torch was asked about GPUs.
+    """The node, or the task on a node, in which torch was asked about GPUs.
 
     Attributes:
-        local_rank: local rank, if this task has only one rank; None for all ranks of the node.
+        local_rank: local rank, if the task has only one rank; None if torch was asked for all ranks of the node.
         environ: variables of the job step, as Slurm sets them.
         settings: variables that hpcenv sets for the ranks.
         facts: facts of this node; None if they cannot be read.
@@ -57,10 +57,11 @@ class GpuAnswer:
     """The GPUs that torch can use.
 
     Attributes:
-        what: one sentence.
-        why: the reasons, if torch cannot use the expected GPUs, or did not say it.
+        record: the record of the answer, for the run folder.
+        what: how many GPUs torch can use, in one sentence.
+        why: the reasons why torch cannot use the expected GPUs, or why it is unknown; empty if the check is fine.
         state: the state of the check.
-        notes: notes for the user that do not stop the start.
+        notes: notes for the user. They do not prevent the start.
     """
 
     record: GpuStart
@@ -71,7 +72,7 @@ class GpuAnswer:
 
     @property
     def difference(self) -> Difference | None:
-        """The difference because of which no rank may start; None if the ranks may start."""
+        """The difference that prevents the start of the ranks; None if the ranks may start."""
         if self.state == "fine":
             return None
         locked = f"{self.record.expected} GPUs that torch can use"
@@ -79,7 +80,7 @@ class GpuAnswer:
 
 
 def why_not_tried(manifest: Manifest) -> str:
-    """Return why torch is not asked in a job with GPUs; empty if torch is asked, or the job has no GPUs."""
+    """Return why torch is not asked in a job with GPUs; empty if torch is asked, or if the job has no GPUs."""
     if not manifest.gpus_per_node:
         return ""
     if NAME in manifest.preflight.skipped:
@@ -93,7 +94,7 @@ def why_not_tried(manifest: Manifest) -> str:
 
 
 def hint(manifest: Manifest, difference: Difference) -> str:
-    """Return what to do about GPUs that torch cannot use."""
+    """Return a hint: what to do if torch cannot use GPUs."""
     if " hides " in difference.note:
         return f"leave the variable out; to start nevertheless: --skip-check {NAME}"
     where = "a job on that node" if manifest.environment.kind == "host" else "the container of a job on that node"
@@ -101,7 +102,7 @@ def hint(manifest: Manifest, difference: Difference) -> str:
 
 
 def wanted(manifest: Manifest, local_rank: int | None) -> dict[str, Any]:
-    """Return what the agent must try; empty if there is nothing to try.
+    """Return what the agent must try; empty if the agent must try nothing.
 
     Args:
         local_rank: the only rank that the agent starts; None if it starts all ranks of the node.
@@ -113,7 +114,7 @@ def wanted(manifest: Manifest, local_rank: int | None) -> dict[str, Any]:
 
 
 def judge(manifest: Manifest, place: AskedNode, report: Mapping[str, Any]) -> GpuAnswer:
-    """Judge what the agent reports.
+    """Judge what the agent reports about the GPUs.
 
     Args:
         report: the agent's report at the start gate.
@@ -148,7 +149,7 @@ def judge(manifest: Manifest, place: AskedNode, report: Mapping[str, Any]) -> Gp
 
 
 def _given(manifest: Manifest, place: AskedNode, answer: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Return how many GPUs Slurm and the variables give, and which variables hide GPUs that Slurm gave."""
+    """Return how many GPUs remain after all variables, and which variables hide GPUs that Slurm gave to the job."""
     given, hidden = manifest.gpus_per_node, []
     values: Mapping[str, str] = answer.get("variables", {})
     origins = {setting.name: setting.origin for setting in place.settings}
@@ -165,7 +166,7 @@ def _given(manifest: Manifest, place: AskedNode, answer: Mapping[str, Any]) -> t
 
 
 def _count(value: str) -> int:
-    """Return how many GPUs are named: CUDA ignores the words after the first invalid word (CUDA 13, env vars)."""
+    """Return how many GPUs a variable names. CUDA ignores words after the first invalid word (CUDA 13, env vars)."""
     words = [word.strip() for word in value.split(",")]
     bad = [at for at, word in enumerate(words) if word in ("", "-1", "NoDevFiles", "none", "void")]
     return min(bad, default=len(words))
@@ -184,7 +185,7 @@ def _why_unknown(answer: Mapping[str, Any]) -> str:
 def _reasons(
     manifest: Manifest, place: AskedNode, answer: Mapping[str, Any], gpus: Sequence[StartedGpu], hidden: Sequence[str]
 ) -> Iterator[str]:
-    """Yield why torch cannot use the expected GPUs, the most direct cause first."""
+    """Yield the reasons why torch cannot use the expected GPUs, the most direct reason first."""
     yield from hidden
     if not answer.get("hip") and not answer.get("count"):
         yield from _of_driver(manifest, answer)

@@ -1,6 +1,6 @@
-"""Judge two looks at all ranks: do they hang, and which rank do the others wait for. Pure.
+"""Judge from two looks at all ranks whether the ranks hang, and for which rank the others wait. Pure.
 
-Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. How much a CPU or GPU is used proves nothing: a rank that
+Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. The use of a CPU or GPU proves nothing, because a rank that
 waits in NCCL uses both fully.
 """
 
@@ -25,10 +25,11 @@ from hpcenv.records.hangs import (
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-# A rank that reads or writes this many bytes between two looks is working: it saves or loads.
+# A rank that reads or writes this many bytes between two looks is working, because it saves or loads.
 _LEAST_BYTES = 1 << 20
-# A rank whose children use this share of a CPU works: a compiler, or workers that compute. Its own main thread does
-# nothing at all where it waits, and gets little of a CPU that it shares.
+# A rank whose children use this share of a CPU is working: the children are a compiler, or workers that compute.
+# The second share is for the rank's own main thread. While it waits, it uses no CPU at all. While it computes, it may
+# get only a little of a CPU that it shares.
 _LEAST_SHARE = 0.1
 _LEAST_OWN_SHARE = 0.02
 _MOST_FRAMES = 8
@@ -39,11 +40,11 @@ _LOADER = "torch/utils/data/dataloader.py"
 
 
 def judge(request: StackRequest, answers: Sequence[StackAnswer], *, nodes: Sequence[str], at: float) -> HangFound:
-    """Return what the answers to a request say.
+    """Return a judgement of the answers to a request.
 
     Args:
         nodes: all nodes that train.
-        at: now, in seconds since the epoch.
+        at: the present time, in seconds since the epoch.
     """
     first, second = (_by_rank(answers, look) for look in (1, 2))
     silent = sorted(set(nodes) - {answer.node for answer in answers if answer.look == 2})
@@ -62,18 +63,18 @@ def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankStacks]
 
 
 def duration(seconds: float) -> str:
-    """Return `40 s`, or `12 min`."""
+    """Return a length of time as text, such as `40 s` or `12 min`."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
-    """Whether a rank saves, or did anything between two looks."""
+    """Whether a rank saves its state, or did anything between two looks."""
     if before is None or before.process.pid != now.process.pid or now.saving or before.saving or now.moves:
-        return True  # it saves, has just begun, or is on its way
+        return True  # the rank saves, has just started, or its stack changes
     if not now.process.state:
         return False
     busy = now.process.busy - before.process.busy
-    # One long call. A rank that waits for others in NCCL computes, too.
+    # A rank may be in one long call that computes. A rank that waits for others in NCCL also uses the CPU.
     waits = now.groups is None or any(group.waits for group in now.groups)
     computes = not waits and now.process.cpu - before.process.cpu >= _LEAST_OWN_SHARE * max(gap, 1.0)
     moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
@@ -84,17 +85,17 @@ def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
 
 
 def _running(look: RankStacks) -> set[int]:
-    """Return the children that compute; one that shares its CPU with many gets little of it."""
+    """Return the children that are running. A child that shares its CPU with many processes may use little of it."""
     return {worker.pid for worker in look.workers if worker.state == "R"}
 
 
 def _bytes(look: RankStacks) -> int:
-    """Return what a rank and its workers read and wrote."""
+    """Return the bytes that a rank and its workers have read and written."""
     return sum(process.written or 0 for process in (look.process, *look.workers))
 
 
 def lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return a stack without the loops in which Python's library and torch's loader wait."""
+    """Return a stack without the innermost frames of Python's library and torch's DataLoader, which only wait."""
     frames = list(stack)
     for number, frame in enumerate(frames):
         if frame.file.endswith(_LOADER) and frame.function in ("_try_get_data", "_get_data"):
@@ -127,13 +128,13 @@ class _Wait:
 
 def _wait_of(look: RankStacks) -> _Wait | None:
     found = [_Wait(group, group.waits.number, group.waits.name) for group in look.groups or () if group.waits]
-    # Of several unfinished ones, that which the stack is in.
+    # If several operations are unfinished, choose the operation whose name is in the stack.
     names = {frame.function for frame in look.stack}
     return next((wait for wait in found if wait.name in names), found[0] if found else None)
 
 
 def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
-    """Yield one line: which ranks wait where, and which did not come; the places of all ranks if no rank waits."""
+    """Yield one line that says which ranks wait in which operation, and where the other ranks are."""
     waits = {rank: wait for rank, look in looks.items() if (wait := _wait_of(look)) is not None}
     keys = _ranks_by(lambda look: waits[look.rank].key, (looks[rank] for rank in waits))
     named = len({key[0] for key in keys}) > 1
@@ -157,7 +158,7 @@ def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
 
 
 def _of_several(words: str) -> str:
-    """Return words about one rank as words about several."""
+    """Change words about one rank into words about several ranks."""
     pairs = (("is not in", "are not in"), ("has left", "have left"), ("it is", "they are"), ("it waits", "they wait"))
     for one, several in pairs:
         words = words.replace(one, several, 1)
@@ -170,7 +171,7 @@ def _operation(wait: _Wait, *, named: bool) -> str:
 
 
 def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> str:
-    """Return what a rank does that is not in the operation in which the most wait."""
+    """Return what a rank does that is not in the operation in which most ranks wait."""
     where = f"it waits in {_operation(own, named=named)}{_at([look])}" if own else f"it is {_place(look)}"
     if wait.group.ranks and look.rank not in wait.group.ranks:
         return f"is not in this group: {where}"
@@ -190,7 +191,7 @@ def _at(looks: Sequence[RankStacks]) -> str:
 
 
 def _ranks_by(key: Callable[[RankStacks], _Key], looks: Iterable[RankStacks]) -> dict[_Key, list[int]]:
-    """Return, for each key, the ranks that have it, the lowest first."""
+    """Return key -> the ranks with this key, the lowest rank first."""
     found: dict[_Key, list[int]] = {}
     for look in sorted(looks, key=lambda one: one.rank):
         found.setdefault(key(look), []).append(look.rank)
@@ -198,7 +199,7 @@ def _ranks_by(key: Callable[[RankStacks], _Key], looks: Iterable[RankStacks]) ->
 
 
 def _place(look: RankStacks) -> str:
-    """Return where a rank is: its state where it cannot run, else the function and the line of the script."""
+    """Return where a rank is: the function and the line of the script, and the state of a process that cannot run."""
     process = look.process
     if not process.state:
         return "gone: its process has ended"
@@ -226,7 +227,7 @@ def _own_line(stack: Sequence[Frame]) -> tuple[str, str]:
     for frame in stack:
         if not _LIBRARY.search(frame.file):
             return "DataLoader.__next__" if loads else called or frame.function, _short(frame)
-        # The wrappers of torch's own functions say nothing.
+        # The names of wrappers around torch's own functions say nothing, so they are skipped.
         called = frame.function if frame.function not in ("wrapper", "inner") else called
     return called, ""
 
@@ -236,7 +237,7 @@ def _short(frame: Frame) -> str:
 
 
 def stack_lines(looks: Iterable[RankStacks]) -> list[str]:
-    """Return one line for each different stack, with its ranks; and for each rank whose workers may explain it."""
+    """Return one line for each different stack, with its ranks, and then lines on child processes that are blocked."""
     looks = sorted(looks, key=lambda one: one.rank)
     lines = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in _ranks_by(_stack_line, looks).items()]
     for look in looks:
@@ -251,6 +252,6 @@ def _stack_line(look: RankStacks) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Return `rank 3`, or `ranks 0-6, 9`."""
+    """Return ranks as text, such as `rank 3` or `ranks 0-6, 9`."""
     folded = fold_hostlist(map(str, ranks)).strip("[]").replace(",", ", ")
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {folded}"

@@ -1,4 +1,4 @@
-"""Whether anything of a node is in use. Pure.
+"""Judge whether a node is in use: its GPUs, its CPUs, or connections to it. Pure.
 
 Runs on: COMPUTE NODE. Standard library only.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from hpcenv.records.samples import Sample
 
-# Below this share in percent a GPU does nothing; below this number of CPUs the processes of a job only wait.
+# Below this use in percent, a GPU does nothing. Below this number of used CPUs, the processes of a job only wait.
 _LEAST_GPU = 1.0
 _LEAST_CPUS = 0.1
 
 
 def use_of(sample: Sample) -> str:
-    """Return what is in use on a node, in words; empty if nothing is.
+    """Return what is in use on a node, in words; empty if nothing is in use.
 
-    What is unknown may be in use. Of the samples of a minute, the highest values count.
+    If a use is unknown, it counts as used. If a sample stands for a minute, its highest values count.
     """
     most = sample.most or sample
     known = (

@@ -1,6 +1,6 @@
-"""Which variables of a job the ranks get, and which of them can change results.
+"""Decide which variables of a job the ranks get, and which of these variables can change results.
 
-Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
+Runs on: COMPUTE NODE, and LOGIN NODE while locking. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ FROM_THE_JOB = (
     "SLURM_RESTART_COUNT",
 )
 
-# On the host, programs are found through variables. There the ranks also get the variables of the login, of environment
-# modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are left out: if they are set,
-# Lightning and accelerate assume that each process is a task of srun, and set the rank from srun (Lightning 2.6
-# SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
+# If the environment is the host, programs are found with variables. So the ranks also get the variables of the login,
+# of environment modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are left out.
+# If these were set, Lightning and accelerate would assume that each process is a task of srun, and would take the rank
+# from srun (Lightning 2.6 SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
 OF_LOGIN = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|HOSTNAME|SLURM_CONF|"
     r"MODULEPATH|MODULESHOME|LOADEDMODULES|_LMFILES_|(LMOD|XDG)_\w+|"
@@ -43,7 +43,7 @@ OF_LOGIN = re.compile(
     r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)\Z"
 )
 
-# Another field of the lockfile covers each of these variables: the probe reads it inside the environment.
+# For each of these variables, the lockfile has another field, which the probe reads inside the environment.
 _HAS_FIELD = re.compile(
     r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"
     r"PYCACHEPREFIX|SAFEPATH|OPTIMIZE|WARNINGS|_FROZEN_MODULES|_PRESITE))\Z"
@@ -61,7 +61,7 @@ def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[s
 
     Args:
         inside: all variables that a program in the environment sees.
-        given: the variables that hpcenv set there or passed on; a value with `$` is not literal.
+        given: the variables that hpcenv set or passed on. A value with `$` is expanded later, so it is not compared.
     """
     return {
         name: value
@@ -77,5 +77,5 @@ def changes_results(name: str) -> bool:
 
 
 def is_compared_as_variable(name: str) -> bool:
-    """Return whether the nodes must agree on this variable: it can change results, and no other field covers it."""
+    """Return whether nodes must agree on a variable, because it can change results and has no other field."""
     return changes_results(name) and not _HAS_FIELD.match(name)

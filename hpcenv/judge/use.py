@@ -1,8 +1,9 @@
-"""What is odd in the samples of one attempt, in sentences: one table of rules. Pure.
+"""Find what is unusual in the samples of one attempt, and say it in sentences. A table has the rules. Pure.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. docs/reference/use.md is written from the table.
 
-A sample counts by its `seconds`. A value that is unknown leads to no sentence: what was not seen is said once.
+The weight of a sample is its `seconds`. If a value is unknown, no rule gives a sentence about the value. Instead, one
+line says that it is unknown.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from hpcenv.judge.hang import ranks_in_words
 from hpcenv.records.samples import GpuUse, NodeSamples, NodeUse, RankUse, Sample
 from hpcenv.text import plural
 
-# Below this use in percent a GPU does nothing. A mean: one short kernel does not make a busy minute.
+# Below this mean use in percent, a GPU does nothing. One short kernel does not make a minute busy.
 _IDLE = 1.0
-# In seconds: a shorter time proves nothing; a run of 20 s is never odd.
+# In seconds. A shorter time proves nothing, so a run of 20 s never gets a sentence.
 _SHORTEST = 120.0
 _SHORTEST_IDLE = 300.0
 # While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for this time.
 _LONGEST_START = 1800.0
-# Of the time in percent; a process waits for memory.
+# The part of the time, in percent, in which a process waits for memory.
 _PRESSURE = 10.0
-# A memory that grows: the time after the first step that does not count, and what is a growth.
+# For memory that grows: the seconds after the first step that do not count, the least growth in bytes, and the largest
+# number of points.
 _WARM_UP = 300.0
 _LEAST_GROWTH = 256e6
 _MOST_POINTS = 20
-# Sentences of one rule; further nodes or ranks are named in the last one.
+# The largest number of sentences of one rule. If there would be more, one sentence is given, which names all others.
 _MOST_SENTENCES = 3
 
 
@@ -42,8 +44,8 @@ class AskedShape:
     """What a run asked for.
 
     Attributes:
-        nodes: that started ranks.
-        gpus, cpus: of each node; 0 for no GPUs, or for an unknown number of CPUs.
+        nodes: the nodes that started ranks.
+        gpus, cpus: number of GPUs and CPUs of each node. 0 means no GPUs, or an unknown number of CPUs.
     """
 
     nodes: tuple[str, ...] = ()
@@ -53,11 +55,11 @@ class AskedShape:
 
 @dataclass(frozen=True, kw_only=True)
 class UseSentence:
-    """One odd thing.
+    """A sentence about something unusual.
 
     Attributes:
-        rule: its row in the table.
-        nodes, ranks: whom it names.
+        rule: id of the rule in the table.
+        nodes, ranks: the nodes and ranks that the sentence names.
     """
 
     rule: str
@@ -69,13 +71,13 @@ class UseSentence:
 
 @dataclass(frozen=True, kw_only=True)
 class UseJudgement:
-    """What the samples of an attempt say.
+    """The judgement of the samples of an attempt.
 
     Attributes:
-        samples: of all nodes.
+        samples: number of samples of all nodes.
         figures: means over the whole time, as text; empty if nothing is known.
-        sentences: what is odd; empty if nothing is.
-        unknown: what was not seen, and why.
+        sentences: what is unusual; empty if nothing is unusual.
+        unknown: what no sample shows, and why.
     """
 
     nodes: int
@@ -88,7 +90,7 @@ class UseJudgement:
 
 @dataclass(frozen=True)
 class _Odd:
-    """One odd thing of one node or rank, and how bad it is; `gpus` need no other sentence."""
+    """Something unusual on one node or rank, and how bad it is. `gpus` are GPUs that need no other sentence."""
 
     weight: float
     text: str
@@ -105,9 +107,9 @@ class _Seen:
     """The samples by GPU and by rank.
 
     Attributes:
-        told: GPUs and ranks that have a sentence.
-        steps: rank -> the time of a step that is typical of it. Ranks that were seen for too short a time are left out.
-        waits: rank -> the part of a step in which it typically waits for data, in percent.
+        told: GPUs and ranks that have a sentence already.
+        steps: rank -> the typical time of its steps. Ranks that were seen for too short a time are left out.
+        waits: rank -> the part of a step in which the rank typically waits for data, in percent.
     """
 
     def __init__(self, nodes: Sequence[NodeSamples], asked: AskedShape) -> None:
@@ -139,13 +141,13 @@ class _Seen:
         yield from ((gpu[1], self.gpus[gpu]) for gpu in gpus)
 
     def of_gpus(self, node: NodeSamples, gpus: Collection[int], text: str) -> _Odd:
-        """Return what is odd of some GPUs of a node."""
+        """Return something unusual about some GPUs of a node."""
         total = max(self.asked.gpus, sum(name == node.node for name, _ in self.gpus))
         whole = f"{len(gpus)} of {plural(total, 'GPU')} of {node.node} {text}"
         return _Odd(len(gpus), whole, node.node, gpus=frozenset((node.node, index) for index in gpus))
 
     def is_start(self, sample: Sample) -> bool:
-        """Whether the ranks may still load and compile: no step was made, or a rank saves."""
+        """Whether idle GPUs in a sample are normal: no rank has made a step yet, or a rank saves its state."""
         until = self.began + _LONGEST_START
         until = until if self.first_step is None else min(self.first_step, until)
         idle = all(gpu.use is None or gpu.use < _IDLE for gpu in sample.gpus)
@@ -155,21 +157,21 @@ class _Seen:
         return [(s, gpu) for _, s, _ in self.ranks[rank] for gpu in s.gpus if rank in gpu.ranks]
 
     def of_rank(self, rank: int, weight: float, text: str) -> _Odd:
-        """Return what is odd of a rank; its GPU needs no other sentence."""
+        """Return something unusual about a rank. The GPU of the rank then needs no other sentence."""
         node = self.ranks[rank][-1][0]
         gpus = frozenset((node, gpu.index) for _, gpu in self.gpu_of(rank))
         return _Odd(weight, text, node, rank, gpus)
 
 
 def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
-    """Return the mean of values with their weights; None if none is known."""
+    """Return the weighted mean of the known values; None if no value is known."""
     known = [(value, weight) for value, weight in pairs if value is not None]
     total = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / total if total else None
 
 
 def _typical(pairs: Iterable[tuple[float | None, float]]) -> float | None:
-    """Return the median of values with their weights: a long compile or evaluation does not move it."""
+    """Return the weighted median, which a long compilation or evaluation does not change; None if time is too short."""
     known = sorted((value, weight) for value, weight in pairs if value is not None)
     total = sum(weight for _, weight in known)
     if total < _SHORTEST:
@@ -187,14 +189,14 @@ def _most(sample: Sample) -> Sample:
 
 
 def _share(pairs: Iterable[tuple[bool, float]]) -> float:
-    """Return the share of the time in which something was true, in percent; 0 for a time that is too short."""
+    """Return the share of the time in which something was true, in percent; 0 if the whole time is too short."""
     known = list(pairs)
     total = sum(weight for _, weight in known)
     return 100 * sum(weight for true, weight in known if true) / total if total >= _SHORTEST else 0.0
 
 
 def _amounts(used: float, total: float) -> str:
-    """Return `71 of 80 GB`."""
+    """Return two amounts of memory as text, such as `71 of 80 GB`."""
     return f"{used / 1e9:.0f} of {total / 1e9:.0f} GB" if total >= 10e9 else f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"
 
 
@@ -202,7 +204,7 @@ def _amounts(used: float, total: float) -> str:
 
 
 def _no_process(seen: _Seen, limit: float) -> Iterator[_Odd]:
-    # If no process is seen on any GPU, the node hides them.
+    # If no sample shows a process on any GPU, the node hides processes.
     if not any(gpu.ranks or gpu.others for looks in seen.gpus.values() for _, gpu in looks):
         return
     for node in seen.nodes:
@@ -255,12 +257,12 @@ def _slow_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
     steps = seen.steps
     if len(steps) < 2:
         return
-    # Of two ranks the faster one is the measure.
+    # If there are two ranks, both are compared with the faster rank.
     usual = median_low(steps.values())
     slow = sorted((rank for rank in steps if steps[rank] >= limit * usual > 0), key=lambda rank: -steps[rank])
     others = [rank for rank in steps if rank not in slow]
     for number, rank in enumerate(slow):
-        # Of many, only the worst have a sentence.
+        # If many ranks are slow, only the slowest ranks have a sentence, so only their causes are needed.
         signals = _why_slow(seen, rank, others, steps[rank] - usual) if number < _MOST_SENTENCES else iter(())
         why = next(signals, "no signal that was read explains it")
         text = f"rank {rank} is {steps[rank] / usual:.1f} times slower than the median; {why}"
@@ -268,7 +270,7 @@ def _slow_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 
 def _holding_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
-    """Yield a rank for which the others wait: those that train together have the same time of a step."""
+    """Yield a rank for which the others wait. Its step time is that of the others, because they train together."""
     usual = median_low(seen.waits.values()) if len(seen.waits) > 1 else math.inf
     for rank, looks in seen.ranks.items():
         if rank in seen.told or len(seen.ranks) < 2:
@@ -282,7 +284,11 @@ def _holding_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 
 def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Iterator[str]:
-    """Yield the signals that can explain a slow rank, the surest first; `lost` in seconds of each step."""
+    """Yield the signals that can explain why a rank is slow, the most certain signal first.
+
+    Args:
+        lost: how many seconds longer each step is than the usual step.
+    """
     looks = seen.ranks[rank]
     for state, words in (("T", "is stopped"), ("D", "waits for a device or a file system")):
         if _share((one.state == state, s.seconds) for _, s, one in looks) >= 10:
@@ -311,18 +317,18 @@ def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Ite
 
 
 def _both(value: Callable[[int], float | None], rank: int, others: Sequence[int]) -> tuple[float, float]:
-    """Return a value of a rank, and the median of the others' values; with NaN for an unknown one nothing is true."""
+    """Return a value of a rank, and the median of the others' values. Unknown is NaN, so no comparison is true."""
     own, their = value(rank), [one for other in others if (one := value(other)) is not None]
     return math.nan if own is None else own, median(their) if their else math.nan
 
 
 def _growth_of(counts: Iterable[float | None]) -> float | None:
-    """Return by how much a counter grew, which may begin again; None if it is unknown."""
+    """Return by how much a counter grew; None if unknown. If the counter was reset, the decrease is ignored."""
     known = [count for count in counts if count is not None]
     return sum(max(0.0, later - earlier) for earlier, later in pairwise(known)) if known else None
 
 
-# Words in the name of a reason -> what a sentence says. A cap of the power, and clocks that were set, are normal.
+# Words in the name of a reason -> text for a sentence. A cap of the power, or clocks that somebody set, are normal.
 _REASONS = {
     "hw-thermal": "a hardware slowdown for heat",
     "thermal": "a slowdown for heat",
@@ -332,7 +338,7 @@ _REASONS = {
 
 
 def _slow_reason(looks: Sequence[tuple[Sample, GpuUse]], limit: float) -> str:
-    """Return why the clock of a GPU was low for a share of the time; empty if it was not."""
+    """Return why the clock of a GPU was low for at least `limit` percent of the time; empty if it was not low."""
     for word, text in _REASONS.items():
         if _share((any(word in name for name in gpu.slow), s.seconds) for s, gpu in looks) >= limit:
             return text
@@ -351,7 +357,7 @@ def _slow_gpu(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 def _ecc(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for (node, index), looks in seen.gpus.items():
-        # Of a minute, the most: a mean of a counter is not a count.
+        # If a sample stands for a minute, use its highest value, because the mean of a counter is not a count.
         grown = _growth_of(one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index)
         if grown is not None and grown >= limit:
             text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
@@ -394,12 +400,16 @@ def _growth(
     node: str,
     rank: int | None = None,
 ) -> Iterator[_Odd]:
-    """Yield a memory that grows with the steps, to the end and steadily; `limit` in percent of where it began."""
+    """Yield memory that grows steadily with the steps until the end.
+
+    Args:
+        limit: the least growth, in percent of the memory at the beginning.
+    """
     since = (seen.first_step or 0.0) + _WARM_UP
     known = [(at, step, memory) for at, step, memory in points if step and memory is not None and at >= since]
     if len(known) < 12 or known[-1][0] - known[0][0] < 2 * _WARM_UP:
         return
-    # The least of each part: a sawtooth, as of an evaluation or a save, is not growth.
+    # The minimum of each part is used, because a sawtooth, for example from evaluations or saves, is not growth.
     length = -(-len(known) // _MOST_POINTS)
     parts = [known[n : n + length] for n in range(0, len(known) - length + 1, length)]
     line = [(part[0][1], min(memory for _, _, memory in part)) for part in parts]
@@ -409,12 +419,12 @@ def _growth(
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(line, 2) if b[0] > a[0]]
     if len(line) < 6 or not slopes or end - base < max(_LEAST_GROWTH, limit / 100 * base):
         return
-    # A cache that fills grows ever slower; a leak does not.
+    # A cache grows more slowly when it becomes full, but a leak does not.
     middle = len(line) // 2
     steady = end - line[middle][1] >= 0.3 * (end - base)
     if steady and sum(slope > 0 for slope in slopes) >= 0.9 * len(slopes):
         amount = size.shown(round(100 * median(slopes))).replace(".0 ", " ")
-        # Where the line of the growth meets what the memory was before.
+        # The step at which the line of the growth has the value that the memory had before.
         since_step = max(first, round(line[-1][0] - (end - base) / median(slopes)))
         where = f" of {node}" if rank is None and len(seen.nodes) > 1 else ""
         yield _Odd(median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank)
@@ -433,14 +443,14 @@ def _pressure(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 @dataclass(frozen=True, kw_only=True)
 class UseRule:
-    """One kind of sentence.
+    """A rule, which gives one kind of sentence.
 
     Attributes:
-        example: the sentence.
-        limit: from which number on it is said.
-        means: what the number is, with its unit.
-        why: what it costs.
-        source: where the rule or its limit comes from, with a date.
+        example: an example of the sentence.
+        limit: the least number for which the sentence is given.
+        means: what this number is, with its unit.
+        why: the damage for the run.
+        source: the source of the rule or of its limit, with a date.
     """
 
     id: str
@@ -576,7 +586,7 @@ RULES: tuple[UseRule, ...] = (
 
 
 def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
-    """Return what the samples of an attempt say."""
+    """Return the judgement of the samples of an attempt."""
     seen = _Seen(nodes, asked)
     sentences = tuple(_judged(seen, RULES))
     return UseJudgement(
@@ -592,7 +602,8 @@ def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
 def judge_speed(nodes: Sequence[NodeSamples], asked: AskedShape) -> tuple[UseSentence, ...]:
     """Return which ranks are slow or hold the others back, and which GPUs are slowed down most of the time.
 
-    A GPU that is slowed down for a shorter time may make its rank slow soon: the sentence about the rank says more.
+    GPUs that are slowed down for a shorter time are left out. They may soon make their rank slow, and a sentence about
+    the rank says more.
     """
     ranks = [rule for rule in RULES if rule.id in ("rank.slow", "rank.holds")]
     gpus = [replace(rule, limit=60) for rule in RULES if rule.id == "gpu.slow"]
@@ -607,7 +618,7 @@ def _judged(seen: _Seen, rules: Iterable[UseRule]) -> Iterator[UseSentence]:
 
 
 def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
-    """Yield the worst of one kind, the others named in the last one: 64 nodes are not 64 sentences."""
+    """Yield the sentences of a rule. If there would be too many, yield the worst one, which also names the others."""
     shown = found if len(found) <= _MOST_SENTENCES else found[:1]
     for one in shown:
         rest = found[1:] if len(shown) < len(found) else ()
@@ -634,7 +645,7 @@ def _figures(seen: _Seen) -> str:
 
 
 def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
-    """Yield what no sample shows, each once and with a reason where one is known."""
+    """Yield what no sample shows. Each item is yielded once, with the reason if it is known."""
     yield from (f"{node.node}: {node.problem}" for node in nodes if node.problem)
     missing = sorted(set(seen.asked.nodes) - {node.node for node in seen.nodes})
     if missing:
@@ -659,13 +670,13 @@ def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
 
 
 def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
-    """Return why a value is unknown, after a colon; a key of `unknown` names all values with the same reason."""
+    """Return a colon and the reason why a value is unknown. A key of `unknown` names all values with one reason."""
     reasons = (why for one in looks for key, why in one.unknown.items() if name in key.split(", "))
     return next((f": {why}" for why in reasons if why), "")
 
 
 def in_words(judgement: UseJudgement) -> list[str]:
-    """Return the first line of a judgement; then each sentence, its hint, and what is unknown, if anything is odd."""
+    """Return a judgement as lines. If something is unusual, sentences, unknown values and hints follow the head."""
     gpus = plural(judgement.gpus, "GPU") if judgement.gpus else "no GPU"
     head = f"{plural(judgement.nodes, 'node')}, {gpus}, {plural(judgement.samples, 'sample')}"
     figures = f" ({judgement.figures})" if judgement.figures else ""

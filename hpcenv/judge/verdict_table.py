@@ -1,6 +1,7 @@
 """A verdict as text: the table in the job's log and in `hpcenv report`. Pure.
 
-Runs on: COMPUTE NODE and LOGIN NODE. Plain ASCII, 80 columns, no colour: people read it in log files.
+Runs on: COMPUTE NODE and LOGIN NODE. The text is plain ASCII with 80 columns and no colour, because people read it in
+log files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
 
 def brief(verdict: Verdict, *, lockfile: str) -> str:
-    """Return one line and the notes if everything matches; else the table without the settings."""
+    """Return one line and the notes if everything matches. Otherwise return the table without the settings."""
     checks = verdict.preflight
     unread = {finding.field for finding in verdict.findings if _is_unread(finding)}
     differs = (
@@ -52,7 +53,7 @@ def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
     Args:
         verdict: verdict of one attempt.
         lockfile: name of the lockfile in the headline.
-        settings: also list the chosen variables, with origin and reason.
+        settings: whether to list the variables of the ranks, too, with origin and reason.
     """
     blocking = [f for f in verdict.findings if f.severity == "must"]
     others = [f for f in verdict.findings if f.severity != "must"]
@@ -72,12 +73,12 @@ def render(verdict: Verdict, *, lockfile: str, settings: bool = True) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# Greatest number of rows for one field: if 1,000 nodes have 1,000 values, the other fields must stay visible.
+# The largest number of rows for one field. If 1,000 nodes have 1,000 values, the other fields must stay visible.
 _ROWS_OF_A_FIELD = 8
 
 
 def _table_of(findings: Sequence[Finding]) -> str:
-    """Return one row for all nodes with the same finding, and a line for each field with too many rows."""
+    """Return a table with one row for all nodes with the same finding. If a field has too many rows, a line says so."""
     nodes: dict[Finding, list[str]] = {}
     for finding in findings:
         nodes.setdefault(replace(finding, node=""), []).append(finding.node)
@@ -96,13 +97,13 @@ def _table_of(findings: Sequence[Finding]) -> str:
     return "\n".join([*rows_of_one, *map(_alike, alike), *rest])
 
 
-# From this number on, fields that are unknown for one reason are shown as one paragraph. If NVML does not answer,
-# twenty fields are unknown.
+# If at least this number of fields is unknown for one reason, they are shown in one paragraph. For example, if NVML
+# does not answer, twenty fields are unknown.
 _UNKNOWN_TOGETHER = 3
 
 
 def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Finding]]]:
-    """Return the findings that get a row, and groups of findings that are unknown on equal nodes for one reason."""
+    """Return findings that get a row, and groups of findings that are unknown on the same nodes for one reason."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.result == "unknown":
@@ -113,7 +114,7 @@ def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Findin
 
 
 def _alike(group: Sequence[Finding]) -> str:
-    """Return the paragraph on fields that are unknown for one reason, with the first hint among them."""
+    """Return the paragraph on fields that are unknown for one reason. It has the first hint of these fields."""
     first = group[0]
     fields = ", ".join(visible_ascii(finding.field) for finding in group)
     lines = [
@@ -128,7 +129,7 @@ _WIDEST_NAMES = 44
 
 
 def _names(nodes: Sequence[str]) -> str:
-    """Return the names of nodes as a host list; a long list is cut, and the number of nodes is added."""
+    """Return the names of nodes as a host list. A long list is cut, and the number of nodes is added."""
     text = fold_hostlist(visible_ascii(node) for node in nodes)
     return text if len(text) <= _WIDEST_NAMES else f"{text[:_WIDEST_NAMES]}... ({len(nodes)} nodes)"
 
@@ -151,7 +152,7 @@ def _headline(verdict: Verdict, lockfile: str) -> str:
 
 
 def _node_lines(verdict: Verdict) -> str:
-    """Return one line for each group of nodes with the same words."""
+    """Return one line for each group of nodes that have the same text."""
     alike: dict[str, list[NodeVerdict]] = {}
     for node in verdict.nodes:
         alike.setdefault(_node_words(node) + _left_out(node, verdict), []).append(node)
@@ -161,7 +162,7 @@ def _node_lines(verdict: Verdict) -> str:
 
 
 def _left_out(node: NodeVerdict, verdict: Verdict) -> str:
-    """Say which nodes do not train in a job with spare nodes."""
+    """Say that a node does not train, in a job with spare nodes; empty for a node that trains."""
     if not verdict.launched or node.node in verdict.launched:
         return ""
     return "; spare" if node.result == "match" else "; left out"
@@ -192,7 +193,7 @@ def _stacked(finding: Finding) -> str:
 
 
 def _note(finding: Finding) -> list[str]:
-    """Return the note; for a check, also who can remove the cause, and how."""
+    """Return the note of a finding. For a check, add who can remove the cause, and how."""
     lines = [wrap(f"  {visible_ascii(finding.note)}", indent=4)] if finding.note else []
     if finding.owner and not _is_unread(finding):
         lines.append(wrap(f"  [{finding.owner}] do: {visible_ascii(finding.remedy)}", indent=4))
@@ -200,12 +201,12 @@ def _note(finding: Finding) -> list[str]:
 
 
 def _is_unread(finding: Finding) -> bool:
-    """Whether this is a check that many machines cannot do (INFO_IF_UNKNOWN): /dev/kmsg is often closed to users."""
+    """Whether this is a check that many machines cannot do (INFO_IF_UNKNOWN), as users often cannot read /dev/kmsg."""
     return bool(finding.owner) and finding.result == "unknown" and finding.severity == "info"
 
 
 def _checks(summary: PreflightSummary) -> str:
-    """Summarize the preflight checks in a few lines; checks that failed or are unknown have rows above."""
+    """Summarize the preflight checks in a few lines. Checks that failed or are unknown already have rows above."""
     parts = [f"{len(summary.fine)} fine"]
     parts += [
         f"{len(some)} {word}" for word, some in (("failed", summary.failed), ("unknown", summary.unknown)) if some
@@ -217,7 +218,7 @@ def _checks(summary: PreflightSummary) -> str:
 
 
 def _settings(verdict: Verdict) -> str:
-    """Return the variables of the ranks, chosen and inherited: one line if the nodes agree, else one per node."""
+    """Return the variables of the ranks, chosen and inherited: one line for each variable and value."""
     assert verdict.rendezvous is not None
     meeting = verdict.rendezvous
     lines = [f"rendezvous {meeting.host}:{meeting.port}, id {meeting.id}", "settings:"]
@@ -237,7 +238,7 @@ def _settings(verdict: Verdict) -> str:
 
 
 def _network(decision: NetworkDecision) -> str:
-    """Return the problems of the network or its settings; `hpcenv net explain` shows the rest."""
+    """Return the problems of the network and of its settings. `hpcenv net explain` shows everything else."""
     lines = [wrap(f"network: {decision.profile} ({visible_ascii(decision.why)})")]
     for warning in decision.warnings:
         where = f" on {_names(warning.nodes)}" if warning.nodes else ""
@@ -251,7 +252,7 @@ def _network(decision: NetworkDecision) -> str:
 
 
 def shorten(value: str) -> str:
-    """Shorten digests to 12 digits; an empty value is shown as empty."""
+    """Shorten digests to 12 digits. An empty value is shown as two quotes."""
     return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b", r"\1...", visible_ascii(value)) or '""'
 
 
@@ -268,7 +269,7 @@ def overlay_in_words(overlay: Overlay) -> str:
 
 
 def binding_in_words(found: Mapping[str, RankCpus | None]) -> list[str]:
-    """Return lines on the binding of ranks to CPUs: nodes without a binding, with the reason."""
+    """Return lines that say how many ranks are bound to CPUs, on which nodes, and why ranks are not bound."""
     nodes: dict[str, list[str]] = {}
     for node, one in found.items():
         if one is None:

@@ -1,8 +1,8 @@
 """Start a shell or a command in the environment of a run that runs on this node.
 
 Runs on: COMPUTE NODE, in a second job step next to the training. It has the same SIF or host
-environment, binds, data and variables as the ranks; secrets only on request. RANK and similar
-variables are not set, because this process is not a rank.
+environment, binds, data and variables as the ranks. It gets secrets only on request. RANK and
+similar variables are not set, because this process is not a rank.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def prepared(
     binds: Sequence[Bind] = (),
     own_network: bool = False,
 ) -> Iterator[Prepared]:
-    """Yield what starts `command` as the ranks were started; its folders and open files are there inside the block.
+    """Yield what starts `command` in the same way as the ranks. Its folders and open files exist inside the block.
 
     Args:
         run: the run folder.
@@ -87,8 +87,8 @@ def prepared(
         command: argv of the command.
         secrets: whether the command gets the run's secrets.
         given: further variables of the command.
-        binds: in a SIF, beside those of the run.
-        own_network: in a SIF, start it in a private network namespace, which has 127.0.0.1 only.
+        binds: further binds, for a SIF only.
+        own_network: in a SIF, start the command in a private network namespace, which has 127.0.0.1 only.
 
     Raises:
         NodesUnknown: this node does not train for this run now, or its SIF has changed.
@@ -123,7 +123,7 @@ def prepared(
 
 
 def _this_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> ThisNode:
-    """Return this node, with job and attempt from the run's start record: this step has no variables for them."""
+    """Return this node, with job and attempt from the run's start record. This step has no variables for them."""
     try:
         started = read_json(run.started)
         job_id, nodes, attempt = str(started["job_id"]), tuple(map(str, started["nodes"])), int(started["attempt"])
@@ -172,7 +172,7 @@ def _start_command(
 
 
 def _home(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Path:
-    """Return the home folder of a command: of a session, the lasting one."""
+    """Return the home folder of a command. A session has a home folder that is kept after the job."""
     return (
         run.home_of(this_node.node) if manifest.session is None else SessionFolder(Path(manifest.session.folder)).home
     )

@@ -1,8 +1,8 @@
 """Where the ranks of a host environment keep what torch and Triton compile.
 
-Runs on: COMPUTE NODE. The defaults are one folder for all environments of a user: `/tmp/torchinductor_USER`,
-`~/.triton` and `~/.cache/torch_extensions` (torch 2.13, Triton 3.4). Code that another environment compiled would run.
-In a SIF, home and /tmp are the run's own.
+Runs on: COMPUTE NODE. All environments of a user share the default folders: `/tmp/torchinductor_USER`, `~/.triton` and
+`~/.cache/torch_extensions` (torch 2.13, Triton 3.4). With them, code that another environment compiled would run. In a
+SIF this cannot happen, because home and /tmp belong to the run.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _LONGEST_REASON = 200
 
 
 def is_current_attempt(run: RunFolder, this_node: ThisNode) -> bool:
-    """Whether the run folder still belongs to this attempt; True if that cannot be read."""
+    """Return whether the run folder still belongs to this attempt; True if its start record cannot be read."""
     try:
         started = read_json(run.started)
         return (started["attempt"], started["job_id"]) == (this_node.attempt, this_node.job_id)
@@ -48,7 +48,7 @@ class AttemptWatch:
     """A thread that checks whether the attempt of this node has ended.
 
     The attempt has ended if its batch script has ended, or a later attempt has begun. If the node
-    has lost its network, Slurm cannot end the ranks here; the launch step does it then.
+    has lost its network, Slurm cannot end the ranks here. Then the launch step ends them.
 
     Attributes:
         ended: whether the attempt has ended.

@@ -37,7 +37,7 @@ def unknown_names(words: Sequence[str]) -> tuple[str, ...]:
 def expand(words: Sequence[str], values: Mapping[str, object]) -> tuple[str, ...]:
     """Return the words with `{name}` replaced by its value, and `{{name}}` by `{name}`.
 
-    All other braces stay: JSON and other texts arrive as they are.
+    All other braces stay unchanged. So the program gets JSON and other texts as they were written.
     """
 
     def replaced(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Start the ranks of this node, forward signals to them, and record how they ended.
 
-Runs on: COMPUTE NODE. One task and one container for each node, torchrun or the user's program inside it; with
-`--launcher srun` one task and one container for each rank.
+Runs on: COMPUTE NODE. Each node has one task and one container, in which torchrun or the user's program runs. With
+`--launcher srun`, each rank has one task and one container.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from hpcenv.watch.watched_node import FOLDER, bind_of_ranks, folder_of_ranks, fo
 # this process. The agent ends the ranks when the pipe closes (PARENT_PIPE there).
 PARENT_PIPE = b"hpcenv leash\n"
 
-# The log names at most this many; the exit record has all.
+# The log names at most this many error counters; the exit record has all of them.
 _MOST_COUNTERS = 8
 
 _CODE = "code.digest"
 
-# The path of a socket has at most 107 bytes (unix(7)); the names of ours and of Ray's folders below need up to 86.
+# The path of a socket has at most 107 bytes (unix(7)). The name of our folder and Ray's names below it need up to 86.
 _LONGEST_ABOVE_RAY = 20
 
 GATE_STATUSES = (NodeRejected.exit_status, NodesUnknown.exit_status)
@@ -82,8 +82,8 @@ def launch(
         say: called with one line for the job's log.
 
     Raises:
-        NodeRejected, NodesUnknown, RecordInvalid: the gate did not pass this node in this
-            attempt. No line of the script has run.
+        NodeRejected, NodesUnknown, RecordInvalid: the gate did not let this node start in
+            this attempt. No line of the script has run.
         FileUnusable, ToolMissing: torchrun could not be started.
     """
     local_rank = find_local_rank(environ, cluster=manifest.cluster) if starts.starts_one_rank(manifest) else None
@@ -100,7 +100,7 @@ class Begun:
     Attributes:
         child: apptainer, or the agent on the host.
         gate: its start gate.
-        before: descendants of this process that were running before.
+        before: descendants of this process that ran before the agent was started.
     """
 
     child: subprocess.Popen[bytes]
@@ -113,7 +113,7 @@ class _Node:
     """The launch on one node: run, node and ranks.
 
     Attributes:
-        ranks: folder of the ranks, if it is not the folder of the training.
+        ranks: folder for the records and the output of the ranks; None for the folder of the training.
         local_rank: the only rank that this process starts (`--launcher srun`); None for all ranks of the node.
     """
 
@@ -152,7 +152,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
     counters = _port_counters(node)
-    # The watch runs beside the training and must not belong to it: what the training leaves running is killed.
+    # The watch must not belong to the training, because processes that the training leaves running are killed.
     with watched(manifest, this_node, first=not node.local_rank, say=say):
         status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)
@@ -208,7 +208,7 @@ def _port_counters(node: _Node) -> port_errors.PortCounters | None:
 
 
 def _grown(node: _Node, before: port_errors.PortCounters | None) -> dict[str, Any]:
-    """Return for the exit record which error counters grew; a growth above the limit also goes to the log."""
+    """Return the fields of the exit record about counters that grew; write growth above the limit to the log."""
     if before is None or not (before.values or before.unread):
         return {}
     growth = port_errors.compare(before, port_errors.read_counters())
@@ -226,7 +226,7 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
     """Return this node's settings and the number of nodes that train.
 
     Raises:
-        NodesUnknown: there is no matching verdict for this attempt.
+        NodesUnknown: the verdict is not `match`, or verdict or settings belong to another attempt.
     """
     verdict = load_record(Verdict, run.verdict)
     if (verdict.run, verdict.attempt, verdict.result) != (manifest.run, this_node.attempt, "match"):
@@ -250,7 +250,7 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
 def _what_to_load(node: _Node) -> dict[str, object]:
     """Return what the agent must load and report before it starts the ranks."""
     manifest = node.manifest
-    # Ranks with another folder belong to the smoke test.
+    # Only the ranks of the smoke test have another folder.
     gpus = gpu_start.wanted(manifest, node.local_rank) if node.ranks is None else {}
     libraries = {} if manifest.launch.launcher == "tasks" else loaded.wanted(manifest)
     # Without torchrun, torch is loaded only to see which libraries the loader chooses, and to try the GPUs.
@@ -259,13 +259,13 @@ def _what_to_load(node: _Node) -> dict[str, object]:
 
 
 class _AtGate:
-    """Judges the report of this node's agent at its start gate: the loaded libraries and the GPUs.
+    """Judges what this node's agent reports at its start gate: the loaded libraries and the GPUs.
 
     The first node also checks the run's copy of the code again, once per job, because time has passed since the check.
 
     Attributes:
-        settings: of this node; None until they are read.
-        blocking: the differences that forbid the start of any rank.
+        settings: settings of this node; None until they are read.
+        blocking: differences because of which no rank may start.
     """
 
     def __init__(self, node: _Node) -> None:
@@ -325,7 +325,7 @@ def _changed_code(node: _Node) -> tuple[Difference, ...]:
     manifest, source = node.manifest, node.manifest.source
     if source is None or not source.digest:
         return ()
-    # With torchrun, no rank of another node starts before this node is ready: the rendezvous is here.
+    # With torchrun, no rank of another node starts before this node is ready, because this node has the rendezvous.
     extent: code.Extent = "own-modules" if manifest.launch.launcher != "torchrun" else "all"
     try:
         found = code.find_digest(source, node.run, "new-modules" if manifest.setup and extent == "all" else extent)
@@ -360,7 +360,7 @@ def _judge_gpus(node: _Node, settings: tuple[Setting, ...], report: Mapping[str,
 def try_gpus(
     manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, say: Callable[[str], None]
 ) -> CheckOutcome:
-    """Return whether torch can use the GPUs of this node: the agent starts as for a training, but starts no rank.
+    """Start the agent of this node as for a training, but no rank; return whether torch can use the node's GPUs.
 
     Args:
         manifest, this_node, environ, say: as for `launch`.
@@ -403,17 +403,17 @@ def begin(
     The caller must call `gate.wait()` until the gate is open.
 
     Args:
-        manifest: of the run, with the changed program.
+        manifest: manifest of the run, with the smoke test as its program.
         this_node: this node and this attempt.
         environ: environment variables of the job step.
-        settings: of this node.
+        settings: settings of this node.
         nodes: number of nodes that take part.
-        stack: closes and removes everything that is opened here.
+        stack: stack of the caller; at its end, everything that this function opens is closed and removed.
         ranks: folder for the records and the output of the ranks.
-        output: for what the agent and its ranks print.
+        output: file for what the agent and its ranks print.
 
     Raises:
-        NodeRejected, NodesUnknown, FileUnusable, ToolMissing: they cannot be started from the checked SIF.
+        NodeRejected, NodesUnknown, FileUnusable, ToolMissing: the ranks cannot be started from the checked SIF.
     """
     node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=lambda _line: None, ranks=ranks)
     return _begin(node, settings, nodes, stack, output=output)
@@ -428,15 +428,15 @@ def _begin(
     judge: Callable[[Mapping[str, object]], bool] = lambda _loaded: True,
     output: IO[bytes] | None = None,
 ) -> Begun:
-    """Start the agent, which waits at its gate. `stack` closes and removes everything that is opened here.
+    """Start the agent, which waits at its gate.
 
     Args:
-        node: what the launch is about.
-        settings: of this node.
+        node: the launch on this node.
+        settings: settings of this node.
         nodes: number of nodes that take part.
-        stack: see above.
-        judge: gets what the agent has loaded; returns whether the ranks may start with it.
-        output: for what the agent and its ranks print; None for this process's own.
+        stack: stack of the caller; at its end, everything that this function opens is closed and removed.
+        judge: function that gets the report of the agent and returns whether the ranks may start.
+        output: file for what the agent and its ranks print; None for the output of this process.
     """
     manifest, sif = node.manifest, None
     if manifest.environment.kind == "sif":
@@ -444,7 +444,7 @@ def _begin(
         _require_checked_overlay(node)
         sif = (stack.enter_context(_opened_sif(node, checked)), checked)
     gate, outside, tmp = _make_gate(node, sif, stack, judge)
-    # Ranks with another folder belong to the smoke test.
+    # Only the ranks of the smoke test have another folder.
     watched_in = folder_of_ranks(outside, in_container=sif is not None) if manifest.watch and not node.ranks else ""
     variables = _variables(node, settings, watched_in)
     words = starts.launcher_words(
@@ -484,10 +484,11 @@ def _begin(
 
 
 def _ray_folder(node: _Node, settings: NodeSettings, stack: ExitStack) -> str:
-    """Return the path of a folder for Ray's files, which the agent makes; also removed here, if the agent was killed.
+    """Return the path of a folder for Ray's files. The agent makes and removes the folder.
 
-    Other users cannot guess it. It is the same on all nodes: some versions of Ray use the one of the head everywhere.
-    If nodes are emulated, they are one machine.
+    On the host, `stack` removes the folder if the agent was killed. Other users cannot guess the path. The path is the
+    same on all nodes, because some versions of Ray use the head's path on every node. Emulated nodes have different
+    paths, because they share one machine.
     """
     token = Path(f"{node.run.ray_of(settings.rendezvous.id)}.token").read_text()
     own = node.this_node.node if node.manifest.cluster == "local" else ""
@@ -501,7 +502,7 @@ def _ray_folder(node: _Node, settings: NodeSettings, stack: ExitStack) -> str:
 
 
 def _memory(environ: Mapping[str, str]) -> int:
-    """Return what Slurm gave to the job on this node, in MiB; 0 if that is not known, or all of the node."""
+    """Return the memory that Slurm gave to the job on this node, in MiB; 0 if unknown, or for the whole memory."""
     given = environ.get("SLURM_MEM_PER_NODE", "")
     return int(given) if given.isdecimal() else 0
 
@@ -514,7 +515,7 @@ def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str
     return {
         **cache_variables(manifest, {**kept, **given}, node=node.this_node.node),
         **given,
-        # Slurm numbers all nodes of a step by the topology (26.05), spare ones too; MASTER_ADDR is on node 0.
+        # Slurm (26.05) numbers all nodes of a step by the topology, also spare nodes. But MASTER_ADDR is on node 0.
         **({"SLURM_NODEID": str(settings.node_rank)} if "SLURM_NODEID" in node.environ else {}),
         **_own_variables(node, watched_in),
         **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
@@ -572,7 +573,7 @@ def _in_container(
 
 
 def _outliving(start: StartCommand, outside: Path) -> StartCommand:
-    """Return the command; if needed, with a FUSE server that survives the signals of Slurm."""
+    """Return the start command, changed if needed so that its FUSE server survives the signals of Slurm."""
     fuse = outside / "fuse"
     fuse.mkdir()
     first = fuse_that_outlives(fuse, start.env)
@@ -654,7 +655,7 @@ def verified_sif(manifest: Manifest, this_node: ThisNode) -> Iterator[tuple[int,
     """Open the SIF and make sure that it is the file that the check step verified; yield descriptor and check record.
 
     Raises:
-        NodeRejected, NodesUnknown: it is another file, or cannot be opened.
+        NodeRejected, NodesUnknown: the SIF is another file, or cannot be opened.
     """
     ranks = RunFolder(Path(manifest.run_folder)).ranks
     node = _Node(manifest=manifest, this_node=this_node, environ={}, say=lambda _line: None, ranks=ranks)
@@ -671,11 +672,13 @@ def _opened_sif(node: _Node, checked: CheckedSif) -> AbstractContextManager[int]
 
 @contextmanager
 def _opened(node: _Node, checked: CheckedSif, name: str, changed: NodeRejected) -> Iterator[int]:
-    """Open a file and make sure that it is the one that the check step verified; yield the descriptor.
+    """Open a file and make sure that it is the file that the check step verified; yield the descriptor.
 
     Args:
+        node: the launch on this node.
+        checked: path and identity of the file that the check step verified.
         name: what messages call the file.
-        changed: raised where it is another file.
+        changed: error to raise if the opened file is another file.
     """
     try:
         descriptor = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -711,7 +714,7 @@ def _sif_changed(this_node: ThisNode, what: str) -> NodeRejected:
 
 
 def _checked_overlay(node: _Node) -> CheckedSif | None:
-    """Return which squashfs over the SIF the check step of this attempt verified on this node; None without one."""
+    """Return the overlay that this attempt's check step verified on this node; None if the run has no overlay."""
     overlay = node.manifest.environment.overlay
     if overlay is None:
         return None
@@ -725,7 +728,7 @@ def _require_checked_overlay(node: _Node) -> None:
     """Make sure that the squashfs over the SIF is the file that the check step verified.
 
     Raises:
-        NodeRejected, NodesUnknown: it is another file, or cannot be opened.
+        NodeRejected, NodesUnknown: the squashfs is another file, or cannot be opened.
     """
     checked = _checked_overlay(node)
     if checked is None:
@@ -736,7 +739,7 @@ def _require_checked_overlay(node: _Node) -> None:
 
 
 def _changed_overlay(node: _Node) -> tuple[Difference, ...]:
-    """Return a difference if the squashfs over the SIF is no longer the checked file; nothing if it is the same."""
+    """Return a difference if the squashfs over the SIF is no longer the checked file, otherwise an empty tuple."""
     with suppress(HpcenvError):
         checked = _checked_overlay(node)
         if checked is not None and not is_unchanged(checked):
@@ -774,7 +777,7 @@ def container_binds(manifest: Manifest, tmp: str) -> list[Bind]:
 
 @contextmanager
 def _tmp(node: _Node) -> Iterator[str]:
-    """Make the folder that is /tmp in the container. Tasks of one node share it; the last one removes it."""
+    """Make the folder that is /tmp in the container. Tasks of one node share the folder; the last task removes it."""
     job_id = node.this_node.job_id
     if node.local_rank is None:
         with tempfile.TemporaryDirectory(prefix=f"hpcenv-{job_id}-", ignore_cleanup_errors=True) as own:

@@ -3,8 +3,8 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 Readers know one record for each node. So each task that ends writes `exits/tasks/NODE.LOCAL-RANK.json`, and then makes
-the node's record from all task records. Tasks of one node may end at the same time: a Unix socket with an abstract name
-(unix(7)) is the lock between them, and disappears with its process.
+the node's record from all task records. Tasks of one node may end at the same time. The lock between them is a Unix
+socket with an abstract name (unix(7)), which disappears with its process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def write(record: NodeExit, run: RunFolder, this_node: ThisNode, local_rank: int
     """Write the record of one task, and the node's record; return whether all tasks of the node have written theirs.
 
     Args:
-        record: of the task.
+        record: record of the task.
         run: the run folder.
         this_node: this node and this attempt.
-        local_rank: of the task.
-        count: tasks of this node.
+        local_rank: local rank of the task.
+        count: number of tasks of this node.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a record cannot be written.
     """
     folder = run.exits / "tasks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,8 +80,8 @@ def read_tasks(run: RunFolder, this_node: ThisNode, *, count: int) -> tuple[Node
 def merge(records: Sequence[NodeExit]) -> NodeExit:
     """Return the record of a node, made from the records of its tasks. Pure.
 
-    The node gets the end of a task that refused to start, or else of the task that failed first by itself. A task that
-    was asked to end ended because of another task.
+    The record of the node shows the end of a task that refused to start, or else of the task that failed first by
+    itself. Tasks that were asked to end come later, because they ended because of another task.
     """
     failed = sorted((record for record in records if record.status != 0), key=_failed_at)
     by_itself = [record for record in failed if not record.asked_to_end]

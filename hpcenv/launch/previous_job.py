@@ -48,9 +48,9 @@ def number_in_chain(run: RunFolder, *, job_id: str, restarts: int) -> int:
 def read_previous_job(manifest: Manifest, run: RunFolder, *, attempt: int) -> PreviousJob:
     """Return whether the run has ended before this job started.
 
-    It has ended if an earlier job of the chain finished the training. Slurm may also start a job again that has already
-    ended. It may requeue a preempted job a second time if its script took long to end, although the next start has
-    completed in between (seen: 24.11). It also requeues a preempted job that hpcenv has already requeued
+    The run has ended if an earlier job of the chain finished the training. Slurm may also start a job again that has
+    already ended. Slurm may requeue a preempted job a second time if its script took long to end, although the next
+    start has completed in between (seen: 24.11). Slurm also requeues a preempted job that hpcenv has already requeued
     (`requeue.slurm_does_it`).
     """
     if attempt == 0 and manifest.chain < 2:

@@ -37,8 +37,8 @@ def ranks_below(pid: int) -> tuple[int, ...]:
     """Return the ranks that torchrun `pid` started, without the processes that the ranks started.
 
     A rank has LOCAL_RANK in its environment, and its parent, torchrun, does not. The children of
-    a rank, for example the workers of a data loader, inherit the variable. The script of Ray counts as a rank: it has
-    another variable (incontainer/ray_node.py).
+    a rank, for example the workers of a data loader, inherit the variable. The script of Ray counts as a rank, too. It
+    has another variable (incontainer/ray_node.py).
     """
     return tuple(rank for rank in below(pid) if _has_rank(rank) and not _has_rank(parent_of(rank)))
 
@@ -58,7 +58,7 @@ def end_rest(before: Iterable[int], *, grace: float = 2.0) -> int:
     """Wait for the remaining descendants of this process, kill the rest, and return how many were killed.
 
     Args:
-        before: processes that were running before; they and what they start are left alone.
+        before: processes that ran before the training; they and their descendants are left alone.
         grace: seconds in which the processes may end by themselves, as the FUSE server of a SIF does.
     """
     killed: set[int] = set()

@@ -29,12 +29,12 @@ _LINES_AFTER = 20
 _LINES_OF_MESSAGE = 10
 
 
-# What the program that `--launcher none` starts on a node writes to (incontainer/tasks.py).
+# Folder for the output of the program that `--launcher none` starts on a node (incontainer/tasks.py).
 PROGRAM = "program"
 
 
 def agent_record(local_rank: int | None = None) -> str:
-    """Return the file name of the record of an agent; each task of srun has its own (incontainer/agent.py)."""
+    """Return the file name of an agent's record (incontainer/agent.py). Each task of srun has one agent."""
     return "agent.json" if local_rank is None else f"agent.{local_rank}.json"
 
 
@@ -50,7 +50,7 @@ class Ranks:
     Attributes:
         failed: the ranks that failed, in the order of their ends.
         detail: error of torchrun itself; empty without one.
-        alone: no rank of the run has joined a process group. False also means unknown.
+        alone: True if no rank has joined a process group; False also means unknown.
     """
 
     failed: tuple[RankExit, ...] = ()
@@ -64,8 +64,8 @@ def read_ranks(run: RunFolder, node: str, *, status: int, local_rank: int | None
     Args:
         run: the run folder.
         node: name of the node.
-        local_rank: of the task whose rank is read; None for the ranks of the node.
-        status: exit status of torchrun; with 0 no rank has failed.
+        local_rank: local rank of the task whose record is read; None for the record of all ranks of the node.
+        status: exit status of torchrun; if it is 0, no rank has failed.
     """
     record = _json(record_of(run, node, local_rank))
     if status == 0:
@@ -140,7 +140,7 @@ def signal_name(status: int | None) -> str:
 def _folders_of(run: RunFolder, node: str, local_rank: int | None) -> list[Path]:
     """Return the log folders of a rank, the newest first: LOGS/RDZV-ID_xxxx/attempt_N/LOCAL-RANK (torch 1.10 to 2.13).
 
-    Only the folders of its last start count. `errors` belongs to the start hook.
+    Only the folders of the rank's last start are returned. The folder `errors` of the start hook is searched too.
     """
     if local_rank is None or local_rank < 0:
         return []
@@ -247,9 +247,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def count_oom_kills(own: str, mounted: Path = _CGROUPS) -> int | None:
     """Return how often the kernel killed a process of this job step for lack of memory; None if unknown.
 
-    In version 2, a group also counts what happened in groups below it; in version 1, each group counts only for itself
-    (kernel documentation, cgroup-v2 "memory.events", cgroup-v1/memory "oom_control", Linux 4.13). A cgroup that does
-    not belong to a job would also count other users' processes.
+    A cgroup of version 2 also counts the kills in cgroups below it. A cgroup of version 1 counts only its own kills
+    (kernel documentation, cgroup-v2 "memory.events", cgroup-v1/memory "oom_control", Linux 4.13). Only cgroups of jobs
+    are read, because other cgroups would also count other users' processes.
 
     Args:
         own: text of /proc/self/cgroup.

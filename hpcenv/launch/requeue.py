@@ -38,12 +38,12 @@ class Ending:
     Attributes:
         stopped: why the attempt was asked to stop; empty if it was not.
         saved: whether the script reported that it saved its state.
-        before: whether it was stopped before the training started.
-        cancelled: whether it was cancelled before the training started.
+        before: whether the attempt was stopped before the training started.
+        cancelled: whether the job was cancelled before the training started.
         unfinished: whether the training has more to do, because it saved its state, or because it only reacts
             to signals (`--requeue always`). A script that ended on request without a report may have been finished.
         again: whether the job is requeued.
-        not_again: why an unfinished training is not requeued; empty if it is.
+        not_again: why an unfinished training does not continue; empty if it continues, or is not unfinished.
         without: nodes that the requeued job must not get.
         why: one line for the log; may be empty.
     """
@@ -105,7 +105,7 @@ def judge(
         return Ending(saved=saved)
     ending = Ending(stopped=stopped, saved=saved, unfinished=saved or manifest.stop.requeue == "always")
     if stopped == "idle":
-        # It would do nothing again.
+        # The next attempt would also do nothing.
         return _not_requeued(replace(ending, unfinished=True), _REASONS[stopped], "--idle-end")
     if stopped == "hang":
         # Ranks that hang cannot save their state. They are stopped only if [watch] on-stall asks for it.
@@ -120,7 +120,7 @@ def judge(
 def _after_no_training(manifest: Manifest, stopped: StopReason, *, attempt: int, next_link: bool) -> Ending:
     """Return what follows an attempt that was stopped before the training started, so that nothing was saved.
 
-    After the time limit, only `--requeue always` requeues it: the next attempt has no more time.
+    After the time limit, only `--requeue always` requeues such an attempt, because the next attempt gets no more time.
     """
     ending, reason = Ending(stopped=stopped, before=True), f"{_REASONS[stopped]}, before the training started"
     options = manifest.stop
@@ -186,11 +186,11 @@ def _after_rejection(manifest: Manifest, verdict: Verdict | None, *, retried: in
 
 
 def slurm_does_it(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm itself requeues this preempted job when its script ends.
+    """Return whether Slurm itself requeues this preempted job when its script ends.
 
-    With PreemptMode=REQUEUE it does, with any status of the script. If hpcenv requeued the job
-    too, Slurm would requeue it once more after it has completed (both seen with 24.11). With
-    preempt/qos, the mode of the QOS is not visible here, and the answer is False.
+    With PreemptMode=REQUEUE, Slurm requeues the job, whatever the exit status of the script is. If
+    hpcenv requeued the job too, Slurm would requeue it once more after it has completed (both seen
+    with 24.11). With preempt/qos, the mode of the QOS is not visible here, and the result is False.
     """
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     partition = environ.get("SLURM_JOB_PARTITION", "")
@@ -211,7 +211,7 @@ class Queued:
 
     Attributes:
         done: whether the job is in the queue again.
-        problem: what went wrong, also if the job is in the queue; empty if nothing did.
+        problem: what went wrong; empty if nothing went wrong. A job that is in the queue may have a problem too.
     """
 
     done: bool
@@ -221,8 +221,8 @@ class Queued:
 def queue_again(this_node: ThisNode, environ: Mapping[str, str], *, without: Sequence[str]) -> Queued:
     """Requeue this job.
 
-    The excluded nodes can be changed only while a job is pending (22.05 to 24.11). It is pending as
-    soon as it is requeued, and this process keeps running for some seconds after that.
+    The excluded nodes can be changed only while a job is pending (22.05 to 24.11). The job is pending
+    as soon as it is requeued, and this process keeps running for some seconds after that.
 
     Args:
         this_node: this node and this job.

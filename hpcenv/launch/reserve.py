@@ -1,8 +1,8 @@
 """Reserve space and file names in the run folder, so that the end of a run can be recorded on a full disk.
 
-Runs on: COMPUTE NODE. Standard library only. One small file for each node, and one for the batch script: a record is
-written into it, and it gets the name of the record. The file is not removed first, because another process could then
-take the free space (seen: the inode).
+Runs on: COMPUTE NODE. Standard library only. Each node and the batch script have one small reserved file. On a full
+disk, a record is written into this file, which then gets the name of the record. The reserved file is not removed
+first, because another process could then take the free space (seen: the inode).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _write_into(reserved: Path, content: bytes, path: Path) -> None:
 
 
 def remove(run: RunFolder) -> None:
-    """Free the reserved space: the run has ended."""
+    """Free the reserved space, because the run has ended."""
     with contextlib.suppress(OSError):
         for path in run.reserved.iterdir():
             path.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ def remove(run: RunFolder) -> None:
 
 
 def why_full(run: RunFolder) -> str:
-    """Return why the run folder can take no more data; empty if it can, or if that is unknown."""
+    """Return why the run folder can take no more data; empty if it has space, or if the space is unknown."""
     try:
         found = os.statvfs(run.path)
     except OSError as error:

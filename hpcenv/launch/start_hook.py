@@ -15,7 +15,7 @@ from hpcenv.records.run_folder import RunFolder
 _VARIABLE = "HPCENV_START_HOOK"
 
 
-# The folder in which ranks that another program starts leave their errors. It is in the folder of the node's ranks.
+# Folder for the error files of ranks that a program of the user starts. It is in the folder of the node's ranks.
 ERRORS = "errors"
 
 
@@ -32,13 +32,13 @@ def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = (), watch:
     """Return the variable with the options of the start hook; empty if the ranks run without the hook. Pure.
 
     Args:
-        manifest: of the run.
+        manifest: manifest of the run.
         node: name of the node.
-        cpus: for each local rank, its bound CPUs; empty for a rank that is not bound.
-        watch: path at which the ranks see the folder for their pulses; empty if they are not watched.
+        cpus: for each local rank, the CPUs to which it is bound; empty text for a rank that is not bound.
+        watch: path at which the ranks see the folder for their pulses; empty if the ranks are not watched.
     """
     if manifest.launch.launcher == "ray":
-        return {}  # each worker process of Ray would have it, and none is a rank when it starts
+        return {}  # each worker process of Ray would get the variable, but no worker is a rank when it starts
     if not manifest.start_hook_sha256 or not (is_needed(manifest) or any(cpus)):
         return {}
     options: dict[str, object] = {

@@ -4,8 +4,8 @@ Runs on: COMPUTE NODE. Standard library only. Pure.
 
 `torchrun`: one agent on each node starts torchrun, which starts the ranks. `srun`: one agent in each Slurm task starts
 one rank. `none`: one agent on each node starts the program once, and the program starts the ranks. `ray`: one agent on
-each node starts Ray, and the one on the first node starts the script. `tasks`: one agent on each node starts plain
-processes, for functions (api/executor.py).
+each node starts Ray, and the agent of the first node also starts the script. `tasks`: one agent on each node starts
+plain processes, for functions (api/executor.py).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def launcher_words(
         ranks: folder for the output of the ranks; None for the folder of the training.
         local_rank: the only rank that the agent starts; None for all ranks of the node.
         memory: what Slurm gave to the job on this node, in MiB; 0 if that is not known.
-        ray_folder: for the files of Ray on this node.
+        ray_folder: folder for the files of Ray on this node.
     """
     log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)
     launcher = manifest.launch.launcher
@@ -103,9 +103,9 @@ def rendezvous_variables(settings: NodeSettings) -> dict[str, str]:
 def program_variables(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir: str) -> dict[str, str]:
     """Return the variables of a program that starts the ranks of its node itself.
 
-    If an option is not typed, torchrun takes its value from PET_OPTION (torch/distributed/argparse_util.py,
-    1.10 to 2.13), so a program that starts torchrun finds the other nodes without arguments. Kubeflow Trainer sets
-    the same ones (pkg/runtime/framework/plugins/torch, v2.0).
+    If an option is not given, torchrun takes its value from the variable PET_OPTION
+    (torch/distributed/argparse_util.py, 1.10 to 2.13). So a program that starts torchrun finds the other nodes without
+    arguments. Kubeflow Trainer sets the same variables (pkg/runtime/framework/plugins/torch, v2.0).
     """
     numbers = {"NNODES": nodes, "NODE_RANK": settings.node_rank, "NPROC_PER_NODE": manifest.nproc_per_node}
     where = {**rendezvous_variables(settings), **{name: str(number) for name, number in numbers.items()}}
@@ -122,7 +122,7 @@ def task_variables(manifest: Manifest, environ: Mapping[str, str]) -> dict[str, 
 
 
 def python_words(manifest: Manifest) -> list[str]:
-    """Return what Python starts as a rank: a script, a module, a console script, or what holds a session."""
+    """Return Python's arguments for a rank, which is a script, a module, a console script, or holds a session."""
     if manifest.session is not None:
         run = RunFolder(Path(manifest.run_folder))
         return [str(run.code / _HOLD), str(run.session_end)]
@@ -132,7 +132,7 @@ def python_words(manifest: Manifest) -> list[str]:
 
 
 def arguments(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir: str) -> tuple[str, ...]:
-    """Return the arguments of the program on one node; with `--expand`, names in braces have their values."""
+    """Return the program's arguments on one node. With `--expand`, values replace the names in braces."""
     if not manifest.launch.expand:
         return manifest.args
     run = RunFolder(Path(manifest.run_folder))
@@ -157,8 +157,8 @@ def arguments(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir
 def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir: str) -> list[str]:
     """Return the arguments of torchrun on one node.
 
-    `is_host` and `--local-addr` are given because torch compares host names to find them, and
-    that fails with several network cards (pytorch#73656). torch 1.10 to 2.15 accepts the option
+    `is_host` and `--local-addr` are given, because torch would compare host names to find these values,
+    which fails with several network cards (pytorch#73656). torch 1.10 to 2.15 accepts the option
     names with underscores, except `--local_addr` (see incontainer/agent.py). The output of each
     rank goes to a separate file and, with the rank as prefix, to the log. The user's options
     come first: argparse uses the last value of a repeated option.
@@ -172,7 +172,7 @@ def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log
         f"--log_dir={log_dir}",
         "--tee=3",
         *(["--module"] if first == "-m" else []),
-        # argparse removes the first `--`. With this one, a `--` among the script's arguments arrives.
+        # argparse removes the first `--`, which is this one. So a `--` among the script's arguments reaches the script.
         "--",
         *(rest if first == "-m" else [first, *rest]),
         *arguments(manifest, settings, nodes=nodes, log_dir=log_dir),

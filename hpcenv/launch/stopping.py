@@ -45,13 +45,14 @@ WARNING = signal.SIGUSR2
 _EARLY = 60.0
 # slurmctld normally answers in milliseconds. After this time, the ranks are stopped without its answer.
 _SECONDS_TO_ASK = 8.0
-# When the ranks have ended, the record of their end waits no longer than this. Slurm may kill the step soon.
+# The record of the ranks' end waits no longer than this for Slurm's answer, because Slurm may kill the step soon.
 _SECONDS_TO_SETTLE = 4.0
 # Nodes ask one after the other, because a thousand requests at once would overload slurmctld.
 _SECONDS_BETWEEN_NODES = 0.02
 # How long a task waits for Slurm's answer to another task of its node.
 _SECONDS_BETWEEN_LOOKS = 0.1
-# From the request to the kill of ranks that hang, or do nothing: those that can may save their state in this time.
+# Time between the request to end and the kill, if ranks hang or do nothing. Ranks that can still save their state may
+# do so in this time.
 _SECONDS_AFTER_WATCH = 30.0
 
 
@@ -94,7 +95,7 @@ def ask(job_id: str, environ: Mapping[str, str], *, warned: bool, grace: float) 
 def parse_answer(line: str, *, warned: bool, grace: float, now: float) -> JobEnd:
     """Return why and when a job must end, from a line of `scontrol show job -o` (Slurm 22.05 to 26.05).
 
-    Pure, except that times are in the local time zone.
+    Pure, but times are read in the local time zone.
     """
     ends, started, preempted = (_time(_value(line, name)) for name in ("EndTime", "StartTime", "PreemptTime"))
     if preempted is not None and preempted >= (started or 0.0):
@@ -124,10 +125,11 @@ def _time(text: str) -> float | None:
 class Stop:
     """The stop of the training on one node: asks Slurm for the reason, and writes the request for the ranks.
 
-    If a node has several tasks, only the first asks Slurm and writes; the others read its request (`asks`: False).
+    If a node has several tasks, only the first task asks Slurm and writes the request. The other tasks read that
+    request (`asks` is False).
 
     Attributes:
-        answer: Slurm's answer; None until it has arrived or the time for it is over.
+        answer: Slurm's answer; None until it has arrived or the time limit for it has passed.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class Stop:
 
     @property
     def stopped(self) -> StopReason:
-        """Why the training was asked to save its state and stop; empty if it was not, or was cancelled."""
+        """Why the training was asked to save its state and stop; empty without a request, and after a cancel."""
         reason = "unknown" if self.answer is None else self.answer.reason
         if self._number == 0 or reason == "cancelled" or (self._number != WARNING and reason == "unknown"):
             return ""
@@ -182,14 +184,14 @@ class Stop:
             return False
 
     def begin(self, number: int) -> None:
-        """Begin a stop: ask Slurm why. After the warning signal, the ranks are stopped before Slurm answers.
+        """Begin a stop, and ask Slurm for the reason. After the warning signal, the ranks stop before Slurm answers.
 
         Args:
             number: the signal that arrived.
         """
         self._number, self._asked = number, time.time()
         watch, folder = self._manifest.watch, requests_of(self._run, self._this_node.attempt)
-        # It may be the watch of a node that asks (watch/hangs.py).
+        # The watch of a node may have requested the stop (watch/hangs.py).
         reason = why_to_end(folder, watch) if number == WARNING and watch is not None else ""
         if reason:
             grace = self._manifest.stop.grace
@@ -269,7 +271,7 @@ class Stop:
 def note_before_training(
     manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, number: int
 ) -> Reason | None:
-    """Ask Slurm why this job must end before its training started, and record the reason for the job's last step.
+    """Ask Slurm why this job must end before its training started. Record the answer, which the job's last step reads.
 
     Args:
         manifest: manifest of the run.
@@ -277,7 +279,7 @@ def note_before_training(
         environ: environment variables for scontrol.
         number: the signal that the batch script or one of its steps got.
 
-    Returns the reason; None if the signal was TERM and the reason is unknown. Then nothing is recorded.
+    Returns the reason. If the signal was TERM and the reason is unknown, returns None and records nothing.
     """
     answer = ask(this_node.job_id, environ, warned=number != signal.SIGTERM, grace=manifest.stop.grace)
     if number == signal.SIGTERM and answer.reason == "unknown":
@@ -314,17 +316,17 @@ def fuse_that_outlives(folder: Path, environ: Mapping[str, str]) -> str | None:
     """Return a folder for PATH with a squashfuse_ll that ignores signals until the ranks have saved their state.
 
     proctrack/linuxproc signals every process of the step, also squashfuse_ll, which serves the
-    container's files. If it ends, the ranks get SIGBUS. Ignored signals and signal masks are lost
-    in Apptainer's processes (Go resets them at exec; 1.4.5), but libfuse keeps signals ignored that
-    are ignored when it starts. With a cgroup process tracker, only the step itself gets signals,
-    and this is not needed.
+    container's files. If squashfuse_ll ends, the ranks get SIGBUS. Apptainer's processes lose ignored
+    signals and signal masks (Go resets them at exec; 1.4.5). But libfuse does not change signals that
+    are already ignored when it starts. With proctrack/cgroup, only the step itself gets signals, so
+    this folder is not needed.
 
     Args:
         folder: an empty folder of this job on this node.
         environ: environment variables; PATH is searched for squashfuse_ll.
 
-    Returns None if it is not needed, or not possible: there is no squashfuse_ll (Apptainer may
-    bring its own and prefer it), or `folder` is mounted noexec.
+    Returns None if the folder is not needed, or cannot be made: there is no squashfuse_ll on PATH
+    (Apptainer may bring and prefer another one), or `folder` is mounted noexec.
     """
     if _followed_by_cgroup():
         return None

@@ -47,7 +47,7 @@ _SECONDS_WITHOUT_RANKS = 3.0
 
 
 class Signals:
-    """Records the signals of this process, for `supervise`; forwards signals for the ranks at once.
+    """Records the signals of this process for `supervise`, and forwards signals for the ranks at once.
 
     Attributes:
         child: torchrun; None before it was started.
@@ -67,7 +67,7 @@ class Signals:
         self.child = child
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
-        """Handle one signal: as signal.signal calls it."""
+        """Handle one signal. This object is the handler that signal.signal gets."""
         if number in process.END_SIGNALS and self.asked_to_end is None:
             self.asked_to_end, self.since = number, time.monotonic()
         elif number == WARNING:
@@ -105,7 +105,7 @@ def supervise(
         signals: the signals of this process.
         gate: start gate where the agent waits before the training starts; None if it does not wait.
         stop: finds out why the job must end, and when; None if that cannot be known.
-        watch: knows whether the attempt has ended. Then torchrun is ended as after TERM.
+        watch: knows whether the attempt has ended. If so, torchrun is ended as after TERM.
         seconds_after_term: seconds from the request to end until torchrun and all its descendants
             are killed, unless Slurm gives a later end.
     """
@@ -141,7 +141,7 @@ class _Ending:
         self._forwarded = False
 
     def give_up(self) -> None:
-        """End without asking Slurm, because Slurm has marked this node as lost."""
+        """End the ranks without asking Slurm, because the attempt of this node has already ended."""
         self._stop = None
         if self._signals.asked_to_end is None:
             self._signals(signal.SIGTERM, None)
@@ -167,7 +167,7 @@ class _Ending:
             self._stop.settle()
 
     def _has_begun(self) -> bool:
-        """Begin if a signal has arrived; return whether it has."""
+        """Begin the ending if a signal has arrived; return whether the ending has begun."""
         asked = self._signals.asked_to_end
         if self._begun_by is None and (asked is not None or self._signals.warned):
             self._begun_by = int(WARNING) if self._signals.warned or asked is None else asked
@@ -185,7 +185,7 @@ class _Ending:
         asked_at_end = self._signals.asked_to_end is not None and self._begun_by == WARNING
         if asked_at_end:
             left = min(left, _SECONDS_TO_KILL - (time.monotonic() - self._signals.since))
-        # Slurm requeues a preempted job at its end time. It does not requeue a job that has failed before.
+        # Slurm requeues a preempted job at its end time. It does not requeue a job that has failed before that time.
         margin = -_SECONDS_FOR_SLURM if self._stop.is_preemption and not asked_at_end else 1.0
         if left <= margin:
             self._kill()
@@ -195,7 +195,7 @@ class _Ending:
             self._signal_ranks(self._stop.signal_for_ranks)
 
     def _attend_end(self, number: int) -> None:
-        """Forward the signal that asks to end; kill after the time limit."""
+        """Forward the signal that asks for the end to the ranks; after the time limit, kill them."""
         after = time.monotonic() - self._signals.since
         if after > self._seconds_after_term:
             self._kill()

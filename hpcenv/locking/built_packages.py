@@ -2,8 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-No index has such a wheel, so its sha256 cannot be compared with anything. Only the image itself states this sha256, as
-pip's report of an installation does. The image may come from a stranger: sizes and words in the report are checked.
+No index has such a wheel, so its sha256 cannot be compared with anything. Only the image itself states this sha256.
+(pip's report of an installation is no stronger.) The image may come from a stranger, so sizes and words in the report
+are checked.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]
     texts = [
         f"{one.field} ({library_rules.weight(one, severities)}): {one.judgement}"
         for one in misfits(locked, table)
-        # A lockfile for CPUs has no versions of CUDA: that a rule about CUDA is unknown needs no note.
+        # A lockfile for CPUs has no versions of CUDA, so rules about CUDA are unknown. This needs no note.
         if lock_model.cuda_of(locked) is not None or one.judgement.result == "mismatch"
     ]
     texts += [*_python(locked, table), *_gpu(locked, table), *_gpu_memory(locked, table)]

@@ -1,11 +1,11 @@
-"""Packages that conda installed: compare them with pins, and establish from which archive each one comes. Pure.
+"""Packages that conda installed: compare them with pins, and find out which archive each package comes from. Pure.
 
 Runs on: LOGIN NODE.
 
 conda, mamba, micromamba and pixi leave a record of each package in `conda-meta`: name, version, build, the sha256 of
 its archive, and the sha256 of each file (conda/models/records.py, PrefixRecord; rattler_conda_types writes the same).
 The probe reads the records and hashes the files. If the files are as recorded, the package comes from the archive that
-its record names. conda itself writes this record, as pip writes its report; a file of pins is independent of conda.
+its record names. The record is conda's own statement, like pip's report. A file of pins is independent of conda.
 """
 
 from __future__ import annotations

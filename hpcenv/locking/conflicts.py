@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-# A METADATA file comes from the image, which is not trusted: longer lists are cut.
+# A METADATA file comes from the image, which is not trusted. So longer lists are cut.
 MOST_REQUIREMENTS = 300
 
 

@@ -96,12 +96,13 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
 
     Args:
         build: the file and what its build may use.
-        store: where the SIF goes.
+        store: where the SIF is stored.
         environ: the user's environment, for tools and temporary folders.
         on_event: called with the progress.
 
     Raises:
-        SpecError: a source floats and `allow_floating` is not set, or only some of the registries use https.
+        SpecError: the content of a source may change and `allow_floating` is not set, or only some registries use
+            https.
         HpcenvError: see `apptainer_build.build_definition`.
     """
     plain_http = _uses_plain_http(build)
@@ -113,7 +114,7 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
     need = _POST_BYTES + sum(
         apptainer_build.space_needed(sum(layer.size for layer in image.layers)) for image in images.values()
     )
-    # A unique name: two builds of one file may run at the same time, and `prune` waits for both.
+    # The name is unique, because two builds of one file may run at the same time. `prune` waits for both.
     lease = f"definition-{secrets.token_hex(8)}"
     with (
         store.lease(lease, purpose=f"builds {build.name}", timeout=60, on_event=on_event),
@@ -151,7 +152,7 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
 
 
 def _without_logins(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return an environment in which Apptainer finds no saved password; `folder` has no file for it."""
+    """Return an environment in which Apptainer looks for saved passwords in `folder`, which contains none."""
     (folder / "no-login.json").write_text("{}")
     files = dict.fromkeys(("APPTAINER_AUTHFILE", "REGISTRY_AUTH_FILE"), str(folder / "no-login.json"))
     folders = dict.fromkeys(("APPTAINER_CONFIGDIR", "DOCKER_CONFIG"), str(folder))
@@ -207,7 +208,7 @@ def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None)
     Args:
         store: where to look.
         build: the file and its inputs.
-        locked: digest of the SIF in the lockfile; only this SIF is considered. None: take the newest SIF.
+        locked: digest of the SIF in the lockfile; only this SIF is considered. If it is None, the newest SIF is taken.
     """
     identity = apptainer_build.definition_digest(build.text)
     if locked is not None:
@@ -233,7 +234,7 @@ def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None)
 
 
 def _when_made(image: StoredImage) -> tuple[str, float]:
-    """Return when a SIF was built. Records have whole seconds: of two builds in one second the later use decides."""
+    """Return when a SIF was built, and when it was last used: that decides between two builds in the same second."""
     return (image.record.made.created if image.record else "", image.used)
 
 

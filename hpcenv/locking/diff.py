@@ -30,7 +30,7 @@ from hpcenv.text import Shown
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DiffResult(Shown):
-    """Two sides and their differences; those that are hardest to remove come first.
+    """Two sides and their differences. The differences that are hardest to remove come first.
 
     Attributes:
         not_compared: what could not be compared, because a side has no record of it.
@@ -56,7 +56,7 @@ def diff(
     runs_dir: str | None = None,
     environ: Mapping[str, str],
 ) -> DiffResult:
-    """Say what differs, as `hpcenv.diff` tells it (api/environment.py).
+    """Return what differs between two sides. See `hpcenv.diff` (api/environment.py).
 
     Args:
         environ: environment variables for git.
@@ -82,7 +82,7 @@ def diff(
 
 
 def _without_result(values: Sequence[Mapping[str, Value]], severities: Sequence[Severities]) -> tuple[Change, ...]:
-    """Return the notes on two runs that seem equal only because neither of them has a result."""
+    """Return the outcome of two runs as a difference, if it is the same and neither run completed."""
     outcome, other = (side.get(diff_model.OUTCOME) for side in values)
     if outcome != other or outcome == diff_model.COMPLETED:
         return ()
@@ -132,7 +132,7 @@ def _read_side(
 
 
 def _named_lockfile(start: Path, name: str) -> Path | None:
-    """Return the project's lockfile of that name, if there is one."""
+    """Return the path of the project's lockfile with this name; None if there is no such lockfile."""
     try:
         path = open_workspace(start).lockfile_path(name)
     except Exception:  # noqa: BLE001  (no project here: then the name does not name a lockfile of it)

@@ -1,4 +1,4 @@
-"""What differs between two locked environments or runs; those that are hardest to remove come first. Pure.
+"""The differences between two locked environments or runs, sorted: the hardest to remove come first. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -38,9 +38,9 @@ class Change:
     """One field in which two sides differ.
 
     Attributes:
-        repair: what must be done to make the sides equal; changes are sorted by it.
+        repair: what must be done to make the sides equal. Changes are sorted by `repair`.
         severity: the stricter severity of the two sides.
-        what, why, remedy: from the table of fields.
+        what, why, remedy: texts from the table of fields.
     """
 
     field: str
@@ -265,10 +265,10 @@ def not_compared(lockfile: Lockfile, manifest: Manifest, facts: Mapping[str, Fac
 
 
 def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mapping[str, Facts]) -> dict[str, Value]:
-    """Turn a run's lockfile into dotted fields, with the values that the nodes found where they differ.
+    """Turn a run's lockfile into dotted fields. If nodes found other values, these replace the locked values.
 
-    Only nodes that trained count. Their values can differ if the lockfile's policy allows it, or the SIF was made
-    again.
+    Only nodes that trained count. Their values can differ from the lockfile if its policy allows this, or if the SIF
+    was made again.
     """
     flat = of_lockfile(lockfile)
     trained = verdict.launched if verdict is not None else ()
@@ -288,7 +288,7 @@ def with_files(values: Sequence[Mapping[str, Value]], listings: Sequence[Listing
     """Return the values of two runs, and add the copied files that differ between the runs.
 
     A file that one of the copies only links to is not compared. If all other code is equal, the digests of the copies
-    and the commits that they differ from are not compared either.
+    and of their uncommitted changes are not compared either.
 
     Args:
         listings: the files in the copies of both runs; None for a run without a copy.

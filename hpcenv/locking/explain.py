@@ -56,7 +56,7 @@ def explain(start: Path, name: str, *, lock: str = DEFAULT_LOCK) -> Explanation:
     locked = _lockfile(start, lock)
     value = diff_model.of_lockfile(locked).get(name) if locked is not None else None
     unknown = locked.unknown.get(name) if locked is not None else None
-    # A family such as `torch.*` fits any name: a misspelled name must not count as a member of the family.
+    # A family such as `torch.*` fits any name, but a misspelled name must not count as a member of the family.
     misspelled = _close(name, cutoff=0.85) if field.name.endswith(".*") and name != field.name else []
     if misspelled and value is None and unknown is None:
         raise _no_such_field(name, misspelled)

@@ -68,7 +68,7 @@ def export(
         kind: the format's name, one of `exporters()`.
         environ: the user's environment; pip finds its configuration through it.
         lock: the name of a lockfile of the project, or the path of any lockfile (it ends with `.lock.toml`).
-        output: the file to write; None only returns the text.
+        output: the file to write. If it is None, the text is only returned.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is no usable lockfile.

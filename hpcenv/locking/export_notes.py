@@ -1,4 +1,4 @@
-"""Comments in an export, and notes for the user about it.
+"""Comments in an export, and notes for the user about the export.
 
 Runs on: LOGIN NODE.
 """
@@ -71,7 +71,7 @@ def summary_notes(lockfile: Lockfile, left_out: Sequence[LeftOut]) -> tuple[str,
 def notes_on_edits(lockfile: Lockfile) -> tuple[str, ...]:
     """Return a note if the lockfile was edited by hand."""
     content = lock_model.fingerprint(lock_model.to_data(lockfile))
-    # This version of hpcenv does not know all fields of a newer revision: the fingerprint cannot be computed.
+    # This version of hpcenv does not know all fields of a newer revision, so it cannot compute the fingerprint.
     if lockfile.revision > lock_model.REVISION or content == lockfile.fingerprint:
         return ()
     return (f"the lockfile was edited: it names {plain_text(lockfile.fingerprint)}, its content has {content}",)

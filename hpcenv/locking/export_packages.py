@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
 VERSION = re.compile(r"[!-~]{1,200}")
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+/[A-Za-z0-9._~%!$&'()*+,;=:@/-]{1,1900}")
-# The sources that are not an index. By name and version, pip would get a different package.
+# The sources that are not an index. From name and version alone, pip would install a different package.
 NO_INDEX = {
     "editable": "editable install",
     "vcs": "installed from version control",
@@ -138,8 +138,8 @@ def direct_url_of(dist: DistTable) -> str | None:
     direct = dist.direct_url
     if direct is None or not direct.url or proved_sha256(dist) is None or not direct.url.endswith(".whl"):
         return None
-    # The proof may be a different file of an index with the same content; pip would compare its hash with the URL's
-    # file.
+    # The confirmed wheel may be a different file, from an index, with the same content. pip would compare the file at
+    # the URL with the hash of that wheel.
     return public_url(direct.url)[0] if direct.hash in (None, f"sha256={proved_sha256(dist)}") else None
 
 

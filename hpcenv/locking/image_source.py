@@ -51,7 +51,7 @@ def project_platform(workspace: Workspace) -> Platform:
 
 
 def registry_name(container: ContainerTable) -> str | None:
-    """Return the locked image as docker and podman pull it, HOST/NAME@sha256:DIGEST; None if it is in no registry.
+    """Return the locked image's name for docker and podman, HOST/NAME@sha256:DIGEST; None if no registry has it.
 
     Raises:
         SpecError: the reference in the lockfile is invalid.

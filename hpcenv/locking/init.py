@@ -1,7 +1,7 @@
 """`hpcenv init`: write a commented hpcenv.toml, and its JSON Schema.
 
-Runs on: LOGIN NODE. If `hpcenv lock` would refuse a value without looking into the image, the value is refused here,
-before the file is written.
+Runs on: LOGIN NODE. Some values would be refused by `hpcenv lock`, without a look into the image. They are refused
+here, before the file is written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def init(
         environ: the user's environment; it names the home folder and the folder with the settings that the user
             accepted.
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
-        python: the interpreter; None writes the default as a comment.
+        python: the interpreter. If it is None, the file has the default in a comment.
         plain_http: registries that are used without TLS, each as HOST:PORT.
         force: replace an existing file, and accept the home folder as a project.
 
@@ -82,11 +82,11 @@ def init(
         _require_new(path, environ)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(text, path)
-    # For editors: the first line of hpcenv.toml names it.
+    # The schema is for editors: the first line of hpcenv.toml names it.
     write_text(data_file("docs/reference", SCHEMA_NAME).read_text(encoding="utf-8"), folder / SCHEMA_NAME)
     # Site profiles in the folder are not accepted.
     written = tuple(one for one in acceptance.asked_by(open_workspace(folder)) if one.key in ("python", "image"))
-    # Without that folder, the next command asks.
+    # If the folder for accepted settings cannot be written, the next command asks the user.
     with contextlib.suppress(FileUnusable):
         acceptance.keep(written, folder, environ)
     return InitResult(path=path, image=image)

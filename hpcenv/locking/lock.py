@@ -102,10 +102,10 @@ class LockOptions:
         upgrade: ask the registry again which image the tag names. Otherwise a locked image stays locked, as `uv lock`
             keeps versions.
         level: `full`, or `deep` to import torch and record which libraries the loader maps.
-        pins: a file that the environment must agree with, see pins/formats.py; `#CHOSEN` may follow its name.
-        extras, groups, package: the parts of `pins` that were installed, as for `uv sync`.
-        wheels: look for the wheels of the packages. Their proofs are kept in the cache folder; without this folder no
-            wheel is looked for.
+        pins: a file of pins that the environment must agree with, see pins/formats.py. `#CHOSEN` may follow its name.
+        extras, groups, package: which parts of the project were installed. They mean the same as for `uv sync`.
+        wheels: look for the wheels of the packages. The cache folder keeps their proofs. If there is no such folder,
+            hpcenv looks for no wheel.
         require_hashes: the sha256 of every package's wheel must be confirmed.
     """
 
@@ -150,7 +150,7 @@ class _Inputs:
     Attributes:
         before: the existing lockfile.
         unreadable: whether a lockfile exists that cannot be read.
-        cache: the folder with proofs of wheels; None asks no index.
+        cache: the folder with proofs of wheels. If it is None, no index is asked.
     """
 
     workspace: Workspace
@@ -176,8 +176,9 @@ class _Resolved:
     """The environment to lock.
 
     Attributes:
-        container: None for a Python of the host.
-        base: the content of the image without its overlay; None without an overlay, or if the image has no Python.
+        container: [container] of the lockfile; None for a Python of the host.
+        base: what the probe found in the image without the overlay. None if there is no overlay, or if the image has
+            no Python.
     """
 
     environment: Environment
@@ -187,7 +188,7 @@ class _Resolved:
 
     @property
     def image(self) -> Path | None:
-        """The SIF."""
+        """The SIF; None for a Python of the host."""
         return None if self.container is None else Path(self.environment.sif)
 
 
@@ -197,7 +198,7 @@ class _Read:
 
     Attributes:
         answer: the probe's answer.
-        origins: the packages that come from the overlay.
+        origins: the packages that come from the overlay, by name.
     """
 
     answer: Mapping[str, Any]
@@ -230,7 +231,7 @@ def lock(workspace: Workspace, options: LockOptions, context: Context, on_event:
     """Lock the project's environment.
 
     Args:
-        on_event: called with the progress: the conversion of an image, and a line per phase.
+        on_event: called to report the progress of an image's conversion, and with one line per phase.
 
     Raises:
         HashesUnproved: a hash that is required is not confirmed.
@@ -283,7 +284,7 @@ def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _In
 
 
 def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> _Resolved:
-    """Find the environment. If it is in an image, make its SIF if needed."""
+    """Find the environment. For an image, also make the SIF if there is none."""
     workspace, options = inputs.workspace, inputs.options
     if workspace.project.on_host:
         environment = host_environment(workspace, environ)
@@ -295,7 +296,7 @@ def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> 
     environment = container_environment(workspace, made.path, gpus=False)
     _tell(on_event, f"reading {environment.sif}")
     kept = _kept_sif(inputs, made.container, made.path)
-    # If the image stays locked, the old lockfile's overlay is used.
+    # The overlay is identified again below, also if the image stays locked.
     container = made.container.model_copy(update={"overlay": None, "sif": kept or made.container.sif})
     notes = () if kept is None else (_other_bytes(environment),)
     resolved = _Resolved(environment=environment, container=container, notes=notes)
@@ -311,7 +312,7 @@ def _probe(inputs: _Inputs, resolved: _Resolved, environ: Mapping[str, str]) -> 
     """
     environment, workspace = replace(resolved.environment, revision=lock_model.REVISION), inputs.workspace
     answer = probe(environment, environ, level=inputs.options.level, variables=workspace.project.env)
-    # Checked before wheels are looked for, which may take a minute if the index does not answer.
+    # This check comes first: the search for wheels may take a minute if the index does not answer.
     _require_lockable(answer, workspace)
     return _Read(
         answer=answer,
@@ -354,7 +355,7 @@ def _compose(
 
     Raises:
         HashesUnproved: a hash that is required is not confirmed.
-        EnvironmentUnreadable: what the environment reports gives no valid lockfile.
+        EnvironmentUnreadable: the values that the environment reports do not make a valid lockfile.
         SpecError: a key of [policy] can have no effect.
     """
     with _invalid_values_refused():
@@ -385,10 +386,10 @@ def _pin_file(options: LockOptions, context: Context) -> PinFile | None:
 def _with_overlay(
     workspace: Workspace, found: FoundOverlay, resolved: _Resolved, environ: Mapping[str, str]
 ) -> _Resolved:
-    """Return the environment with its overlay, the container with the overlay's identity, and the base without overlay.
+    """Return the environment with its overlay, [container] with the overlay's identity, and the image's own content.
 
     Raises:
-        SpecError: a virtual environment has another Python; the overlay cannot be read.
+        SpecError: the image does not have the Python of a virtual environment, or the overlay cannot be read.
     """
     environment, container = resolved.environment, resolved.container
     assert container is not None
@@ -424,7 +425,7 @@ def _reading(workspace: Workspace, environment: Environment) -> str:
 
 
 def _notes_on_previous(before: Lockfile | None, path: Path) -> tuple[str, ...]:
-    """Return notes on the lockfile that will be replaced. They are read before the new lockfile is written."""
+    """Return notes on the lockfile that will be replaced. Call this before the new lockfile is written."""
     lost = () if before is None or before.revision <= lock_model.REVISION else notes_on(before, path)
     return tuple(f"about the old lockfile: {note}" for note in lost)
 
@@ -445,7 +446,7 @@ def _previous(path: Path) -> tuple[Lockfile | None, bool]:
     """Return the old lockfile to compare with, and whether an old lockfile exists that cannot be read.
 
     Raises:
-        LockfileNewer: this version does not know all fields of the lockfile, so it is never overwritten.
+        LockfileNewer: this version of hpcenv does not know all fields of the lockfile, so it must not replace the file.
     """
     try:
         return read_lockfile(path), False
@@ -456,7 +457,7 @@ def _previous(path: Path) -> tuple[Lockfile | None, bool]:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename an unreadable file to a name that no file has."""
+    """Rename an unreadable file to a name that is not in use."""
     names = (f"{path.name}.unreadable{suffix}" for suffix in ("", *(f".{n}" for n in range(2, 1000))))
     aside = next(place for name in names if not os.path.lexists(place := path.with_name(name)))
     os.replace(path, aside)
@@ -467,13 +468,13 @@ def _set_aside(path: Path) -> Path:
 
 
 def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable | None:
-    """Return the locked table of the SIF if it stays valid: different bytes, but the same image and file tree.
+    """Return the old lockfile's table of the SIF if it stays valid: different bytes, but the same image and file tree.
 
-    None means that this SIF is to be locked.
+    If the result is None, the SIF that was found is to be locked.
 
     Raises:
-        ImageMismatch: the file tree differs too, or is unknown. Somebody may have replaced the file, so the user must
-            decide which SIF to lock.
+        ImageMismatch: the file trees differ too, or cannot be compared. Somebody may have replaced the file, so the
+            user must decide which SIF to lock.
     """
     locked = None if inputs.before is None else inputs.before.container
     if locked is None:
@@ -538,7 +539,7 @@ def _lock_binds(
     except (HpcenvError, ValueError, OSError) as error:
         raise EnvironmentUnreadable(f"cannot look at the paths of {environment.sif}", why=str(error)) from error
     sources = bind_sources(workspace)
-    # The packages in the prefix and in folders with these names are listed one by one.
+    # The lockfile lists packages in the prefix, and in folders with the names SITE_NAMES, one by one.
     code = [path for path in search if path.startswith("/") and os.path.basename(path) not in SITE_NAMES]
     places = {path: bind_content.source_of(path, sources) for path in code}
     locked = []
@@ -578,7 +579,7 @@ def _wheel_proofs(
 
     Args:
         image: the SIF, which may still contain a local wheel that was installed; None for an environment of the host.
-        cache: where proofs are kept; None asks no index.
+        cache: where proofs are kept. If it is None, no index is asked.
         named: wheels that are named by a file of pins, a report of pip or the report of a build.
     """
     owners = {name: package.name for package in read.conda for name in package.dists}
@@ -662,10 +663,10 @@ def _difference_line(difference: PinDifference) -> str:
 
 
 def _require_conda(file: PinFile, pinned: Sequence[Pin], conda: Sequence[InstalledConda], place: str) -> None:
-    """Refuse an environment in which conda installed nothing: it is not the environment that the file describes.
+    """Refuse an environment in which conda installed nothing, if the file pins packages of conda.
 
     Raises:
-        PinsDiffer: likewise.
+        PinsDiffer: the file pins packages of conda, and conda installed nothing.
     """
     if not conda and any(pin.manager == "conda" for pin in pinned):
         raise PinsDiffer(
@@ -685,7 +686,7 @@ def _unsure(difference: PinDifference) -> str:
 def _opener(image: Path | None) -> OpenWheel:
     """Return a function that opens a file of the environment by its path in the environment.
 
-    The function raises OSError, or HpcenvError if the file is in an image.
+    If the file cannot be read, the function raises OSError on the host, and HpcenvError for a file in an image.
     """
     if image is None:
         return open_here
@@ -700,7 +701,7 @@ def _opener(image: Path | None) -> OpenWheel:
 def _report_in(
     image: Path | None, name: str, parse: Callable[[bytes], Sequence[Kept]], on_event: OnEvent
 ) -> tuple[Kept, ...]:
-    """Return the report on packages in an image from a recipe of `hpcenv image init`: pip's or the build's report."""
+    """Return a report on packages that a recipe of `hpcenv image init` left in the image, from pip or from a build."""
     if image is None:
         return ()
     try:
@@ -715,7 +716,7 @@ def _report_in(
 
 
 def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]) -> dict[str, lock_model.WheelTable]:
-    """Return the result for each wheel; for a compiled wheel, add the compilers."""
+    """Return each wheel's table for the lockfile. For a wheel that was compiled in the image, it has the compilers."""
     tables = {(one.file.filename, one.file.sha256): one.table for one in built}
     return {
         name: lock_model.WheelTable(
@@ -723,8 +724,8 @@ def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]
             sha256=proof.sha256,
             index=proof.index,
             proof=proof.proof,
-            # The reason why nothing was confirmed may be temporary (the index did not answer): it is
-            # printed, not locked.
+            # The reason why nothing was confirmed may be temporary (the index did not answer). So this reason is
+            # printed, but it is not locked.
             reason=(proof.reason or None) if proof.proof != "none" else None,
             built=tables.get((proof.filename or "", proof.sha256 or "")) if proof.proof == "built" else None,
         )
@@ -777,13 +778,16 @@ def _lockfile(workspace: Workspace, container: ContainerTable | None, read: _Rea
 
 def _unknown(answer: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields that could not be read, with the reasons."""
-    # Compilers are facts of a node, and no part of a lockfile.
+    # Compilers are facts of a node. A lockfile does not contain them.
     unknown = {field: why for field, why in answer["unknown"].items() if not field.startswith("compilers.")}
     return {**unknown, **_unknown_sources(answer)}
 
 
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Return the editable installs whose code has no digest: neither of the difference to a commit nor of the files."""
+    """Return the editable installs whose code has no digest, with the reasons.
+
+    The digest covers the difference to a commit, or the files.
+    """
     inside = read_answer(answer)
     found = {}
     for package in answer["packages"]:
@@ -798,10 +802,10 @@ def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _invalid_values_refused() -> Iterator[None]:
-    """Refuse values that are not valid in a lockfile. They come from the probe, which runs inside the environment.
+    """Refuse values that are not valid in a lockfile. The probe reads these values inside the environment.
 
     Raises:
-        EnvironmentUnreadable: what the environment reports gives no valid lockfile.
+        EnvironmentUnreadable: the values that the environment reports do not make a valid lockfile.
     """
     try:
         yield
@@ -813,7 +817,7 @@ def _require_valid(path: Path, text: str) -> None:
     """Refuse to write a lockfile that could not be read again.
 
     Raises:
-        EnvironmentUnreadable: what the environment reports gives no valid lockfile.
+        EnvironmentUnreadable: the values that the environment reports do not make a valid lockfile.
     """
     data = lock_model.from_data(toml_files.loads(text.encode(), path, error=LockfileInvalid))
     _, problems = document.parse(Lockfile, data)
@@ -862,7 +866,7 @@ def _require_lockable(answer: Mapping[str, Any], workspace: Workspace) -> None:
 
 
 def _require_torch(values: Mapping[str, Any], workspace: Workspace) -> None:
-    """Refuse an environment in which no training could start, unless the project says so."""
+    """Refuse an environment without torch if the severity of `torch.version` is `must`."""
     severity = severities.severities(workspace.project.policy).of("torch.version")
     if values["torch.version"] == "absent" and severity == "must":
         unnamed = workspace.project.on_host and workspace.project.python is None
@@ -880,7 +884,7 @@ def _host(
     workspace: Workspace, container: ContainerTable | None, values: Mapping[str, Any]
 ) -> lock_model.LockedHostTable:
     """Return the minimum that nodes must have to run this environment."""
-    # `jax.cuda` has the major releases only, which decide the oldest driver.
+    # `jax.cuda` has only major releases of CUDA. They are enough to find the oldest driver.
     releases = [one for field in ("torch.cuda", "jax.cuda") for one in str(values.get(field, "none")).split(", ")]
     floors = [driver_floor(compatibility.table(), cuda) for cuda in releases]
     floor = max((one for one in floors if one is not None), key=lambda one: sort_key(one.version), default=None)
@@ -900,7 +904,7 @@ def _require_known(unknown: Mapping[str, str], workspace: Workspace) -> None:
     """
     policy, profile = workspace.project.policy, workspace.project.determinism.profile
     resolved = severities.severities(policy, profile)
-    # Members of a family (a library, a property of torch) may be unknown: nodes then give a warning for each.
+    # Fields of a family (a library, a property of torch) may be unknown: nodes then give a warning for each field.
     missing = {
         field: reason
         for field, reason in unknown.items()
@@ -958,9 +962,9 @@ def _direct_url(package: Mapping[str, Any], values: Mapping[str, Any]) -> lock_m
 
 
 def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[str, lock_model.WheelTable]:
-    """Return the old lockfile's wheels of the packages that are unchanged: the same RECORD, programs, content.
+    """Return the old lockfile's wheels of the packages whose version, RECORD, programs and content are unchanged.
 
-    A wheel that was confirmed before stays confirmed: the index is not needed again.
+    A wheel that was confirmed before stays confirmed, so the index is not needed again.
     """
     if before is None:
         return {}
@@ -983,7 +987,7 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
 def _proved_now(
     found: Mapping[str, lock_model.WheelTable], before: Mapping[str, lock_model.WheelTable]
 ) -> dict[str, lock_model.WheelTable]:
-    """Return the present proof, unless the old lockfile has a stronger proof."""
+    """Return the new proofs to lock. A weak new proof does not replace a strong proof of the old lockfile."""
     return {
         name: wheel
         for name, wheel in found.items()
@@ -1037,8 +1041,8 @@ class CheckResult(Shown):
         path: the lockfile.
         reasons: why the environment must be locked again.
         notes: what could not be checked.
-        problem: the error that the lockfile is stale, or (from `check_locks`) why it cannot be checked; None if there
-            is not an error.
+        problem: an error that says that the lockfile is stale, or (from `check_locks`) why it cannot be checked. None
+            if the lockfile is fresh.
     """
 
     name: str
@@ -1056,7 +1060,7 @@ class CheckResult(Shown):
 def check_locks(
     workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False
 ) -> tuple[CheckResult, ...]:
-    """Check a lockfile and the lockfiles of all [environment.NAME]; an error becomes the `problem` of a result."""
+    """Check a lockfile and the lockfiles of all [environment.NAME]. Errors are in `problem` of the results."""
     names = dict.fromkeys((options.name, *sorted(workspace.project.environment)))
     found = []
     for name in names:
@@ -1068,7 +1072,7 @@ def check_locks(
 
 
 def problem_of(checked: Sequence[CheckResult]) -> HpcenvError | None:
-    """Return the problems of several lockfiles as one error with the first one's exit status; None without problems."""
+    """Return the problems of several lockfiles as one error, with the first exit status; None if there are none."""
     problems = [one.problem for one in checked if one.problem is not None]
     if len(problems) < 2:
         return problems[0] if problems else None
@@ -1084,14 +1088,14 @@ def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, 
     Compares hpcenv.toml, the SIF on disk and, for `image = "host"`, the environment itself with the lockfile.
 
     Args:
-        options: only `name`, `pins` with its choice, and `require_hashes` are used.
+        options: only `name`, `require_hashes`, and `pins` with `extras`, `groups` and `package` are used.
         spec_only: compare hpcenv.toml only, and start nothing. A fresh clone has no SIF and no environment.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to check.
-        SpecError: `image` names no image. To lock again would be refused too.
-        PinsDiffer: the lockfile is fresh, and the installed packages differ from the pins.
-        HashesUnproved: the lockfile is fresh, and a hash that is required is not confirmed.
+        SpecError: `image` names no image, so `hpcenv lock` would refuse the project too.
+        PinsDiffer: the lockfile is fresh, but the installed packages differ from the pins.
+        HashesUnproved: the lockfile is fresh, but a hash that is required is not confirmed.
         FileUnusable: the pins cannot be read.
     """
     pin_file, name = _pin_file(options, context), options.name
@@ -1124,7 +1128,7 @@ def _stale(workspace: Workspace, path: Path, name: str, reasons: Sequence[stale.
 
 
 def _check_pins(file: PinFile, locked: Lockfile) -> tuple[str, ...]:
-    """Compare the locked packages with the pins. In a fresh lockfile, these are the installed packages.
+    """Compare the locked packages with the pins. The lockfile is fresh, so the locked packages are installed.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.

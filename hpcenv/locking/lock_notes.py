@@ -28,7 +28,7 @@ _NAMED = 5
 _CONFLICTS_SHOWN = 5
 
 # Distribution (ID in os-release) -> base images, the oldest first, with their glibc (packages.debian.org,
-# packages.ubuntu.com, rockylinux.org; AlmaLinux and RHEL have Rocky's; 2026-11-23).
+# packages.ubuntu.com, rockylinux.org; AlmaLinux and RHEL have the same glibc as Rocky; 2026-11-23).
 _BASES = {
     "debian": (("debian:12", (2, 36)), ("debian:13", (2, 41))),
     "ubuntu": (("ubuntu:22.04", (2, 35)), ("ubuntu:24.04", (2, 39))),
@@ -97,7 +97,7 @@ def _conflict_notes(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _editable_notes(locked: Lockfile) -> Iterator[str]:
-    """Return notes about editable installs: the changes in their folders exist only on this machine."""
+    """Yield notes on editable installs, because the changes in their folders exist only on this machine."""
     editable = {
         d.name: d.direct_url for d in locked.packages.dist if d.direct_url is not None and d.direct_url.editable
     }
@@ -116,7 +116,7 @@ def _editable_notes(locked: Lockfile) -> Iterator[str]:
 
 
 def _conda_notes(locked: Lockfile) -> Iterator[str]:
-    """Return, by reason, the conda packages of which it is not certain that they come from the recorded archive."""
+    """Yield notes on the conda packages that may not come from the recorded archive, one note per reason."""
     reasons = [(table.name, table.reason) for table in locked.packages.conda_package if table.proof == "none"]
     for reason, _ in Counter(reason for _, reason in reasons).most_common(_CONFLICTS_SHOWN):
         names = listed([name for name, why in reasons if why == reason], _NAMED)
@@ -127,7 +127,7 @@ def _conda_notes(locked: Lockfile) -> Iterator[str]:
 
 
 def of_fabric(locked: Lockfile, image: ImageNetwork | None) -> tuple[str, ...]:
-    """Return notes on what the image does not have for fast networks between nodes.
+    """Return notes on what is missing or wrong in the image for fast networks between nodes.
 
     `hpcenv image lint` reports the same for an image without a lockfile (rule `no-fabric`). The verdict of a run
     reports it for the network that its nodes have (judge/network/troubles.py).
@@ -189,8 +189,8 @@ def _sentence(entry: BadVersion, version: str) -> str:
 def of_driver(locked: Lockfile) -> tuple[str, ...]:
     """Return notes on whether the libraries of this machine's driver run with the image's C library.
 
-    Many login nodes have the driver's libraries. If a login node does not have them, the check `glibc.driver` looks on
-    each node before the ranks start.
+    Many login nodes have the driver's libraries. If a login node does not have them, there is no answer here, but the
+    check `glibc.driver` compares them on each node before the ranks start.
     """
     support, image = lock_model.gpu_support(locked), host_glibc.parse_glibc(locked.facts.get(host_glibc.IMAGE_GLIBC))
     if locked.kind != "sif" or support not in ("cuda", "hip") or image is None:

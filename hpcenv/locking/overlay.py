@@ -1,4 +1,4 @@
-"""What is mounted over an image: found, judged and identified (docs/decisions/0035).
+"""The overlay over an image: find it, check it and identify it (docs/decisions/0035).
 
 Runs on: LOGIN NODE. Only projects with an `overlay` import this module.
 """
@@ -26,7 +26,7 @@ from hpcenv.records.manifest import Environment, Overlay, OverlayUse, SifIdentit
 from hpcenv.text import listed
 
 _KEY = "`overlay` in hpcenv.toml"
-# A folder of packages with this file is a virtual environment: its interpreter must be started.
+# An overlay with one of these names at its top is a virtual or conda environment: its interpreter must be started.
 _OF_VENV, _OF_CONDA = "pyvenv.cfg", "conda-meta"
 _LONGEST_CFG = 1 << 16
 _NAMED = 10
@@ -34,11 +34,11 @@ _NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class FoundOverlay:
-    """An overlay as it is now.
+    """The overlay that hpcenv.toml names, as it is now.
 
     Attributes:
-        overlay: how it is mounted.
-        interpreter: the image's interpreter that a virtual environment starts; empty if the overlay is not one.
+        overlay: how the overlay is mounted.
+        interpreter: the image's interpreter that a virtual environment starts; empty for another overlay.
         version: the version of the Python that made the environment, if it is known.
     """
 
@@ -51,7 +51,7 @@ class FoundOverlay:
 
 
 def find(workspace: Workspace) -> FoundOverlay:
-    """Return the overlay that hpcenv.toml names, after a check of its file. Starts nothing.
+    """Return the overlay that hpcenv.toml names, after a check of its file. No program is started.
 
     Raises:
         SpecError: the overlay does not exist, or is not a squashfs with a target.
@@ -229,7 +229,7 @@ def identify(overlay: Overlay, python_path: str) -> OverlayTable:
         python_path: the image's PYTHONPATH.
 
     Raises:
-        SpecError: it cannot be read.
+        SpecError: the overlay cannot be read.
     """
     try:
         sha256, _ = _file_identity(overlay.source, None)
@@ -261,10 +261,10 @@ def _file_identity(path: str, cache: Path | None) -> tuple[str, SifIdentity | No
 def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
     """Return the path and the present digest of a project's locked overlay.
 
-    The overlay may be a folder: an older lockfile may name one.
+    The overlay may be a folder, because an older lockfile may name a folder.
 
     Raises:
-        OSError, ValueError, HpcenvError: it cannot be read.
+        OSError, ValueError, HpcenvError: the overlay cannot be read.
     """
     source = os.path.realpath(_named(workspace)[0])
     if locked.form == "folder":
@@ -275,14 +275,14 @@ def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
 def require_locked(
     overlay: Overlay, locked: OverlayTable, cache: Path | None, *, must: bool, relock: Command
 ) -> tuple[SifIdentity | None, tuple[str, ...]]:
-    """Return the overlay's identity, which the nodes must find, and a note if it is not the locked overlay.
+    """Return the overlay's identity, which the nodes must find too, and a note if it is not the locked overlay.
 
     Args:
         must: whether the lockfile's policy requires the locked overlay.
         relock: the command that locks the present overlay.
 
     Raises:
-        ImageMismatch: the overlay does not exist, cannot be read, or is required to be the locked overlay and is not.
+        ImageMismatch: the overlay does not exist or cannot be read, or `must` is set and it is not the locked overlay.
     """
     try:
         digest, identity = _file_identity(overlay.source, cache)
@@ -324,7 +324,7 @@ def require_interpreter(
     Args:
         answer: the probe's answer in the image without overlay; None if the probe could not be started.
         why: the reason why the probe could not be started.
-        environment: of the image.
+        environment: the environment of the image.
 
     Raises:
         SpecError: the virtual environment was made on the host, or for a different image.
@@ -358,11 +358,11 @@ def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, 
 
 
 def require_python(overlay: Overlay, environment: Environment, environ: Mapping[str, str]) -> None:
-    """Refuse a virtual environment over an image without `python3`: the nodes look at the image without the overlay.
+    """Refuse a virtual environment over an image without `python3`. The nodes use it to look at the image alone.
 
     Args:
         overlay: as `find` gives it.
-        environment: of the image.
+        environment: the environment of the image.
         environ: environment of this process.
 
     Raises:
@@ -393,7 +393,7 @@ def python_path_of(answer: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A package from the overlay, and its version in the image; the version is empty if the image does not have it."""
+    """The origin of a package from the overlay. `hides` is the package's version in the image, or empty without one."""
 
     hides: str = ""
 

@@ -90,18 +90,18 @@ def build(
 
     Args:
         workspace: the project.
-        before: the present lockfile. Its image is used if hpcenv.toml still requests the same image. None: ask the
-            registry which image a tag names now.
+        before: the present lockfile. Its image is used if hpcenv.toml still requests the same image. If it is None, the
+            registry is asked which image a tag names now.
         environ: the user's environment.
         on_event: called with the progress.
         options: how to make the SIF.
 
     Raises:
-        SpecError: `image` is `host`, names no image, or floats.
+        SpecError: `image` is `host`, names no image, or is a floating tag that was not accepted.
         HpcenvError: the image cannot be fetched or converted.
     """
     made = _make(workspace, before, environ, on_event, options or BuildOptions())
-    # The store may be read-only or missing; then `prune` cannot remove anything from it.
+    # If the store is read-only or missing, nothing is noted. Then `prune` cannot remove anything from it either.
     with contextlib.suppress(HpcenvError):
         open_place(workspace.store_place).remember(made.container.digest)
     return made

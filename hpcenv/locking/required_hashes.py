@@ -1,4 +1,4 @@
-"""`hpcenv lock --require-hashes`: write nothing unless the hash of every wheel or conda archive is confirmed. Pure.
+"""`hpcenv lock --require-hashes`: refuse to lock if the hash of a wheel or conda archive is not confirmed. Pure.
 
 Runs on: LOGIN NODE.
 """

@@ -1,8 +1,8 @@
 """A SIF that can replace the locked SIF: made again from the same image, with different bytes and the same file tree.
 
 Runs on: LOGIN NODE. Another version of squashfs-tools, or `apptainer build`, packs the same files into different bytes
-(docs/explanation/images.md, "Same bytes"). Then a lockfile from another cluster stays valid. The tree is read from the
-file itself; the record in the store only names the image and the tool.
+(docs/explanation/images.md, "Same bytes"). A lockfile from another cluster stays valid for such a SIF. The tree is read
+from the file itself; the record in the store only names the image and the tool.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """AMD GPUs of this node: their properties and health, from the files of the drivers amdkfd and amdgpu.
 
-Runs on: COMPUTE NODE. Standard library only; no privilege. A value that no file contains is missing, never guessed.
+Runs on: COMPUTE NODE. Standard library only. No privilege is needed. A value that no file contains is left out.
 
 Sources (2026-11): linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c (`properties` and `gpu_id` answer EPERM for GPUs
 that the job must not use) and kfd_process.c (`proc/PID/vram_GPUID`); Documentation/gpu/amdgpu: RAS Error Count and VRAM
@@ -40,8 +40,8 @@ class AmdGpu:
 
     Attributes:
         bus: address on the PCI bus.
-        attributes: name -> text, as for NVIDIA's GPUs (machine/gpus.py).
-        numbers: query -> its numbers, in the form of `gpu_health.QUERIES`.
+        attributes: name -> text, with the same names as for NVIDIA's GPUs (machine/gpus.py).
+        numbers: query -> numbers that answer the query, as in `gpu_health.QUERIES`.
     """
 
     bus: str
@@ -51,7 +51,13 @@ class AmdGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class AmdGpus:
-    """The GPUs of a node; None if they could not be listed, with the reason."""
+    """The GPUs of a node.
+
+    Attributes:
+        gpus: the GPUs; None if they could not be listed.
+        reason: why GPUs or values are missing.
+        problem: a GPU that does not answer; empty without such a GPU.
+    """
 
     gpus: tuple[AmdGpu, ...] | None
     reason: str = ""
@@ -63,7 +69,7 @@ def read(tree: HostTree, environ: Mapping[str, str]) -> AmdGpus:
 
     Args:
         tree: folder of the host's files.
-        environ: environment for the programs of ROCm, if the driver does not report the product's name.
+        environ: environment for the programs of ROCm. They are asked if the driver does not report the product's name.
     """
     nodes = tree.names(_NODES)
     if not nodes:
@@ -85,7 +91,7 @@ def read(tree: HostTree, environ: Mapping[str, str]) -> AmdGpus:
 
 
 def report(root: str) -> None:
-    """Write the GPUs to standard output as JSON. Runs in a child process."""
+    """Write the GPUs to standard output as JSON. This function runs in a child process."""
     sys.stdout.write(json.dumps(asdict(read(HostTree(Path(root)), os.environ))) + "\n")
 
 
@@ -93,7 +99,7 @@ def parse(told: Mapping[str, Any]) -> AmdGpus:
     """Return what the child process reported.
 
     Raises:
-        KeyError, TypeError: the text is not such a report.
+        KeyError, TypeError: `told` is not the report of the child process.
     """
     rows = told["gpus"]
     gpus = (
@@ -137,7 +143,8 @@ def _gpu(tree: HostTree, bus: str, node: str, properties: Mapping[str, str], nam
         "compute-capability": _target(_number(properties, "gfx_target_version")),
         "memory-mib": str(memory >> 20) if memory else "",
         "sm-count": str(_number(properties, "simd_count") // per_unit) if per_unit else "",
-        # SPX: the GPU is whole; CPX, DPX ...: it is split, as with MIG. A GPU without the file cannot be split.
+        # SPX means that the GPU is whole. CPX, DPX and others mean that it is split, as with MIG. A GPU without the
+        # file cannot be split.
         "mig": "unsupported" if not partition else "disabled" if partition == "SPX" else "enabled",
         "ecc": "unsupported" if errors is None else "enabled",
     }
@@ -149,19 +156,19 @@ def _gpu(tree: HostTree, bus: str, node: str, properties: Mapping[str, str], nam
 
 
 def _target(version: int) -> str:
-    """Return 90010 as gfx90a: major, minor and stepping, the last two in base 16 (kfd_topology.h)."""
+    """Return the name of a target: gfx90a for 90010. Minor number and stepping are in base 16 (kfd_topology.h)."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
 def _health(
     tree: HostTree, folder: str, node: str, errors: tuple[int, int] | None
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the queries that the driver's files answer; the others of NVML are not supported."""
+    """Yield the queries that the driver's files answer. The other queries of `gpu_health.QUERIES` have no answer."""
     if errors is not None:
         yield "ecc-uncorrected", (errors[0],)
         yield "ecc-corrected", (errors[1],)
     if tree.exists(f"{folder}/ras/gpu_vram_bad_pages"):
-        # `0x00000001 : 0x00001000 : P`: reserved, pending, failing to be reserved.
+        # A line is `0x00000001 : 0x00001000 : P`. The flag is R (reserved), P (pending) or F (could not be reserved).
         flags = [line.rpartition(":")[2].strip() for line in tree.text(f"{folder}/ras/gpu_vram_bad_pages").splitlines()]
         yield "remapped", (0, flags.count("R"), 0, int("F" in flags))
         yield "retired-pending", (int("P" in flags),)
@@ -177,7 +184,7 @@ def _health(
 
 
 def _errors(tree: HostTree, folder: str) -> tuple[int, int] | None:
-    """Return uncorrected and corrected errors of all parts of a GPU; None if the GPU does not count them."""
+    """Return the numbers of uncorrected and corrected errors of a whole GPU; None if the GPU does not count errors."""
     sums = {"ue": 0, "ce": 0}
     counted = False
     for name in tree.names(f"{folder}/ras"):
@@ -201,7 +208,7 @@ def _processes(tree: HostTree, identity: int) -> Iterator[int]:
 
 
 def _names(tree: HostTree, buses: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the product's name of each GPU; a program of ROCm is asked if no file of the driver has the name."""
+    """Return the product's name of each GPU. If no file of the driver has the name, ask a program of ROCm."""
     names = {bus: tree.text(f"{_DEVICES}/{bus}/product_name")[:128] for bus in buses}
     if all(names.values()):
         return names
@@ -221,7 +228,7 @@ def _names(tree: HostTree, buses: list[str], environ: Mapping[str, str]) -> dict
 
 
 def _told(answer: Any) -> Iterator[tuple[str, str]]:
-    """Yield bus address and name of each GPU in the answer of amd-smi (a list) or rocm-smi (a table of cards)."""
+    """Yield bus address and name of each GPU in the JSON of amd-smi (a list) or rocm-smi (an object of cards)."""
     rows = answer.get("gpu_data", answer) if isinstance(answer, dict) else answer
     for row in rows.values() if isinstance(rows, dict) else rows:
         if not isinstance(row, dict):

@@ -1,13 +1,14 @@
-"""GPUs of a machine without Slurm: a run takes free ones, keeps them, and waits for them in a queue.
+"""GPUs of a machine without Slurm: a run waits for free GPUs in a queue, takes them, and keeps them until it ends.
 
 Runs on: COMPUTE NODE, the machine of `--cluster local`. Standard library only.
 
-The holder of a GPU is an abstract Unix socket with the GPU's UUID as its name (unix(7)). The kernel gives a name to
-one process of one user, and takes it back when the last process that has the socket open has ended, even after SIGKILL.
-So there is no daemon, no file that all users can write, and nothing to remove. The names belong to a network namespace.
+A run holds a GPU with an abstract Unix socket whose name contains the GPU's UUID (unix(7)). The kernel gives a name to
+only one socket. It frees the name when the last process that has the socket open has ended, even after SIGKILL. So no
+daemon is needed, no file that all users can write, and nothing must be removed. The names belong to a network
+namespace.
 
-A run that waits has a socket, too. Its name begins with the time at which the run asked, and /proc/net/unix shows the
-names of all users: so each run knows who came earlier. Only the first one takes GPUs.
+A run that waits has a socket, too. The name of this socket contains the time at which the run asked, and
+/proc/net/unix shows the names of all users. So each run knows which runs asked earlier. Only the first run takes GPUs.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 _HOLDER, _USER, _WAITS = "hpcenv/gpu", "hpcenv/gpu-user", "hpcenv/waits"
 _NAMES = Path("/proc/net/unix")
 _PAUSE = 1.0
-# The driver is asked less often, because other programs keep a GPU for long.
+# If other programs use the GPUs, the pause grows up to this time, because such programs often keep a GPU for long.
 _LONGEST_PAUSE = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldGpus:
-    """GPUs that belong to this process, and to each process that inherits the sockets, until the last of them ends.
+    """GPUs that this process holds. Processes that inherit the sockets hold them, too, until the last of them ends.
 
     Attributes:
-        uuids: in the order of the PCI bus; empty for GPUs that are not handed out.
-        sockets: their holders.
-        note: what is not known about them; may be empty.
+        uuids: UUIDs of the GPUs, in the order of the PCI bus; empty for GPUs that hpcenv does not hand out.
+        sockets: the sockets that hold the GPUs.
+        note: what is not known about the GPUs; empty if everything is known.
     """
 
     uuids: tuple[str, ...] = ()
@@ -63,18 +64,18 @@ def take(
     on_wait: Callable[[str], None],
     stopped: Callable[[], object],
 ) -> HeldGpus | None:
-    """Take free GPUs; wait for them behind the runs that asked earlier. Return None if the run has to end.
+    """Take free GPUs, after the runs that asked earlier have got theirs. Return None if this run has to end.
 
     Args:
-        count: how many.
-        environ: its CUDA_VISIBLE_DEVICES limits the choice.
+        count: how many GPUs the run needs.
+        environ: environment variables. CUDA_VISIBLE_DEVICES limits the choice.
         look: reads the GPUs of this machine.
-        on_wait: gets the reason for the wait, at each look.
-        stopped: whether the run has to end.
+        on_wait: called with the reason for the wait, each time the GPUs were not free.
+        stopped: returns whether the run has to end.
 
     Raises:
-        NodeRejected: this machine has fewer.
-        NodesUnknown: the driver does not name its GPUs.
+        NodeRejected: this machine has fewer GPUs.
+        NodesUnknown: the driver does not report the UUIDs of its GPUs.
     """
     found = look()
     if found.vendor == "amd":
@@ -98,7 +99,7 @@ def take(
 
 
 def _choice(found: GpuFacts, environ: Mapping[str, str], count: int) -> dict[str, str]:
-    """Return the UUIDs of the GPUs that this run may take, each with its number in the list of nvidia-smi."""
+    """Return UUID -> number in the list of nvidia-smi, for the GPUs that this run may take."""
     uuids, modes = _uuids(found), found.values.get("host.gpu-mig")
     words = [word.strip() for word in environ.get(VARIABLE, "").split(",")]
     if all(word.startswith("MIG-") for word in words):
@@ -108,7 +109,7 @@ def _choice(found: GpuFacts, environ: Mapping[str, str], count: int) -> dict[str
             named = visible(uuids, {uuid: uuid for uuid in uuids}, environ, (VARIABLE,))
         except LookupError as error:
             raise NodesUnknown("the GPUs for this run are not known", why=str(error)) from error
-        # A process can use one part of a split GPU, by the name of the part.
+        # A split GPU is left out: a process can use only one part of it, and names this part.
         split = dict(zip(uuids, modes, strict=False)) if isinstance(modes, tuple) else {}
         choice = {uuid: str(uuids.index(uuid)) for uuid in named if split.get(uuid) != "enabled"}
     if len(choice) < count:
@@ -131,9 +132,12 @@ def _uuids(found: GpuFacts) -> tuple[str, ...]:
 def _hold_free(
     choice: Mapping[str, str], count: int, ask_driver: Callable[[], dict[str, tuple[int, ...] | None]]
 ) -> HeldGpus | tuple[str, bool]:
-    """Hold GPUs that no run holds and no process uses; else return why not, and whether the driver was asked.
+    """Hold GPUs that no run holds and no process uses.
 
-    They are held first: a process that is seen afterwards was there before, and is not of another run.
+    If there are too few such GPUs, return the reason, and whether the driver was asked.
+
+    The GPUs are held first, and the driver is asked afterwards. So a process that the driver then names is not from
+    another run.
     """
     held = {uuid: own for uuid in choice if (own := _bind(f"{_HOLDER}/{uuid}")) is not None}
     used: dict[str, tuple[int, ...] | None] = {}
@@ -157,7 +161,7 @@ def _hold_free(
 
 
 def _processes(found: GpuFacts) -> dict[str, tuple[int, ...] | None]:
-    """Return the processes that compute on each GPU, of any user; None if the driver does not say it."""
+    """Return UUID -> processes of any user that compute on the GPU; None if the driver does not report them."""
     numbers = {gpu.uuid: gpu.numbers.get("processes") for gpu in found.health}
     return {uuid: None if pairs is None else pairs[::2] for uuid, pairs in numbers.items()}
 
@@ -178,16 +182,16 @@ def _why(
 
 
 class _Turn:
-    """The place of this run in the queue; others see it until `end`, or until this process ends."""
+    """The place of this run in the queue. Other runs see it until `end` is called, or until this process ends."""
 
     def __init__(self, first_gpu: str, count: int) -> None:
         self._queue = f"{_WAITS}/{first_gpu}"
-        # The same clock for all processes since the machine has started (clock_gettime(2)).
+        # All processes use the same clock, which counts from the start of the machine (clock_gettime(2)).
         self._name = f"{self._queue}/{time.monotonic_ns():020d}/{os.getpid()}/{os.getuid()}/{count}"
         self._socket = _bind(self._name)
 
     def others_before(self) -> str:
-        """Return which run comes first, empty if it is this one."""
+        """Return a text that names the first run in the queue; empty if this run is the first."""
         earlier = sorted(name for name in _names(self._queue) if name < self._name)
         if not earlier:
             return ""
@@ -202,7 +206,7 @@ class _Turn:
 
 
 def _who(name: str) -> str:
-    """Return user and process from the end of a socket's name, empty if it has none. Any user can choose a name."""
+    """Return user and process from the end of a socket's name; empty without them. Any user can choose a name."""
     match = re.search(r"/([0-9]{1,10})/([0-9]{1,10})(/[0-9]{1,4})?\Z", name)
     if match is None:
         return ""
@@ -214,7 +218,7 @@ def _who(name: str) -> str:
 
 
 def _bind(name: str) -> socket.socket | None:
-    """Return a socket of this name, None if another socket has the name."""
+    """Return a socket with this name; None if another socket already has the name."""
     own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         own.bind(f"\0{name}")
@@ -226,7 +230,7 @@ def _bind(name: str) -> socket.socket | None:
 
 def _names(kind: str) -> list[str]:
     """Return the names of the sockets of one kind that any process on this machine has."""
-    # The columns are Num, RefCount, Protocol, Flags, Type, St, Inode, Path; an abstract name begins with @ (proc(5)).
+    # The columns are Num, RefCount, Protocol, Flags, Type, St, Inode, Path. An abstract name begins with @ (proc(5)).
     lines = _NAMES.read_text(encoding="utf-8", errors="replace").splitlines()
     names = {parts[7][1:] for line in lines if len(parts := line.split(None, 7)) == 8 and parts[7].startswith("@")}
     return [name for name in names if name.startswith(f"{kind}/") and name.isprintable()]

@@ -1,9 +1,9 @@
 """The health of GPUs, as NVML reports it. The queries run in the child process of gpus.py.
 
-Runs on: COMPUTE NODE. Standard library; pynvml is passed in.
+Runs on: COMPUTE NODE. Standard library. The caller passes pynvml as an argument.
 
-A query that a GPU or driver does not have is `unsupported`, and not an error: many GPUs lack some of them
-(consumer cards, MIG, vGPU).
+If a GPU or its driver does not have a query, the query is `unsupported`. This is not an error, because many GPUs
+lack some of the queries (consumer cards, MIG, vGPU).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-# Without __eq__: two GPUs are never equal, and a GPU can be the key of a dictionary.
+# The class has no __eq__, so two GPUs are never equal, and a GPU can be the key of a dictionary.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GpuHealth:
-    """What one GPU reports about itself; a query without an answer is in `unsupported` or in `unread`.
+    """What one GPU reports about its health. A query without an answer is in `unsupported` or in `unread`.
 
     Attributes:
-        bus: address on the PCI bus, in the form of /sys/bus/pci; empty if not known.
-        uuid: its UUID; empty if not known.
-        numbers: query -> its numbers, see QUERIES.
+        bus: address on the PCI bus, in the format of /sys/bus/pci; empty if not known.
+        uuid: UUID of the GPU; empty if not known.
+        numbers: query -> numbers that answer it; see QUERIES.
         unsupported: queries that this GPU or its driver does not have.
         unread: query -> why it could not be read.
     """
@@ -34,7 +34,7 @@ class GpuHealth:
 
 
 def parse(reported: Mapping[str, object], *, bus: str, uuid: str) -> GpuHealth:
-    """Return the child process's report on one GPU; queries that are missing in it are unread."""
+    """Return the child process's report on one GPU. Queries that are missing in the report are unread."""
     numbers, unsupported = reported.get("numbers"), reported.get("unsupported")
     unread = reported.get("unread")
     known = numbers if isinstance(numbers, dict) else {}
@@ -60,7 +60,7 @@ _RECOVERY_ACTION = 230
 
 
 def ask(pynvml: Any, handle: Any) -> dict[str, object]:
-    """Ask one GPU all queries; return plain data that `parse` understands."""
+    """Ask one GPU all queries, and return the answers as plain data for `parse`."""
     absent = (
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -93,7 +93,7 @@ def _recovery(pynvml: Any, handle: Any) -> list[int]:
 
 
 def _ecc(kind: str) -> Callable[[Any, Any], list[int]]:
-    """Return the query for the errors since the driver was loaded."""
+    """Return the query for the number of memory errors of one kind since the driver was loaded."""
 
     def query(pynvml: Any, handle: Any) -> list[int]:
         which = getattr(pynvml, f"NVML_MEMORY_ERROR_TYPE_{kind}")
@@ -103,7 +103,7 @@ def _ecc(kind: str) -> Callable[[Any, Any], list[int]]:
 
 
 def _links(pynvml: Any, handle: Any) -> list[int]:
-    """Return links that are up, and links that the GPU has."""
+    """Return the number of NVLink links that are up, and the number of links that the GPU has."""
     up = links = 0
     for link in range(int(pynvml.NVML_NVLINK_MAX_LINKS)):
         try:
@@ -129,9 +129,10 @@ def _processes(pynvml: Any, handle: Any) -> list[int]:
     return [number for one in every for number in (one.pid, (one.usedGpuMemory or 0) >> 20)]
 
 
-# Query -> how to ask it, and what its numbers are.
+# Query -> the function that asks it. A comment says what the numbers mean.
 QUERIES: dict[str, Callable[[Any, Any], list[int]]] = {
-    # What the driver asks for before the GPU is used again: nvml.h, nvmlDeviceGpuRecoveryAction; 0 is nothing.
+    # The action that the driver asks for before the GPU is used again (nvml.h, nvmlDeviceGpuRecoveryAction). 0 means
+    # no action.
     "recovery": _recovery,
     "ecc-uncorrected": _ecc("UNCORRECTED"),
     "ecc-corrected": _ecc("CORRECTED"),
@@ -140,7 +141,7 @@ QUERIES: dict[str, Callable[[Any, Any], list[int]]] = {
     "retired-pending": lambda nvml, gpu: [nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)],
     # Bits of nvmlClocksEventReasons.
     "throttle": lambda nvml, gpu: [nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)],
-    # Lanes now and at most.
+    # The number of PCIe lanes now, and the largest possible number.
     "pcie-width": lambda nvml, gpu: [nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)],
     "nvlink": _links,
     # State, status, health mask of the NVLink switches.
@@ -148,7 +149,7 @@ QUERIES: dict[str, Callable[[Any, Any], list[int]]] = {
     "compute-mode": lambda nvml, gpu: [nvml.nvmlDeviceGetComputeMode(gpu)],
     "persistence": lambda nvml, gpu: [nvml.nvmlDeviceGetPersistenceMode(gpu)],
     "processes": _processes,
-    # N of /dev/nvidiaN.
+    # The number N in /dev/nvidiaN.
     "minor": lambda nvml, gpu: [nvml.nvmlDeviceGetMinorNumber(gpu)],
     # Memory in use, in MiB.
     "memory-used": lambda nvml, gpu: [nvml.nvmlDeviceGetMemoryInfo(gpu).used >> 20],

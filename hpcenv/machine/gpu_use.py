@@ -1,12 +1,12 @@
 """What the GPUs of this node do now, as NVML reports it.
 
-Runs on: COMPUTE NODE. Standard library; pynvml (nvidia-ml-py) where it is installed.
+Runs on: COMPUTE NODE. Standard library, and pynvml (nvidia-ml-py) if it is installed.
 
-A GPU that has fallen off the bus can hang the thread that queries it. So a thread asks, and who waits for its answer
-waits for a limited time only.
+A GPU that has fallen off the bus can hang the thread that queries it. So a separate thread asks the GPUs, and the
+caller waits only a limited time for the answer.
 
-Units and names of the calls: NVML API reference (docs.nvidia.com/deploy/nvml-api, R580). All of them
-answered on an H200 with driver 580.159.04 (docs/gpu-checks.md).
+The units and names of the calls are from the NVML API reference (docs.nvidia.com/deploy/nvml-api, R580). All calls
+gave an answer on an H200 with driver 580.159.04 (docs/gpu-checks.md).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 from hpcenv.records.samples import GpuUse
 
-# DCGM and GPM read the same counters of the hardware, and each disturbs the other (Syllo/nvtop PR 483).
+# The process of DCGM. DCGM and GPM read the same counters of the hardware, and disturb each other (Syllo/nvtop PR 483).
 _DCGM = "nv-hostengine"
 # Metrics of NVML's GPM (nvmlGpmMetricId_t).
 _GPM = {"sm": 2, "tensor": 5, "dram": 10}
-# nvmlClocksEventReasons, without the one that says that the GPU is idle.
+# nvmlClocksEventReasons, without the reason that the GPU is idle.
 _SLOW = {
     0x2: "applications-clocks", 0x4: "power-cap", 0x8: "hw-slowdown", 0x10: "sync-boost", 0x20: "sw-thermal",
     0x40: "hw-thermal", 0x80: "hw-power-brake", 0x100: "display-clocks",
@@ -50,10 +50,10 @@ _QUERIES: dict[str, Callable[[Any, Any], object]] = {
 
 
 class GpuWatch:
-    """Asks NVML for all GPUs of the job, again and again.
+    """Asks NVML repeatedly what all GPUs of the job do.
 
     Args of the constructor:
-        processes: process id -> rank, of all processes of the job on this node; asked at each look.
+        processes: returns process id -> rank, for all processes of the job on this node. It is called at each look.
     """
 
     def __init__(self, processes: Callable[[], Mapping[int, int]]) -> None:
@@ -64,7 +64,7 @@ class GpuWatch:
         threading.Thread(target=self._answer, name="hpcenv-gpus", daemon=True).start()
 
     def look(self, seconds: float) -> tuple[GpuUse, ...] | str:
-        """Return what each GPU does, or why that is unknown.
+        """Return what each GPU does, or the reason why this is unknown.
 
         Args:
             seconds: the longest time to wait for the driver.
@@ -80,7 +80,7 @@ class GpuWatch:
                 return "the driver does not answer"
             if not self._waits:
                 return found
-            self._waits = False  # that was the answer to an earlier question
+            self._waits = False  # the answer belongs to an earlier question
 
     def _answer(self) -> None:
         nvml: _Nvml | str = ""
@@ -94,7 +94,7 @@ class GpuWatch:
 
 
 class _Nvml:
-    """NVML with the GPUs of this job, in the order of the PCI bus, which CUDA_DEVICE_ORDER=PCI_BUS_ID has, too."""
+    """NVML with the GPUs of this job, in the order of the PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     def __init__(self, nvml: Any, gpus: list[Any]) -> None:
         self._nvml = nvml
@@ -103,11 +103,11 @@ class _Nvml:
         self._dcgm = False
 
     def look(self, processes: Mapping[int, int]) -> tuple[GpuUse, ...]:
-        self._dcgm = _dcgm_runs()  # it reads the names of all processes: once for all GPUs
+        self._dcgm = _dcgm_runs()  # called once for all GPUs, because it reads the names of all processes
         found = tuple(self._one(index, gpu, processes) for index, gpu in enumerate(self._gpus))
         if not processes or any(gpu.ranks for gpu in found) or not any(gpu.others for gpu in found):
             return found
-        # In a container of the whole job, NVML may name processes by other numbers.
+        # If the whole job is in a container, NVML may report other process ids than the job sees.
         why = "NVML names no process of the ranks by its number here"
         return tuple(replace(gpu, others=None, unknown={**gpu.unknown, "ranks": why}) for gpu in found)
 
@@ -124,7 +124,7 @@ class _Nvml:
         return GpuUse(index=index, unknown=unknown, **values)
 
     def _users(self, gpu: Any, processes: Mapping[int, int], unknown: dict[str, str]) -> dict[str, Any]:
-        """Return the ranks whose processes are on the GPU, and the number of the others."""
+        """Return the ranks whose processes use the GPU, and the number of other processes that use it."""
         try:
             pids = {one.pid for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
         except self._nvml.NVMLError as error:
@@ -134,7 +134,7 @@ class _Nvml:
         return {"ranks": tuple(sorted(ours)), "others": sum(pid not in processes for pid in pids)}
 
     def _busy(self, index: int, gpu: Any, unknown: dict[str, str]) -> dict[str, Any]:
-        """Return how busy SMs, tensor cores and memory were since the last look."""
+        """Return how busy the SMs, the tensor cores and the memory were since the last look."""
         nvml = self._nvml
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
@@ -167,7 +167,7 @@ class _Nvml:
 
 
 def _open() -> _Nvml | str:
-    """Return NVML, or why it cannot be asked."""
+    """Return NVML, or the reason why it cannot be asked."""
     try:
         import pynvml  # type: ignore[import-untyped]  # nodes may not have it
     except ImportError:
@@ -199,7 +199,7 @@ def _reasons(bits: int) -> tuple[str, ...]:
 
 
 def _dcgm_runs() -> bool:
-    """Whether DCGM's daemon runs on this node, as far as this user sees its processes."""
+    """Whether DCGM's daemon runs on this node, as far as this user can see processes."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if (Path("/proc") / pid / "comm").read_text(encoding="utf-8", errors="replace").strip() == _DCGM:

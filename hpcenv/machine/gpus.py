@@ -1,11 +1,11 @@
-"""GPUs and driver of this node. The only import of pynvml.
+"""GPUs and driver of this node, from NVML (pynvml) or nvidia-smi, or from the driver of AMD.
 
-Runs on: COMPUTE NODE. Standard library; pynvml (nvidia-ml-py) if it is installed.
+Runs on: COMPUTE NODE. Standard library, and pynvml (nvidia-ml-py) if it is installed.
 
-The source is NVML. `nvidia-smi` is the fallback where NVML lists no GPUs. A node without a driver
-is a fact ("absent"); everything that cannot be read is unknown, with the reason.
+The source is NVML. If NVML lists no GPUs, `nvidia-smi` is asked. If a node has no driver, the driver version is
+`absent`. Everything that cannot be read is unknown, with the reason.
 
-A child process with a time limit loads NVML: a GPU that has fallen off the bus can hang or crash
+NVML is loaded in a child process with a time limit, because a GPU that has fallen off the bus can hang or crash
 the process that queries it.
 """
 
@@ -43,19 +43,21 @@ _FIELDS = {
 }
 _DRIVER, _CUDA, _COUNT = "host.driver-version", "host.cuda-driver-version", "host.gpu-count"
 
-# To initialize eight GPUs takes 10 to 20 s if no persistence daemon keeps the driver's state.
+# If no persistence daemon keeps the driver's state, the initialization of eight GPUs takes 10 to 20 s.
 _SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """Fields by their dotted names, and reasons for those that could not be read.
+    """Facts about the GPUs: fields that were read, and reasons why other fields could not be read.
 
     Attributes:
+        values: dotted name of a field -> its value.
+        unknown: dotted name of a field -> why it could not be read.
         places: bus address and links of each GPU, for the network; empty if NVML did not report them.
         health: health of each GPU; empty if NVML did not list the GPUs.
-        problem: a GPU that exists but does not answer; empty without such a GPU.
-        reason: why NVML did not report something; empty if it reported all.
+        problem: text about a GPU that exists but does not answer; empty if there is no such GPU.
+        reason: why NVML did not report some values; empty if NVML reported all values.
         hangs: whether the driver did not answer in time.
         vendor: vendor of the GPUs.
     """
@@ -76,11 +78,11 @@ class _Answer:
 
     Attributes:
         driver: driver version; empty if not reported.
-        cuda: CUDA driver API version as NVML reports it, 13000 for 13.0; None if not reported.
-        gpus: attributes of each GPU; None if the source did not list them.
-        health: health of each GPU, in the same order; empty if the source did not report it.
-        problem: a GPU that exists but does not answer.
-        reason: why something is missing.
+        cuda: CUDA driver API version as a number, as NVML reports it: 13000 for 13.0. None if not reported.
+        gpus: attributes of each GPU; None if the source did not list the GPUs.
+        health: health of each GPU, in the same order; empty if the source did not report the health.
+        problem: text about a GPU that exists but does not answer.
+        reason: why values are missing.
         hangs: whether the source did not end in time.
     """
 
@@ -103,16 +105,16 @@ def read(
 ) -> GpuFacts:
     """Return driver version, CUDA driver API version and GPUs of this node.
 
-    Fields: `host.driver-version`, `host.cuda-driver-version`, `host.gpu-count` and, with one
-    text per GPU, `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`,
-    `-sm-counts`, `-mig` and `-ecc` (`enabled`, `disabled`, `unsupported`) and `-brands`. GPUs
-    that the job must not use (cgroup) are not counted. The order is that of the PCI bus. For AMD's GPUs the compute
-    capability is the target (`gfx90a`), and CUDA's versions are absent.
+    The fields are `host.driver-version`, `host.cuda-driver-version` and `host.gpu-count`. These fields have one
+    text for each GPU: `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`, `-sm-counts`, `-mig`
+    and `-ecc` (`enabled`, `disabled`, `unsupported`) and `-brands`. GPUs that the job must not use (cgroup) are
+    not counted. The GPUs are in the order of the PCI bus. For AMD's GPUs, the compute capability is the target
+    (`gfx90a`), and driver version and CUDA driver API version are `absent`.
 
     Args:
         environ: environment of the child processes.
-        proc, dev: where /proc and /dev are.
-        root: the folder that has the `sys` with AMD's GPUs.
+        proc, dev: the folders /proc and /dev.
+        root: the folder that contains `sys`, from which AMD's GPUs are read.
         seconds: time limit for each source.
     """
     if not any(path.exists() for path in (proc / "driver/nvidia/version", dev / "nvidiactl", dev / "dxg")):
@@ -121,7 +123,7 @@ def read(
         nothing: dict[str, Any] = dict.fromkeys(_FIELDS.values(), ())
         return GpuFacts(values={_DRIVER: "absent", _CUDA: "absent", _COUNT: 0, **nothing})
     nvml = _ask_nvml(environ, seconds)
-    # A query that hangs in the driver once would hang again.
+    # If a query hangs in the driver, nvidia-smi would hang, too, so it is not asked.
     if nvml.gpus is not None or nvml.problem or nvml.hangs:
         return _facts(nvml)
     return _facts(_merged(nvml, _ask_nvidia_smi(environ, seconds)))
@@ -193,7 +195,7 @@ def _facts(answer: _Answer) -> GpuFacts:
 
 
 def _health(answer: _Answer) -> tuple[GpuHealth, ...]:
-    """Return the health of each GPU; nvidia-smi's table does not contain it."""
+    """Return the health of each GPU; empty for nvidia-smi, whose table does not contain the health."""
     return tuple(
         gpu_health.parse(health, bus=str(gpu.get("bus", "")), uuid=str(gpu.get("uuid", "")))
         for gpu, health in zip(answer.gpus or (), answer.health, strict=False)
@@ -201,7 +203,7 @@ def _health(answer: _Answer) -> tuple[GpuHealth, ...]:
 
 
 def gpu_places(gpus: Iterable[Mapping[str, object]]) -> tuple[GpuPlace, ...]:
-    """Return place and links of each GPU, from the report of NVML; GPUs without a bus address are left out."""
+    """Return place and links of each GPU, from the report of NVML. GPUs without a bus address are left out."""
     return tuple(
         GpuPlace(
             bus=str(gpu["bus"]),
@@ -214,7 +216,7 @@ def gpu_places(gpus: Iterable[Mapping[str, object]]) -> tuple[GpuPlace, ...]:
 
 
 def _cuda_version(number: object) -> str:
-    """Return 13000 as 13.0: 1000 * major + 10 * minor (cuda.h, CUDA 13); empty if it cannot be a version."""
+    """Return 13.0 for 13000, which is 1000 * major + 10 * minor (cuda.h, CUDA 13); empty if it is not a version."""
     if not isinstance(number, int) or not 5000 <= number < 100_000 or number % 10:
         return ""
     return f"{number // 1000}.{number % 1000 // 10}"
@@ -227,7 +229,7 @@ def _number(text: str, least: int, most: int) -> bool:
     return text.isdecimal() and least <= int(text) <= most
 
 
-# A value outside of these limits comes from a misread structure or a broken driver: no value is better.
+# If a value is outside of these limits, a structure was misread or the driver is broken. Then no value is better.
 _PLAUSIBLE: dict[str, Callable[[str], bool]] = {
     "model": lambda text: 0 < len(text) <= 128 and text.isprintable() and not text.startswith("["),
     "uuid": lambda text: re.fullmatch(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text) is not None,
@@ -241,7 +243,7 @@ _PLAUSIBLE: dict[str, Callable[[str], bool]] = {
 
 
 def _checked(gpu: Mapping[str, object]) -> dict[str, str]:
-    """Return the plausible attributes of a GPU, and `no NAME` with the reason for each other attribute."""
+    """Return the attributes of a GPU. An attribute that is not plausible becomes `no NAME`, with the reason."""
     checked = {}
     for name, value in gpu.items():
         text = str(value)
@@ -260,14 +262,15 @@ _SMI = {
     "driver_version": "driver",
     "memory.total": "memory-mib",
     "ecc.mode.current": "ecc",
-    # Old versions refuse these fields (mig: before R450, compute_cap: before R510), so they come last.
+    # Old versions refuse these fields (mig before R450, compute_cap before R510). So these fields are the last ones,
+    # which can be left out.
     "mig.mode.current": "mig",
     "compute_cap": "compute-capability",
 }
 
 
 def _ask_nvidia_smi(env: Mapping[str, str], seconds: float) -> _Answer:
-    """Ask nvidia-smi; its tables have neither multiprocessors, nor brand, nor CUDA driver API version."""
+    """Ask nvidia-smi, whose tables do not contain multiprocessors, brand and CUDA driver API version."""
     output, why = "", ""
     for omitted in (0, 1, 2):
         names = list(_SMI)[: len(_SMI) - omitted]
@@ -300,19 +303,20 @@ def _parse_nvidia_smi(output: str, names: Sequence[str]) -> _Answer:
 
 
 def _mode(cell: str) -> str:
-    # `[N/A]` in R450 and later, `[Not Supported]` before.
+    # nvidia-smi prints `[N/A]` in R450 and later, and `[Not Supported]` in older versions.
     text = cell.strip("[]").lower()
     return "unsupported" if text in ("n/a", "not supported") else text
 
 
 # -- NVML, in a child process -------------------------------------------------------------
 
-# With the sys.path of this process: on a node, hpcenv is in the run folder, and pynvml where the user installed it.
+# The child gets the sys.path of this process, because on a node hpcenv is in the run folder, and pynvml is where the
+# user installed it.
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hpcenv.machine import gpus; gpus.report_nvml()"
 
 
 def _ask_nvml(env: Mapping[str, str], seconds: float) -> _Answer:
-    """Return what the child reported, including what it reported before it hung or crashed."""
+    """Return what the child process reported, even if it hung or crashed after a part of its report."""
     argv = [sys.executable, "-I", "-B", "-c", _CHILD, json.dumps(sys.path)]
     output, why, hangs = _run(argv, env, seconds)
     report: dict[str, Any] = {}
@@ -333,7 +337,7 @@ def _ask_nvml(env: Mapping[str, str], seconds: float) -> _Answer:
     )
 
 
-# A sick GPU can keep a process that reads the files of its driver, too.
+# A child process reads AMD's files, too, because a faulty GPU can also hang a process that reads its driver's files.
 _AMD_CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from hpcenv.machine import amd_gpus; amd_gpus.report(sys.argv[2])"
@@ -353,7 +357,7 @@ def _ask_amd(env: Mapping[str, str], root: Path, seconds: float) -> amd_gpus.Amd
 
 
 def report_nvml() -> None:
-    """Write what NVML reports to standard output, as lines of JSON. Runs in a child process."""
+    """Write what NVML reports to standard output, as lines of JSON. This function runs in a child process."""
     try:
         _report_nvml()
     except Exception as error:  # noqa: BLE001  (any failure of the driver's library is the answer)
@@ -361,7 +365,7 @@ def report_nvml() -> None:
 
 
 def _report(**part: object) -> None:
-    """Write one part of the answer at once: the next call may hang."""
+    """Write one part of the answer at once, because the next call may hang."""
     sys.stdout.write(json.dumps(part) + "\n")
     sys.stdout.flush()
 
@@ -403,7 +407,7 @@ def _report_gpus(pynvml: Any) -> None:
         gpus.append((_bus(pynvml, handle, index), _gpu(pynvml, handle), handle))
     gpus.sort(key=lambda parts: parts[0])
     _report(gpus=[gpu for _, gpu, _ in gpus])
-    # Afterwards: if one of these hangs or crashes, the facts above are known.
+    # The health is asked last. If a query hangs or crashes, the facts above are already reported.
     _report(health=[gpu_health.ask(pynvml, handle) for _, _, handle in gpus])
 
 
@@ -416,7 +420,7 @@ def _bus(pynvml: Any, handle: Any, index: int) -> tuple[int, int, int, int]:
 
 
 def _bus_address(bus: tuple[int, int, int, int]) -> str:
-    """Return a PCI address in the form of /sys/bus/pci.
+    """Return a PCI address in the format of /sys/bus/pci.
 
     Raises:
         ValueError: NVML did not report the address.
@@ -464,7 +468,7 @@ def _links_up(pynvml: Any, handle: Any) -> int:
         try:
             count += int(pynvml.nvmlDeviceGetNvLinkState(handle, link)) == pynvml.NVML_FEATURE_ENABLED
         except pynvml.NVMLError as error:
-            # A GPU has fewer links than the largest number, or no NVLink.
+            # The GPU has fewer links than the largest number, or has no NVLink.
             if error.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
                 raise
             break
@@ -509,8 +513,8 @@ _BRANDS: tuple[str, ...] = (
     "titanrtx",
 )
 
-# CUDA cores per multiprocessor are 64 for these, else 128 (CUDA Programming Guide, Compute Capabilities).
-# NVML counts cores, but not multiprocessors.
+# A multiprocessor has 64 CUDA cores for these compute capabilities, and 128 for the others (CUDA Programming Guide,
+# Compute Capabilities). NVML reports the number of cores, but not the number of multiprocessors.
 _64_CORES = {(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)}
 _NEWEST_KNOWN = (12, 1)
 
@@ -531,9 +535,9 @@ def _decoded(value: str | bytes) -> str:
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[str, str, bool]:
-    """Run a program; return its output, why it failed ("" if it did not), and whether it hangs.
+    """Run a program; return its output, why it failed (empty if it did not fail), and whether it hangs.
 
-    This function does not wait longer than `seconds`: a process that hangs in the driver may survive
+    This function waits about `seconds` at most, because a process that hangs in the driver may survive
     even SIGKILL (state D).
     """
     try:

@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Each fact is independent: one that cannot be read is unknown with its reason, and hides no other.
-A new fact is a function here, a line in `FACTS`, and a row in project/fields.py.
+Facts are read independently. If a fact cannot be read, it is unknown, with the reason, and all other facts
+are still read. A new fact needs a function here, a line in `FACTS`, and a row in project/fields.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from hpcenv import process
 from hpcenv.errors import HpcenvError, ToolFailed
 from hpcenv.records.manifest import Value
 
-# The programs answer in milliseconds from a local disk; this is still enough on a busy shared one.
+# Programs on a local disk answer in milliseconds. This time is enough even for programs on a busy shared disk.
 _SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """Fields by their dotted names, and reasons for those that could not be read."""
+    """Facts of a host.
+
+    Attributes:
+        values: dotted name of a field -> its value.
+        unknown: dotted name of a field -> why it could not be read.
+    """
 
     values: dict[str, Value] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
@@ -37,7 +42,7 @@ class Host:
     """The host to read.
 
     Attributes:
-        environ: environment of the step: its PATH finds the programs.
+        environ: environment of the step. Programs are searched on its PATH.
         apptainer: the program that starts containers, by name or path.
         sys, proc, dev: the folders /sys, /proc and /dev.
         seconds: time limit for each program.
@@ -52,7 +57,7 @@ class Host:
 
 
 def read(host: Host) -> HostFacts:
-    """Return the facts of a host, those of `FACTS`."""
+    """Return the facts of a host that `FACTS` names."""
     facts = HostFacts()
     for name, read_fact in FACTS.items():
         try:
@@ -81,12 +86,12 @@ def _kernel(host: Host) -> str:
     return _line(host.proc / "sys/kernel/osrelease")
 
 
-# What /proc/cpuinfo says of the type of a processor, by architecture: x86, arm64, POWER, RISC-V.
+# The names in /proc/cpuinfo that describe the type of a processor, for x86, arm64, POWER and RISC-V.
 _CPU = ("model name", "CPU implementer", "CPU part", "CPU variant", "cpu", "uarch")
 
 
 def _cpu_model(host: Host) -> str:
-    """Return the type of the processor; of a node with several, all types."""
+    """Return the type of the processor. If a node has several types, return all of them."""
     models = set()
     for block in _line(host.proc / "cpuinfo").split("\n\n"):
         pairs = (line.partition(":")[::2] for line in block.splitlines())
@@ -98,7 +103,7 @@ def _cpu_model(host: Host) -> str:
 
 
 def _glibc(_: Host) -> str:
-    """Return the version of the C library that Python runs on: confstr(3), glibc only."""
+    """Return the version of the C library that this Python uses: confstr(3), glibc only."""
     name, _space, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     if name != "glibc" or not version:
         raise ValueError("the C library is not glibc")
@@ -106,7 +111,7 @@ def _glibc(_: Host) -> str:
 
 
 def _apptainer(host: Host) -> str:
-    """Return `1.5.3`, or `singularity-ce 4.2.1` for the other program of that name; `absent` without one."""
+    """Return a version: `1.5.3` for Apptainer, `singularity-ce 4.2.1` for SingularityCE; `absent` without them."""
     output = _version(host.apptainer, host)
     if output is None:
         return "absent"
@@ -117,7 +122,7 @@ def _apptainer(host: Host) -> str:
 
 
 def _slurm(host: Host) -> str:
-    """Return the version of Slurm's programs, `absent` without them; the controller is not contacted."""
+    """Return the version of Slurm's programs; `absent` without Slurm. The controller is not contacted."""
     for program in ("scontrol", "srun"):
         output = _version(program, host)
         if output is not None:
@@ -131,7 +136,7 @@ def _slurm(host: Host) -> str:
 
 
 def _version(program: str, host: Host) -> str | None:
-    """Return the first line of `PROGRAM --version`, None when the program is not on PATH."""
+    """Return the first line of `PROGRAM --version`; None if the program is not on PATH."""
     path = shutil.which(program, path=host.environ.get("PATH", os.defpath))
     if path is None:
         return None
@@ -140,7 +145,7 @@ def _version(program: str, host: Host) -> str | None:
 
 
 def _memlock(_: Host) -> str:
-    """Return how much memory a process of this step may lock: `unlimited` or `64 KiB`."""
+    """Return how much memory a process of this step may lock, such as `unlimited` or `64 KiB`."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
 
@@ -151,9 +156,9 @@ def _shm_mib(host: Host) -> int:
 
 
 def _rdma(host: Host) -> tuple[str, ...]:
-    """Return `mlx5_0:1 ACTIVE 400 Gb/sec (4X NDR) InfiniBand` for every port of every device.
+    """Return a text such as `mlx5_0:1 ACTIVE 400 Gb/sec (4X NDR) InfiniBand` for every port of every device.
 
-    Without the kernel's RDMA support there is no such folder, and no such device.
+    If the kernel has no RDMA support, the folder `infiniband` does not exist, and there is no device.
     """
     classes = host.sys / "class"
     if "infiniband" not in os.listdir(classes):
@@ -173,7 +178,7 @@ def _port(device: str, folder: Path, port: str) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort mlx5_2 before mlx5_10."""
+    """Return a sort key with which mlx5_2 is before mlx5_10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

@@ -1,11 +1,11 @@
-"""Which glibc the host's libraries need that containers get: those of the driver, and those of binds.
+"""Find out which glibc is needed by libraries of the host that get into containers, from the driver and from binds.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-With `--nv` and `--rocm`, Apptainer and SingularityCE bind libraries of the host into the container, found in the output
-of `ldconfig -p` by the names in nvliblist.conf and rocmliblist.conf (1.4.5, 4.5.1). They run with the C library there.
-If that is older than the one they were linked with, the loader refuses them: version `GLIBC_2.34' not found (apptainer
-issues 598, 2421).
+With `--nv` and `--rocm`, Apptainer and SingularityCE bind libraries of the host into the container. They find the
+libraries in the output of `ldconfig -p`, by the names in nvliblist.conf and rocmliblist.conf (1.4.5, 4.5.1). These
+libraries then use the glibc of the container. If this glibc is older than the glibc with which the libraries were
+linked, the loader refuses them: version `GLIBC_2.34' not found (apptainer issues 598, 2421).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hpcenv.records.manifest import Bind, Manifest
 
 IMAGE_GLIBC = "system.glibc"
 
-# What a training loads of the libraries that are bound, not what draws pictures.
+# Those bound libraries that a training loads. Libraries for graphics are left out.
 _OF_NVIDIA = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so", "libnvidia-nvvm", "libnvidia-gpucomp.so")
 _OF_AMD = ("libamd", "libhip", "libhsa-runtime64.so", "libroc", "librccl.so", "libdrm.so", "libdrm_amdgpu.so")
 _LDCONFIG = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
@@ -42,11 +42,11 @@ _Glibc = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class HostLibraries:
-    """What was read of the host's libraries.
+    """What was read from the host's libraries.
 
     Attributes:
-        needs: path -> the newest glibc that it needs.
-        problem: why there may be more that could not be read; empty without a problem.
+        needs: path of a library -> the newest glibc that it needs.
+        problem: why some libraries could not be read; empty if all were read.
     """
 
     needs: Mapping[str, _Glibc]
@@ -64,14 +64,14 @@ def check_glibc(
     """Yield the outcomes of the checks `glibc.*` on this node.
 
     Args:
-        manifest: of the run.
+        manifest: the manifest of the run.
         environ: environment variables of the step.
-        hanging: returns the folder that holds a path and does not answer; empty if it answers.
+        hanging: returns the folder of a path if the folder does not answer; empty if it answers.
     """
     environment = manifest.environment
     locked = next((one.value for one in manifest.expectations if one.field == IMAGE_GLIBC), None)
     if environment.kind != "sif" or locked is None:
-        # Without Python in the image, or with another C library, nothing of it is locked.
+        # If the image has no Python, or another C library, no glibc version is locked.
         on_host = "the ranks run in an environment of the host"
         why = on_host if environment.kind != "sif" else "the lockfile does not say which glibc the image has"
         for name in ("glibc.driver", "glibc.binds"):
@@ -110,7 +110,7 @@ def _outcome(name: str, image: _Glibc | None, found: HostLibraries) -> CheckOutc
 
 
 def parse_glibc(value: object) -> _Glibc | None:
-    """Return a version such as `2.36`; None for another text."""
+    """Parse a version such as `2.36`; return None for another text."""
     match = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", value) if isinstance(value, str) else None
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -120,11 +120,11 @@ def _words(version: _Glibc) -> str:
 
 
 def read_driver(*, nvidia: bool, amd: bool, path: str = "") -> HostLibraries:
-    """Return the needs of the driver's libraries that a container with GPUs gets; none where it gets none.
+    """Return which glibc is needed by those libraries of the driver that a container gets.
 
     Args:
         nvidia, amd: whether the container gets libraries of NVIDIA's driver, and of ROCm.
-        path: PATH on which ldconfig is searched first, in absolute folders only. The folders of the system follow.
+        path: a PATH. ldconfig is searched in its absolute folders first, and then in the folders of the system.
     """
     names = (*(_OF_NVIDIA if nvidia else ()), *(_OF_AMD if amd else ()))
     if not names:
@@ -142,7 +142,7 @@ def read_driver(*, nvidia: bool, amd: bool, path: str = "") -> HostLibraries:
 
 
 def listed_libraries(listed: str, names: Sequence[str], *, machine: str) -> tuple[str, ...]:
-    """Return the paths of libraries in the output of `ldconfig -p`, the first one of each name. Pure."""
+    """Return the paths of libraries in the output of `ldconfig -p`, only the first path of each name. Pure."""
     found: dict[str, str] = {}
     for line in listed.splitlines():
         match = _ROW.fullmatch(line)
@@ -154,12 +154,12 @@ def listed_libraries(listed: str, names: Sequence[str], *, machine: str) -> tupl
 def read_binds(
     binds: Iterable[Bind], library_path: str, hanging: Callable[[str], str] = lambda _path: ""
 ) -> HostLibraries:
-    """Return the needs of libraries that binds bring: files, and folders that the loader searches first.
+    """Return which glibc is needed by libraries of binds: single files, and folders that the loader searches first.
 
     Args:
-        binds: of project, user and site.
+        binds: the binds of project, user and site.
         library_path: LD_LIBRARY_PATH in the container.
-        hanging: as for `check_glibc`. What is there is not touched: this process could not end.
+        hanging: as for `check_glibc`. A folder that does not answer is not read, because this process would hang.
     """
     searched = [os.path.normpath(part) for part in library_path.split(":") if part.startswith("/")]
     paths: list[str] = []
@@ -194,7 +194,7 @@ def _is_library(path: str) -> bool:
 
 
 def read_needs(paths: Iterable[str]) -> HostLibraries:
-    """Return the newest glibc that each library needs; what cannot be read is named."""
+    """Return the newest glibc that each library needs. If a library cannot be read, `problem` names it."""
     needs: dict[str, _Glibc] = {}
     problem = ""
     for number, path in enumerate(paths):
@@ -212,7 +212,7 @@ def read_needs(paths: Iterable[str]) -> HostLibraries:
 
 
 def _need(path: str) -> _Glibc | None:
-    """Return the newest glibc that a library needs; None for one without such a need, and for a linker script."""
+    """Return the newest glibc that a library needs; None if it needs no certain version, or is a linker script."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

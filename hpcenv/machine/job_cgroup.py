@@ -1,7 +1,7 @@
 """The cgroups of Slurm's jobs. Runs on: COMPUTE NODE. Standard library only.
 
-Slurm names a job's cgroup `job_N`; with cgroup v2 it is the job's SLUID from 26.05 on (release notes), unless
-cgroup.conf has `CgroupJobIdPaths=yes` (26.05.2).
+Slurm names a job's cgroup `job_N`. Since Slurm 26.05, with cgroup v2, the name is the job's SLUID (release notes). With
+`CgroupJobIdPaths=yes` in cgroup.conf (26.05.2), it is `job_N` again.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-# SLUID: `s` and 13 characters of Crockford's base32.
+# A SLUID is `s` and 13 characters of Crockford's base32.
 _STEP = re.compile(r"(.*/(?:job_\d+|s[0-9A-HJKMNP-TV-Z]{13})/step_[^/]+)(?:/|$)")
 
 
 def steps_of(own: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the controllers and the path of each cgroup of a job step; cgroup v2 has no controllers.
+    """Yield the controllers and the path of each cgroup of a job step. With cgroup v2, the controllers are empty.
 
     Args:
         own: the text of /proc/PID/cgroup.
@@ -27,11 +27,11 @@ def steps_of(own: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def is_followed(own: str) -> bool:
-    """Return whether Slurm tracks a process by a cgroup: v1 freezer, or v2."""
+    """Return whether Slurm tracks a process with a cgroup, which is the freezer of v1, or any cgroup of v2."""
     return any(not kinds or "freezer" in kinds for kinds, _ in steps_of(own))
 
 
 def is_of(own: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a process belongs to the job with these variables."""
+    """Return whether a process belongs to the job whose variables are in `environ`."""
     names = {f"job_{environ.get('SLURM_JOB_ID', '')}", environ.get("SLURM_JOB_SLUID", "")} - {"job_", ""}
     return any(not names.isdisjoint(path.split("/")) for _, path in steps_of(own))

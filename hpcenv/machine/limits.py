@@ -19,21 +19,21 @@ from hpcenv.text import plural
 
 _LEAST_FILES = 1024
 _FILES_PER_RANK = 4
-# Number of threads of torch, its data loaders and NCCL: a rank on eight cores has about 200.
+# The number of threads for each rank: torch, its data loaders and NCCL. A rank on eight cores has about 200 threads.
 _THREADS_PER_RANK = 512
-# With a limit above this, no count of the running threads is needed.
+# If the limit is above this number, the running threads need not be counted.
 _MANY_THREADS = 65536
-# From this version on, NCCL gives its threads a stack that is large enough.
+# Since this version, NCCL gives its threads a stack that is large enough.
 _STACK_OF_ITS_OWN = (2, 28)
 _SHM_BYTES = 2**30
-# Slurm counts memory that the kernel keeps for itself, too (RealMemory), so a little less is usual.
+# Slurm also counts memory that the kernel keeps for itself (RealMemory), so a little less memory is usual.
 _USUAL_PART = 0.9
 
 
 def check_limits(
     manifest: Manifest, environ: Mapping[str, str], *, proc: Path = Path("/proc"), dev: Path = Path("/dev")
 ) -> Iterator[CheckOutcome]:
-    """Yield the outcomes about limits of this process and memory of this node."""
+    """Yield the outcomes of the checks of limits of this process, and of memory of this node."""
     yield check_open_files(manifest)
     yield check_processes(manifest, proc)
     yield check_stack(manifest)
@@ -57,7 +57,7 @@ def check_open_files(manifest: Manifest) -> CheckOutcome:
 
 
 def check_processes(manifest: Manifest, proc: Path = Path("/proc")) -> CheckOutcome:
-    """Compare the limit of processes and threads of this user with running threads and threads of the ranks."""
+    """Compare this user's limit of processes and threads with the running threads and the threads of the ranks."""
     name = "sys.nproc"
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft == resource.RLIM_INFINITY:
@@ -77,7 +77,7 @@ def check_processes(manifest: Manifest, proc: Path = Path("/proc")) -> CheckOutc
 
 
 def _threads_of_user(proc: Path) -> int:
-    """Return how many threads this user's processes have on this node: RLIMIT_NPROC counts them (getrlimit(2))."""
+    """Return how many threads this user's processes have on this node. RLIMIT_NPROC counts threads (getrlimit(2))."""
     count = 0
     for entry in os.listdir(proc):
         with suppress(OSError):
@@ -87,7 +87,7 @@ def _threads_of_user(proc: Path) -> int:
 
 
 def check_stack(manifest: Manifest) -> CheckOutcome:
-    """Find a stack without a limit, with which glibc gives threads 2 MB only: too little for NCCL before 2.28."""
+    """Check for a stack without a limit. glibc then gives threads only 2 MB, which is too little before NCCL 2.28."""
     name = "sys.stack"
     if manifest.backend != "nccl":
         return CheckOutcome(id=name, state="not-run", found="the backend is gloo")
@@ -115,7 +115,7 @@ def check_affinity(manifest: Manifest) -> CheckOutcome:
 
 
 def check_shm(manifest: Manifest, folder: Path) -> Iterator[CheckOutcome]:
-    """Compare the free shared memory with what NCCL and data loaders take."""
+    """Compare the free shared memory with the amount that NCCL and data loaders need."""
     if manifest.backend != "nccl":
         for name in ("sys.shm", "sys.shm.ranks"):
             yield CheckOutcome(id=name, state="not-run", found="the backend is gloo")

@@ -1,9 +1,9 @@
-"""Which CPUs are near the GPU of each rank of this node.
+"""Find the CPUs that are near the GPU of each rank of this node.
 
-Runs on: COMPUTE NODE. Standard library only. The kernel lists them in `local_cpulist` of the GPU's PCI device
-(sysfs, Documentation/ABI/testing/sysfs-bus-pci, Linux 6.12). A rank far from its GPU copies over the link between
-sockets; LUMI's guide and torchrun's `--numa-binding` bind ranks for that reason (PyTorch, Performance Tuning Guide,
-2.13).
+Runs on: COMPUTE NODE. Standard library only. The kernel lists these CPUs in `local_cpulist` of the GPU's PCI device
+(sysfs, Documentation/ABI/testing/sysfs-bus-pci, Linux 6.12). A rank that runs far from its GPU copies data over the
+link between CPU sockets. LUMI's guide and torchrun's `--numa-binding` bind ranks to CPUs for this reason (PyTorch,
+Performance Tuning Guide, 2.13).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.network import Fabric
 
-# A rank is not bound if it would then have less than this part of its even share of the job's CPUs.
+# A rank is not bound if the binding would leave it less than this part of its even share of the job's CPUs.
 _LEAST_PART = 0.5
 
 
@@ -28,7 +28,7 @@ class HostView:
 
     Attributes:
         gpus: the GPUs that NVML lists; None if they could not be read.
-        fabric: with the GPUs of AMD's driver; None if it could not be read.
+        fabric: the network hardware, which contains the GPUs of AMD's driver; None if it could not be read.
         allowed: CPUs that this step may use.
     """
 
@@ -57,10 +57,10 @@ def choose(manifest: Manifest, environ: Mapping[str, str], view: HostView, tree:
 def _gpus_in_order(environ: Mapping[str, str], view: HostView) -> list[str]:
     """Return the bus addresses of the job's GPUs, in the order in which CUDA or HIP numbers them.
 
-    NVML uses the order of the PCI bus; CUDA uses the same order for GPUs of one model (CUDA_DEVICE_ORDER, CUDA 13).
+    NVML uses the order of the PCI bus. CUDA uses the same order for GPUs of one model (CUDA_DEVICE_ORDER, CUDA 13).
 
     Raises:
-        LookupError: the order is not known; the message says why.
+        LookupError: the order is not known. The message says why.
     """
     if view.fabric is not None and view.fabric.gpu_vendor == "amd":
         buses = [place.bus for place in view.fabric.gpus]
@@ -82,7 +82,7 @@ def visible(
     """Return the GPUs that the variables of the job name.
 
     Raises:
-        LookupError: they name other GPUs than those of the machine.
+        LookupError: a variable names a GPU that the machine does not have.
     """
     left = list(buses)
     for variable in variables:
@@ -100,7 +100,7 @@ def visible(
 
 
 def _near(buses: Sequence[str], allowed: set[int], tree: HostTree) -> tuple[tuple[str, ...], list[str]]:
-    """Return the CPUs of each rank, empty for a rank that is not bound, and the reasons."""
+    """Return the CPUs of each rank, and reasons. If a rank is not bound, its CPUs are empty and a reason says why."""
     lists = [parse_list(tree.text(f"/sys/bus/pci/devices/{bus}/local_cpulist")) for bus in buses]
     near = [frozenset(allowed & cpus) for cpus in lists]
     even = len(allowed) / len(buses)

@@ -1,6 +1,6 @@
 """This node: its name, the nodes of the job, job id and attempt.
 
-Runs on: COMPUTE NODE. The only module in node/ that interprets Slurm's variables.
+Runs on: COMPUTE NODE. The values are read from variables that Slurm sets, or that `--cluster local` sets instead.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class ThisNode:
     """This node among the nodes of the allocation.
 
     Attributes:
-        node: name of this node (`SLURMD_NODENAME`; the host name may differ if several slurmd run
-            on one host, or with aliases).
-        nodes: names of all nodes, in Slurm's order; the first one hosts the rendezvous.
-        attempt: number of this attempt of the run; the first one is 0. In a chain it counts over all
-            jobs (`previous_job.number_in_chain`), else it equals `restarts`.
+        node: name of this node (`SLURMD_NODENAME`). The host name may differ if several slurmd run
+            on one host, or if the node has an alias.
+        nodes: names of all nodes, in Slurm's order. The first node hosts the rendezvous.
+        attempt: number of this attempt of the run. The first attempt has number 0. In a chain, attempts
+            are counted over all jobs (`previous_job.number_in_chain`). Otherwise it equals `restarts`.
         job_id: Slurm's job id, or `local-PID`.
-        restarts: how often Slurm has restarted this job.
+        restarts: how many times Slurm has restarted this job.
     """
 
     node: str
@@ -35,7 +35,7 @@ class ThisNode:
 
     @property
     def rank(self) -> int:
-        """Position of this node, 0 for the first."""
+        """Position of this node among `nodes`. The first node has position 0."""
         return self.nodes.index(self.node)
 
 
@@ -43,9 +43,9 @@ class ThisNode:
 LOCAL_NODE = "HPCENV_LOCAL_NODE"
 LOCAL_NODES = "HPCENV_LOCAL_NODES"
 LOCAL_JOB = "HPCENV_LOCAL_JOB"
-# Number of a task on its node, as SLURM_LOCALID.
+# The number of a task on its node, like SLURM_LOCALID.
 LOCAL_TASK = "HPCENV_LOCAL_TASK"
-# Not empty in the `finish` step of a local run that was cancelled.
+# This variable is not empty in the `finish` step of a local run that was cancelled.
 LOCAL_CANCELLED = "HPCENV_LOCAL_CANCELLED"
 
 
@@ -61,7 +61,7 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
             is submitted inside a local run inherits the variables of the local run, and vice versa.
 
     Raises:
-        NodesUnknown: this process is not inside such a job.
+        NodesUnknown: this process does not run inside a job of this cluster.
     """
     nodelist, node = ("SLURM_JOB_NODELIST", "SLURMD_NODENAME") if cluster == "slurm" else (LOCAL_NODES, LOCAL_NODE)
     job, restarts = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT") if cluster == "slurm" else (LOCAL_JOB, "")
@@ -90,7 +90,7 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
 
 
 def find_local_rank(environ: Mapping[str, str], *, cluster: Literal["slurm", "local"]) -> int:
-    """Return the number of this task of the launch step on its node, from 0 (SLURM_LOCALID, srun(1)).
+    """Return the number that this task of the launch step has on its node, from 0 (SLURM_LOCALID, srun(1)).
 
     Raises:
         NodesUnknown: this process is not a task of a launch step.

@@ -1,4 +1,4 @@
-"""Small files of one host: below `/` on a node, below a copied folder, or in a recording.
+"""Read small files of one host: below `/` on a node, below a copied folder, or from a recording.
 
 Runs on: COMPUTE NODE. Standard library only.
 """
@@ -14,7 +14,7 @@ _MOST = 64 * 1024
 
 
 class HostTree:
-    """Reads the files of one host. What is not there, or cannot be read, is empty."""
+    """Reads the files of one host. A file that does not exist, or cannot be read, counts as empty."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -22,7 +22,7 @@ class HostTree:
     def read(self, path: str, *, most: int = _MOST) -> bytes:
         """Return the beginning of a file."""
         try:
-            # A plain read: a file of sysfs may answer with an error to a read of more than its content.
+            # A plain read is used, because some files of sysfs give an error if more than their content is read.
             with open(self._place(path), "rb") as file:
                 return file.read(most)
         except (OSError, ValueError):
@@ -36,18 +36,18 @@ class HostTree:
             return ()
 
     def exists(self, path: str) -> bool:
-        """Return whether there is such a file, folder or link."""
+        """Return whether a file, folder or link with this path exists."""
         return os.path.lexists(self._place(path))
 
     def link(self, path: str) -> str:
-        """Return the last name of the path that a link leads to; empty for a file or folder."""
+        """Return the last part of the path to which a link points; empty if `path` is not a link."""
         try:
             return os.path.basename(os.readlink(self._place(path)))
         except OSError:
             return ""
 
     def resolved(self, path: str) -> str:
-        """Return a path of this host with all links followed; empty where it leads nowhere, or out of the tree."""
+        """Follow all links in a path of this host; return "" if the result does not exist, or is outside the tree."""
         root = os.path.realpath(self._root)
         real = os.path.realpath(self._place(path))
         if not os.path.exists(real) or os.path.commonpath((root, real)) != root:
@@ -55,16 +55,16 @@ class HostTree:
         return "/" + os.path.relpath(real, root)
 
     def text(self, path: str) -> str:
-        """Return the content of a small file without blanks around it."""
+        """Return the content of a small file, without blanks at its beginning and end."""
         return self.read(path).decode("utf-8", "replace").strip()
 
     def number(self, path: str) -> int | None:
-        """Return the number that a file holds."""
+        """Return the number in a file; None if the file does not contain a number."""
         text = self.text(path)
         return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
 
     def search(self, path: str, pattern: re.Pattern[bytes], *, most: int) -> re.Match[bytes] | None:
-        """Return where a large file matches a pattern for the first time."""
+        """Return the first match of a pattern in the first `most` bytes of a file; None without a match."""
         return pattern.search(self.read(path, most=most))
 
     def _place(self, path: str) -> Path:
@@ -72,11 +72,11 @@ class HostTree:
 
 
 class RecordedTree(HostTree):
-    """The recorded files of another host; nothing of this machine is read.
+    """The recorded files of another host. No file of this machine is read.
 
     Args:
         files: path -> content.
-        links: path -> last name of the path that it leads to.
+        links: path of a link -> last part of the path to which it points.
     """
 
     def __init__(self, files: Mapping[str, str], links: Mapping[str, str]) -> None:
@@ -97,24 +97,24 @@ class RecordedTree(HostTree):
         return tuple(sorted(self._folders.get(path.rstrip("/"), ()), key=_natural))
 
     def exists(self, path: str) -> bool:
-        """Return whether the recording has such a file, folder or link."""
+        """Return whether the recording contains a file, folder or link with this path."""
         return path in self._files or path in self._links or path.rstrip("/") in self._folders
 
     def resolved(self, path: str) -> str:  # noqa: ARG002
-        """Return nothing: a recording has the last name of a link only."""
+        """Return an empty text, because a recording contains only the last part of a link's target."""
         return ""
 
     def link(self, path: str) -> str:
-        """Return where a recorded link leads to."""
+        """Return the last part of the path to which a recorded link points."""
         return self._links.get(path, "")
 
 
 class TracedTree(HostTree):
-    """Reads a host and remembers what was there, so that it can be recorded.
+    """Reads the files of a host, and remembers what it has read, so that it can be recorded.
 
     Attributes:
-        files: path -> content of every file that was read; a folder's entry that was only listed has no content.
-        links: path -> last name of the path that it leads to.
+        files: path -> content of every file that was read. If a file was only listed, its content is empty.
+        links: path of a link -> last part of the path to which it points.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -123,14 +123,14 @@ class TracedTree(HostTree):
         self.links: dict[str, str] = {}
 
     def read(self, path: str, *, most: int = _MOST) -> bytes:
-        """Return the beginning of a file, and remember it."""
+        """Return the beginning of a file, and remember this content."""
         found = super().read(path, most=most)
         if found:
             self.files[path] = found.decode("utf-8", "replace")
         return found
 
     def search(self, path: str, pattern: re.Pattern[bytes], *, most: int) -> re.Match[bytes] | None:
-        """Remember only what matched: the file is a library."""
+        """Return the first match in a file. Remember only the matched text, because the file is a large library."""
         match = pattern.search(HostTree.read(self, path, most=most))
         if HostTree.exists(self, path):
             self.files[path] = match.group(0).decode("utf-8", "replace") if match else ""
@@ -144,14 +144,14 @@ class TracedTree(HostTree):
         return found
 
     def exists(self, path: str) -> bool:
-        """Return whether there is such a file, and remember it."""
+        """Return whether a file with this path exists. If it does, remember its path."""
         found = super().exists(path)
         if found:
             self.files.setdefault(path, "")
         return found
 
     def link(self, path: str) -> str:
-        """Return where a link leads to, and remember it."""
+        """Return the last part of the path to which a link points, and remember it."""
         found = super().link(path)
         if found:
             self.links[path] = found

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. A project often belongs to another person. Some of its values have an effect outside the project: a
 folder that the container sees, a secret that is read, a program that is started. The user sees them once, before
 anything is queued or started, and accepts them. This module lists these values and keeps what was accepted,
-in one file for each project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. What
-the user types needs no consent.
+in one file for each project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest.
+Values that the user types himself need no consent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
 
 _SCHEMA = 1
-# Number of values that are kept for a project; the oldest ones are removed.
+# Number of values that are kept for a project; the oldest values are removed.
 _MOST = 1000
 # 128 bits: it is not possible to find a different list with the same digest.
 _DIGITS = 32
@@ -51,9 +51,9 @@ class Asked:
     """One value of a project with an effect outside the project.
 
     Attributes:
-        key: where it is: the file or table, and the key.
-        value: as it is written.
-        means: what it does.
+        key: where the value is: the file or table, and the key.
+        value: the value as it is written.
+        means: what the value does.
         content: sha256 of the named file, if the user accepts the content of this file.
     """
 
@@ -120,7 +120,7 @@ def asked_by_options(options: OptionValues, origin: str, *, script: str | None) 
 
     Args:
         origin: the record that contains the options.
-        script: its path, or the name of a module or of a console script, as the options say.
+        script: the path of the script, or the name of a module or of a console script, as the options say.
     """
     found = [
         Asked(key=key, value=value, means=f"{option.asks} ({origin})")
@@ -136,7 +136,7 @@ def asked_by_options(options: OptionValues, origin: str, *, script: str | None) 
 
 
 def _given(option: Option, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the values of an option, each with its key; nothing if it is not given."""
+    """Yield the values of an option, each with its key; nothing if the option is not given."""
     if value is None or value == option.absent:
         return
     if option.kind == "texts":
@@ -145,7 +145,7 @@ def _given(option: Option, value: Any) -> Iterator[tuple[str, str]]:
         yield from ((f"{option.flag} {name}", one) for name, one in _loading(value))
     elif isinstance(value, Mapping):
         yield from ((f"{option.flag} {name}", str(one)) for name, one in value.items())
-    elif option.name != "site" or site_files.is_path(value):  # a named profile is not of the project
+    elif option.name != "site" or site_files.is_path(value):  # a name is not a file of the project
         yield option.flag, str(value)
 
 
@@ -161,7 +161,7 @@ def _is_outside(workspace: Workspace, path: str) -> bool:
 
 def _programs(workspace: Workspace) -> Iterator[Asked]:
     project = workspace.project
-    # An environment with its own table may bring another program, even for the image at the top of the file.
+    # An environment with its own table may name another program, even if it uses the image at the top of the file.
     for name in (DEFAULT_LOCK, *project.environment):
         one = project.for_lock(name)
         place = "" if name == DEFAULT_LOCK else f"[environment.{name}] "
@@ -291,8 +291,8 @@ class Review:
 
     Attributes:
         asks: one line for each value.
-        digest: of the list; empty if nothing is asked.
-        accepted: whether all of it is accepted.
+        digest: the digest of the list; empty if the project asks for nothing.
+        accepted: whether the user has accepted all values.
     """
 
     asks: tuple[str, ...]
@@ -351,12 +351,12 @@ def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, g
     """Refuse values that the user has not accepted; record the values that `given` accepts.
 
     Args:
-        given: the digest of the list that the user accepts; None without one. It must be the digest of this list, even
-            if all values are already accepted: so a script that gives a digest notices a change.
+        given: the digest of the list that the user accepts; None without a digest. It must be the digest of this list,
+            even if all values are already accepted. So a script that gives a digest notices every change.
         hint: how to accept.
 
     Raises:
-        NotAccepted: the list and its digest.
+        NotAccepted: a value is not accepted, or `given` is another digest. The error has the list.
     """
     new = new_in(asked, root, environ)
     if asked and given == digest_of(asked):

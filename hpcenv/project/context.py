@@ -19,10 +19,10 @@ class Context:
     """The values that a command reads once from its environment.
 
     Attributes:
-        cwd: the current folder, by the path that the user typed: links in it are kept.
+        cwd: the current folder, by the path that the user typed. Links in this path are kept.
         token: a few random characters, which make the name of a run unique.
         command: the command line, for records.
-        cache: folder that stores the hashes of SIF files; None computes them each time.
+        cache: folder that stores the hashes of SIF files. If it is None, the hashes are computed each time.
     """
 
     environ: Mapping[str, str]
@@ -34,7 +34,7 @@ class Context:
 
 
 def of_user(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the user: a session has another home, without what the user has accepted."""
+    """Return the environment with the user's real home. A session has another home, without the accepted values."""
     if "HPCENV_RUN" not in environ or "SINGULARITY_CONTAINER" in environ:
         return dict(environ)
     return {**environ, "HOME": pwd.getpwuid(os.getuid()).pw_dir}
@@ -55,7 +55,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 def state_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder of files that hpcenv cannot compute again (XDG Base Directory Specification 0.8)."""
-    # The specification: a path that is not absolute is ignored.
+    # The specification says: a path that is not absolute is ignored.
     named = environ.get("XDG_STATE_HOME", "")
     home = Path(environ.get("HOME") or Path.home())
     return (Path(named) if named.startswith("/") else home / ".local" / "state") / "hpcenv"

@@ -57,7 +57,7 @@ def parse(kind: type[Model], data: Mapping[str, Any], *, text: str = "") -> tupl
     Args:
         kind: the table to build.
         data: what the TOML parser returned.
-        text: of the file; if it is given, a problem names its line.
+        text: the text of the file. If it is given, each problem names its line.
     """
     try:
         return kind.model_validate(_with_tuples(data), by_alias=True, by_name=False), ()
@@ -71,7 +71,7 @@ def problems(kind: type[Document], error: ValidationError, text: str = "") -> tu
 
 
 def _with_tuples(value: Any) -> Any:
-    """Return a value with tuples instead of lists: documents are frozen."""
+    """Return a value with tuples instead of lists, because documents are frozen."""
     if isinstance(value, Mapping):
         return {key: _with_tuples(inner) for key, inner in value.items()}
     return tuple(_with_tuples(inner) for inner in value) if isinstance(value, list) else value
@@ -149,7 +149,7 @@ def _shown_path(location: Sequence[int | str]) -> str:
 
 
 def _shortened(value: object) -> str:
-    # As in the file, in which it is a list.
+    # A tuple is shown as a list, as in the file.
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
@@ -166,7 +166,7 @@ def table_at(kind: type[Document], location: Sequence[int | str]) -> type[Docume
     for part in location:
         if table is None:
             return None
-        if is_name:  # of one of the tables [environment.NAME]
+        if is_name:  # this part is a name, such as NAME in [environment.NAME]
             is_name = False
         elif isinstance(part, str):
             is_name = _is_named(table, part)

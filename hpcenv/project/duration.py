@@ -1,6 +1,6 @@
 """Lengths of time as people and Slurm write them: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`.
 
-Runs on: LOGIN NODE. Pure. One type for every option, key and argument that is a length of time.
+Runs on: LOGIN NODE. Pure. Every option, key and argument that is a length of time accepts the same forms.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ JudgedBy = Literal["lockfile", "nodes", "rule"]
 NOT_IN_TABLE: Severity = "must"
 # The severity, on the nodes, of a field that was unreadable when the environment was locked.
 UNKNOWN_WHEN_LOCKED: Severity = "warn"
-# The severity of a field about GPUs in a job that uses none.
+# The severity of a field about GPUs in a job that uses no GPU.
 WITHOUT_GPUS: Severity = "info"
 
 _RELOCK = "if you want the change: hpcenv lock; otherwise go back to what the lockfile names"
@@ -50,20 +50,20 @@ class Field:
 
     Attributes:
         name: dotted name, the same in the lockfile, the facts, [policy] and every table.
-        default: its severity.
-        repair: what must be replaced to make it equal.
-        bitwise: its severity in the determinism profile `bitwise`, if it is stricter there.
-        between_nodes: its severity between the nodes of one job, if stricter.
-        follows: the field whose severity it takes, unless [policy] names it.
-        members: of a family, the names that every environment has.
+        default: the field's severity.
+        repair: what must be replaced to make two environments equal in this field.
+        bitwise: the severity in the determinism profile `bitwise`, if it is stricter there.
+        between_nodes: the severity between the nodes of one job, if it is stricter there.
+        follows: another field; this field has its severity if [policy] does not name this field.
+        members: for a family, the names that every environment has.
         what: what the field is.
-        source: where its value comes from.
-        why: what goes wrong when it differs.
+        source: where the value comes from.
+        why: what goes wrong when the values differ.
         hint: what to do about a difference.
-        level: how deep a node must look to read it.
-        judged_by: what judges it, in addition to `hpcenv diff`.
-        fixed: why [policy] cannot change its severity; empty if it can.
-        gpus: it matters only to jobs that use GPUs.
+        level: how deep a node must look to read the field.
+        judged_by: what judges the field, in addition to `hpcenv diff`.
+        fixed: why [policy] cannot change the severity; empty if it can.
+        gpus: whether the field matters only to jobs that use GPUs.
     """
 
     name: str
@@ -1506,7 +1506,7 @@ FIELDS: tuple[Field, ...] = (
 
 @functools.lru_cache(maxsize=10_000)
 def find(name: str) -> Field | None:
-    """Return the field of `name`: the exact one, otherwise the narrowest family."""
+    """Return the row for `name`: the row with exactly this name, otherwise that of the narrowest family."""
     exact = _by_name().get(name)
     if exact is not None:
         return exact

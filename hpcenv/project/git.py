@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. Nothing here writes to the repository, not even to its index, and nothing starts a program that
 the repository names: see `incontainer/probe/git_folder.py`. git itself would look into a submodule with the
-submodule's own configuration. So hpcenv asks each submodule itself, in the same way as the repository.
+submodule's own configuration. So hpcenv runs git in each submodule separately, in the same way as in the repository.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Submodule:
     """An initialised submodule.
 
     Attributes:
-        path: of its folder, below the work tree.
-        commit: the commit that the work tree's commit names; empty if it names none.
+        path: the path of its folder below the work tree.
+        commit: the commit of the submodule that the work tree's commit names; empty if it names none.
     """
 
     path: str
@@ -49,18 +49,18 @@ class Submodule:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkTree:
-    """The state of a work tree when git read it. Paths are relative to `root`, undecodable bytes escaped.
+    """The state of a work tree when git read it. Paths are relative to `root`; bytes that are not UTF-8 are escaped.
 
     Attributes:
-        root: its top folder, symbolic links resolved.
+        root: the top folder, with symbolic links resolved.
         commit: the commit that is checked out; empty in a repository without commits.
-        changed: tracked files that differ from the commit, including staged, removed and conflicting files; a submodule
-            with a different commit; changed files of submodules.
+        changed: tracked files that differ from the commit, including staged, removed and conflicting files. Also
+            submodules with a different commit, and changed files of submodules.
         untracked: files, and folders (they end with `/`), that git neither tracks nor ignores.
         unfiltered: files of `changed` that may be equal after a filter. The filter was not started, because only the
             repository's own configuration names it.
         filtered: files whose bytes differ, but which are equal after a filter of the user.
-        submodules: initialised submodules, outer ones first.
+        submodules: initialised submodules; an outer submodule comes before the submodules in it.
     """
 
     root: Path
@@ -97,11 +97,11 @@ _GITLINK = "160000"
 
 
 class _Repository:
-    """Questions to git about one work tree, without the repository's own configuration; use it in a `with`.
+    """Run git commands in one work tree, without the repository's own configuration. A context manager.
 
     Args:
-        tree: the top folder.
-        place: its `.git`.
+        tree: the top folder of the work tree.
+        place: the `.git` of the work tree.
 
     Raises:
         ToolMissing: git is not on PATH.
@@ -144,13 +144,13 @@ def read_tree(folder: Path, environ: Mapping[str, str]) -> ReadTree | None:
 
     Raises:
         ToolMissing: there is a repository, but git is not on PATH.
-        ToolFailed: git refuses it (`safe.directory`), or it is damaged.
+        ToolFailed: git refuses the repository (`safe.directory`), or the repository is damaged.
     """
     real = os.path.realpath(folder)
     if not any(os.path.lexists(parent / ".git") for parent in (Path(real), *Path(real).parents)):
         return None
     # git decides whether this is a repository, and whether its owner is trusted (`safe.directory`). This
-    # question starts no program. The output of `--show-cdup` has no names, which can contain newlines.
+    # command starts no other program. `--show-cdup` prints no folder names, because a name can contain newlines.
     words = ("rev-parse", "--is-inside-work-tree", "--show-cdup", "--absolute-git-dir")
     answer = os.fsdecode(_run(real, git_folder.variables(environ), *words))
     inside, up, place = [*answer.split("\n", 2), "", ""][:3]
@@ -163,8 +163,8 @@ def read_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> 
     """Return the current state of a work tree.
 
     Args:
-        tree: its top folder.
-        submodules: look into them, too.
+        tree: the top folder of the work tree.
+        submodules: whether to look into submodules, too.
 
     Raises:
         ToolMissing, ToolFailed: git is not installed or refuses, or the git folder cannot be read.
@@ -176,7 +176,7 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
     """Return the changed and the tracked files of a work tree.
 
     Args:
-        place: its `.git`.
+        place: the `.git` of the work tree.
         files: whether to list tracked files and to read submodules.
     """
     with _Repository(root, place, environ) as repository:
@@ -185,7 +185,7 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
         unfiltered = list(_unfiltered(repository, found.changed))
         same = {path: blob for path, blob in blobs.items() if path not in found.changed}
         filters = list(_with_filter(repository, same))
-        # Git LFS keeps a digest of the bytes in the commit.
+        # Files of Git LFS are not read here: the commit has a digest of their bytes.
         own = [file for file in filters if file.filter != "lfs"]
         filtered = [file for file in own if git_folder.is_other(root, file.path, same[file.path])]
         unseen = git_folder.unseen(repository.ask, root, same)
@@ -242,15 +242,15 @@ def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> froz
 
     Args:
         tree: the top folder of a work tree.
-        paths: relative to it; none of them is behind a link or in a nested work tree.
+        paths: paths relative to `tree`. None of them is behind a link or in a nested work tree.
 
     Raises:
         ToolMissing, ToolFailed: git is not installed or refuses, or the git folder cannot be read.
     """
-    # A colon at the beginning would start the magic of a pathspec.
+    # A colon at the beginning of a pathspec would have a special meaning.
     names = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
     with _Repository(tree, os.path.join(tree, ".git"), environ) as repository:
-        # Exit status 1: it ignores none of them (git-check-ignore(1)).
+        # Exit status 1 means that git ignores none of the paths (git-check-ignore(1)).
         answer = repository.ask("check-ignore", "-z", "--stdin", stdin=names, accept=(0, 1))
     return frozenset(os.fsdecode(path[2:]) for path in answer.split(b"\0") if path)
 
@@ -259,23 +259,23 @@ def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, mos
     """Return the content that a file of a work tree had in a commit.
 
     Args:
-        path: of the file; it may be missing now.
+        path: the path of the file. The file may be missing now.
         revision: a commit, branch or tag, as git names it (gitrevisions(7)).
         most: the most bytes that are read.
 
     Raises:
         ToolMissing: git is not on PATH.
-        ToolFailed: there is no repository, commit or such file in the commit, or the file is larger.
+        ToolFailed: there is no repository, no such commit or no such file in it, or the file is larger than `most`.
     """
     real = os.path.realpath(path)
     folder = next(str(parent) for parent in Path(real).parents if parent.is_dir())
-    # git decides whether this is a repository, and whether its owner is trusted. This question starts no program.
+    # git decides whether this is a repository, and whether its owner is trusted. This command starts no other program.
     words = ("rev-parse", "--show-cdup", "--absolute-git-dir")
     up, place = [*os.fsdecode(_run(folder, git_folder.variables(environ), *words)).split("\n", 1), ""][:2]
     root = os.path.realpath(os.path.join(folder, up))
     blob = f"{revision}:{os.path.relpath(real, root)}"
     with _Repository(root, place.rstrip("\n"), environ) as repository:
-        # Neither command accepts an option here: a revision that begins with `-` is not taken as an option.
+        # Neither command accepts an option after `--`, so a revision that begins with `-` is not read as an option.
         size = int(repository.ask("cat-file", "-s", "--", blob))
         if size > most:
             raise ToolFailed(f"`{blob}` has {size} bytes", why=f"at most {most} are read")
@@ -314,7 +314,7 @@ def _parse_status(said: bytes) -> _Status:
 
 
 def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], dict[str, str], Tracked]:
-    """Return submodules (path -> commit in the index), files (path -> blob), and all tracked paths with folders."""
+    """Return submodules (path -> commit in the index), files (path -> blob), and the paths of both."""
     files, unwatched, left_out, links, blobs = [], [], [], {}, {}
     for entry in said.split(b"\0"):
         words, _, name = entry.partition(b"\t")
@@ -333,7 +333,7 @@ def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], dict[str, str
             blobs[path] = commit
         if tag.islower() or tag == "S":
             unwatched.append(path)
-    # A path in conflict is listed one time for each side.
+    # git lists a path in conflict several times, once for each side.
     files, unwatched = list(dict.fromkeys(files)), list(dict.fromkeys(unwatched))
     return links, blobs, Tracked(files=tuple(files), unwatched=tuple(unwatched), left_out=tuple(left_out))
 
@@ -346,7 +346,7 @@ _LITERAL = (
 
 
 def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) -> bytes:
-    """Return how the tracked files, and the untracked ones in `new`, differ from the commit: a patch for `git apply`.
+    """Return a patch for `git apply`: how the tracked files, and the untracked files in `new`, differ from the commit.
 
     Raises:
         ToolMissing, ToolFailed: git is not installed or refuses.
@@ -356,13 +356,13 @@ def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) 
         parts = [repository.ask("diff", *_LITERAL, *sides, "HEAD", "--")]
         parts += [_submodule_diff(tree, submodule, environ) for submodule in tree.submodules]
         untracked = ("diff", "--no-index", *_LITERAL, *sides, "--", os.devnull)
-        # Exit status 1 means that they differ (git-diff(1)).
+        # Exit status 1 means that the two files differ (git-diff(1)).
         parts += [repository.ask(*untracked, path, accept=(0, 1)) for path in new]
     return b"".join(parts)
 
 
 def _submodule_diff(tree: WorkTree, submodule: Submodule, environ: Mapping[str, str]) -> bytes:
-    """Return the difference of a submodule from the commit that the work tree's commit names, or else from its own."""
+    """Return how a submodule differs from the commit that the work tree's commit names, or else from its own commit."""
     folder = os.path.join(tree.root, submodule.path)
     sides = (f"--src-prefix=a/{submodule.path}/", f"--dst-prefix=b/{submodule.path}/")
     with _Repository(folder, os.path.join(folder, ".git"), environ) as repository:

@@ -1,7 +1,7 @@
 """Options of a submission that hpcenv no longer has. The record of an older run may name them.
 
-Runs on: LOGIN NODE. Pure. The options went on 2026-11-25. `rerun` and `reproduce` leave them out. If a value was not
-the default, the new run differs from the old run, and they report this.
+Runs on: LOGIN NODE. Pure. The options were removed on 2026-11-25. `rerun` and `reproduce` leave them out. If a value
+was not the default, the new run differs from the old run, and `rerun` and `reproduce` report this.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class GoneOption:
-    """One option.
+    """One option that was removed.
 
     Attributes:
-        name: as in the record.
+        name: the name in the record.
         default: the value that changed nothing.
         instead: what to use in its place.
     """
@@ -38,12 +38,12 @@ GONE = (
     GoneOption(name="template", default=None, instead='setup = ["LINE"] under [submit] of hpcenv.toml'),
 )
 _BY_NAME = {option.name: option for option in GONE}
-# The same as keys of [submit] in hpcenv.toml and in site profiles.
+# The same options, as keys of [submit] in hpcenv.toml and in site profiles.
 GONE_KEYS = {option.name.replace("_", "-"): f"this option is gone; in its place: {option.instead}" for option in GONE}
 
 
 def without_gone(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return recorded options without the removed ones, and a note for each removed option that had an effect.
+    """Return recorded options without removed options, and a note for each removed option that had an effect.
 
     Args:
         recorded: name -> value, as in request.json.

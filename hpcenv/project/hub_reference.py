@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. Pure.
 
-The form is that of the hub's own library for paths, without `hf://` (huggingface_hub 2.4,
-docs/source/en/package_reference/hf_uris.md): `datasets/` and `spaces/` before the name tell the kind, a name alone is a
-model.
+The form is the same as in the paths of the hub's own library, without `hf://` (huggingface_hub 2.4,
+docs/source/en/package_reference/hf_uris.md). `datasets/` or `spaces/` before the name says that it is a data set or a
+space. A name without such a prefix is a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KINDS: dict[str, HubKind] = {"datasets": "dataset", "spaces": "space", "models"
 # huggingface_hub 2.4, utils/_validators.py, validate_repo_id: at most 96 characters; no `--`, `..`, `.git` at the end.
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Names of branches and tags: the simple ones of those that git allows (git-check-ref-format(1)).
+# Names of branches and tags. git allows more names (git-check-ref-format(1)); only the simple ones are accepted.
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
 
 
@@ -46,7 +46,7 @@ class HubReference:
 
     @property
     def cache_folder(self) -> str:
-        """Name of its folder in the cache of the hub's library (huggingface_hub 2.4, `repo_folder_name`)."""
+        """Name of the repository's folder in the cache of the hub's library (`repo_folder_name` of version 2.4)."""
         return f"{self.kind}s--{self.name.replace('/', '--')}"
 
 
@@ -54,7 +54,7 @@ def parse_repository(text: str, *, default_revision: str = "main") -> HubReferen
     """Return the repository that `[datasets/|spaces/]ORG/NAME[@REVISION]` names; the revision may be a branch.
 
     Raises:
-        ValueError: it does not have this form.
+        ValueError: the text does not have this form.
     """
     path, at, revision = text.partition("@")
     first, _, rest = path.partition("/")
@@ -75,7 +75,7 @@ def parse_locked(text: str) -> HubReference:
     """Return the repository and commit that `[datasets/|spaces/]ORG/NAME@COMMIT` names.
 
     Raises:
-        ValueError: it does not have this form, or names no commit. A branch may name other files tomorrow.
+        ValueError: the text does not have this form, or names no commit. A branch may name other files tomorrow.
     """
     found = parse_repository(text, default_revision="main")
     if not _COMMIT.fullmatch(found.revision):

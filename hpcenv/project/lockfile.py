@@ -5,10 +5,10 @@ Runs on: LOGIN NODE.
 Schema 1: the identity chain of the container, the SIF, Python, torch, libraries, every package with
 its digest, and the system. It holds data only, never code. It holds no time, host name or path of a
 machine: the same environment gives the same bytes for every user, at any time. hpcenv refuses a newer
-major `schema`; a newer `revision` may add keys (the rule of PEP 751 for `lock-version`).
+major `schema`. A newer `revision` may add keys (PEP 751 has the same rule for `lock-version`).
 
 The text below a key describes the key. A key without a text has a row in the table of fields. `scripts/reference-docs`
-reads both. With pydantic, every command would have to read the texts.
+reads both. If pydantic read the texts, every command would spend time on them.
 """
 
 import hashlib
@@ -40,7 +40,8 @@ from hpcenv.size import gigabytes
 
 SCHEMA = 1
 REVISION = rules.REVISION
-# Fields that a lockfile of an older revision of a host environment does not have. (In a SIF its hash covers them.)
+# By revision: the fields that it added. An older lockfile of a host environment does not have these fields. (For an
+# image, the hash of the SIF covers them.)
 ADDED_IN_REVISION = {
     1: (
         "python.binary-sha256",
@@ -68,7 +69,7 @@ class LockTable(Document):
 
 
 class AskedTable(LockTable):
-    """[asked]: the part of hpcenv.toml that this lockfile was made from; decides whether it is stale."""
+    """[asked]: the part of hpcenv.toml that this lockfile was made from. If that part changes, the lock is stale."""
 
     image: str
     """`image` in hpcenv.toml."""
@@ -96,7 +97,7 @@ class SifTable(LockTable):
 
     sha256: str
     size: int
-    """Bytes of the file: a quick check before it is hashed."""
+    """Bytes of the file. The size is a quick check before the file is hashed."""
     partition_sha256: str
     """sha256 of the root file system inside: what `apptainer sign` signs."""
     partition_size: int
@@ -106,36 +107,36 @@ class SifTable(LockTable):
     arch: str
     """Architecture in the SIF's header."""
     built_with: str | None = None
-    """Programs that decide its bytes, with versions."""
+    """Programs on which the bytes of the file depend, with versions."""
     builder: str | None = None
-    """`hpcenv`, from the layers, or `apptainer`, by `apptainer build`."""
+    """`hpcenv` if hpcenv made the file from the layers; `apptainer` if `apptainer build` made it."""
     mksquashfs_args: tuple[str, ...] = ()
     """Options of mksquashfs."""
     source_date_epoch: int | None = None
-    """The time that stands for every time in the file."""
+    """The time that replaces every time in the file."""
 
 
 class OverlayTable(LockTable):
     """[container.overlay]: the squashfs that is mounted read-only over the image.
 
-    Its path is not locked: it differs between clusters.
+    The path of the squashfs is not locked, because it differs between clusters.
     """
 
     form: Literal["squashfs", "folder"]
     """`squashfs`; `folder` only in older lockfiles."""
     use: OverlayUse
-    """`venv` whose Python starts the ranks, or `packages` on PYTHONPATH; `layer` over the whole image only in older
-    lockfiles."""
+    """`venv`: the Python of this virtual environment starts the ranks. `packages`: a folder on PYTHONPATH. `layer`:
+    over the whole image, only in older lockfiles."""
     target: str | None = None
     """Path in the container; absent only in older lockfiles."""
     sha256: str | None = None
     size: int | None = None
     """Bytes of the squashfs."""
     tree_sha256: str | None = None
-    """Digest of the file tree in the squashfs, however it was packed."""
+    """Digest of the file tree in the squashfs. It does not depend on how the squashfs was packed."""
     content: str | None = None
     python_path: str | None = None
-    """PYTHONPATH of the image itself; it comes after the packages, unless the project sets PYTHONPATH."""
+    """PYTHONPATH of the image itself. It follows the packages on PYTHONPATH if the project does not set PYTHONPATH."""
 
     @property
     def digest(self) -> str:
@@ -144,7 +145,7 @@ class OverlayTable(LockTable):
 
     @property
     def can_be_mounted(self) -> bool:
-        """Whether it is a squashfs at a target. hpcenv locks and mounts nothing else since 2026-11-25."""
+        """Whether the overlay is a squashfs at a target. Since 2026-11-25, hpcenv locks and mounts no other form."""
         return self.form == "squashfs" and self.use != "layer" and self.target is not None
 
     @property
@@ -155,9 +156,9 @@ class OverlayTable(LockTable):
 
 
 class ContainerTable(LockTable):
-    """[container]: the image's identity chain, tag to content.
+    """[container]: the image's identity chain, from tag to content.
 
-    A SIF that was not made from an image in a registry or layout has only the digests of the SIF itself.
+    If a SIF was not made from an image in a registry or layout, only the digests of the SIF itself are here.
     """
 
     reference: str
@@ -192,9 +193,9 @@ class BuiltTable(LockTable):
     compiler: str
     """First line of `c++ --version`."""
     nvcc: str | None = None
-    """Version of the CUDA compiler; not there for a build without CUDA."""
+    """Version of the CUDA compiler. The key is missing for a build without CUDA."""
     arch_list: str | None = None
-    """TORCH_CUDA_ARCH_LIST: the GPU architectures that it has kernels for."""
+    """TORCH_CUDA_ARCH_LIST: the GPU architectures that the wheel has kernels for."""
 
 
 class WheelTable(LockTable):
@@ -207,9 +208,10 @@ class WheelTable(LockTable):
     index: str | None = None
     """Source of the file: `pypi`, `extra-N` or `find-links`."""
     proof: Literal["built", "claimed", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
-    """How the sha256 was confirmed; `none`: no sha256. `record`: the remote wheel's RECORD has the installed digest.
-    `direct-url`: the file that direct_url.json names has it. `claimed`: it says so; no file was compared.
-    `index-only`: the only file of this name in the index, not compared. `built`: compiled in the image itself."""
+    """How the sha256 was confirmed; `none`: no sha256. `record`: a wheel in an index has the installed RECORD digest.
+    `direct-url`: the file that direct_url.json names has this digest. `claimed`: only direct_url.json states the
+    sha256; no file was compared. `index-only`: the index has one fitting file; it was not compared. `built`: compiled
+    in the image itself."""
     reason: str | None = None
     """Why the proof is not stronger."""
     built: BuiltTable | None = None
@@ -217,20 +219,20 @@ class WheelTable(LockTable):
 
 
 class DirectUrlTable(LockTable):
-    """[packages.dist.direct-url]: where a distribution came from, if not from an index."""
+    """[packages.dist.direct-url]: where a distribution came from, if it did not come from an index."""
 
     url: str | None = None
     """The address, without user, password and query."""
     commit_id: str | None = None
-    """Commit that it was installed from, or that an editable install runs."""
+    """Commit that the distribution was installed from, or that an editable install runs."""
     editable: bool | None = None
-    """Whether it is an editable install."""
+    """Whether the distribution is an editable install."""
     dirty: bool | None = None
     """Whether the working tree of an editable install was changed."""
     diff_sha256: str | None = None
-    """Digest of the difference from that commit, with importable files that git ignores; `none` without one."""
+    """Digest of the difference from `commit-id`, with importable files that git ignores; `none` if nothing differs."""
     files_sha256: str | None = None
-    """Digest of its importable files, if git did not give the values above."""
+    """Digest of the distribution's importable files, if git did not give the values above."""
     hash: str | None = None
     """`sha256=HEX` of the file that was installed."""
 
@@ -238,9 +240,9 @@ class DirectUrlTable(LockTable):
 class DistTable(LockTable):
     """[[packages.dist]]: one installed distribution.
 
-    `content-sha256` is there only if the distribution was modified before it was locked, `programs-sha256` only if
-    it has programs that are not mere launchers of its entry points. `layer` is `overlay` if it is not from the image;
-    `hides` is the version that the image has of it then.
+    `content-sha256` exists only if the distribution was modified before it was locked. `programs-sha256` exists only if
+    it has programs that are not mere launchers of its entry points. `layer` is `overlay` if the distribution is in the
+    overlay. `hides` is then the version of the same distribution in the image.
     """
 
     name: str
@@ -258,11 +260,11 @@ class DistTable(LockTable):
     content_sha256: str | None = None
     programs_sha256: str | None = None
     reason: str | None = None
-    """Why it has no digest, for example: no RECORD, or an editable install."""
+    """Why the distribution has no digest, for example: no RECORD, or an editable install."""
     direct_url: DirectUrlTable | None = None
-    """Where it came from, if not from an index (PEP 610)."""
+    """Where the distribution came from, if it did not come from an index (PEP 610)."""
     wheel: WheelTable | None = None
-    """The wheel that it came from. Not part of the fingerprint."""
+    """The wheel that the distribution came from. Not part of the fingerprint."""
 
 
 CondaProof = Literal["pinned", "conda-meta", "none"]
@@ -278,22 +280,22 @@ class CondaTable(LockTable):
     build: str | None = None
     """conda's build string."""
     channel: str | None = None
-    """The last part of the channel's address. No host: it may be a mirror."""
+    """The last part of the channel's address. The host is left out, because it may be a mirror."""
     sha256: str | None = None
     """sha256 of the archive, as the record in conda-meta says."""
     md5: str | None = None
     """md5 of the archive, as the record in conda-meta says."""
     dists: tuple[str, ...] = ()
-    """The Python distributions that it brought: names in [[packages.dist]]."""
+    """The Python distributions that this package installed: names in [[packages.dist]]."""
     proof: CondaProof
-    """How the archive was confirmed. `conda-meta`: its record names the archive, and every file is as recorded.
-    `pinned`: likewise, and a file of `lock --from` pins this sha256. `none`: see `reason`."""
+    """How the archive was confirmed. `conda-meta`: the package's record names the archive, and every file is as
+    recorded. `pinned`: the same, and a file of `lock --from` pins this sha256. `none`: see `reason`."""
     reason: str | None = None
     """Why there is no proof."""
 
 
 class PackagesTable(LockTable):
-    """[packages]: every installed distribution; `env-digest` is their hpcenv-env-v1 root."""
+    """[packages]: every installed distribution. `env-digest` is the digest over all of them (hpcenv-env-v1)."""
 
     count: int
     env_digest: str
@@ -308,11 +310,11 @@ class PackagesTable(LockTable):
     """One installed distribution."""
     conda_package: tuple[CondaTable, ...] = ()
     """One package that conda installed, with or without Python in it. Not part of the fingerprint: `conda-digest`
-    covers name, version, build, hash and channel, `conda-content-digest` the files."""
+    covers name, version, build, hash and channel, and `conda-content-digest` covers the files."""
 
 
 class LockedHostTable(LockTable):
-    """[host]: what the nodes must offer; `gpu` and `gpu-memory` (`40 GB`) as hpcenv.toml names them."""
+    """[host]: what the nodes must offer. `gpu` and `gpu-memory` (`40 GB`) are written as in hpcenv.toml."""
 
     driver_min: str | None = None
     gpu: str | None = None
@@ -335,7 +337,7 @@ class LockedBindTable(LockTable):
 
 
 class LockedDeterminismTable(LockTable):
-    """[determinism]: how strictly runs must repeat; it decides how strict the comparison is."""
+    """[determinism]: how exactly runs must repeat. This decides how strictly nodes and runs are compared."""
 
     profile: Annotated[DeterminismProfile, BeforeValidator(_renew_profile)] = "off"
 
@@ -346,14 +348,14 @@ class CodeTable(LockTable):
     commit: str | None = None
     """Commit of the working tree."""
     dirty: bool | None = None
-    """Whether it had uncommitted changes."""
+    """Whether the working tree had uncommitted changes."""
     diff_sha256: str | None = None
     """sha256 of the uncommitted changes."""
     script_sha256: str | None = None
     workdir: Literal["copy", "live"] | None = None
-    """`copy`: the run worked in its own copy of the project. `live`: in the project itself."""
+    """`copy`: the run worked in its own copy of the project. `live`: the run worked in the project itself."""
     digest: str | None = None
-    """sha256 over all files of that copy."""
+    """sha256 over all files of the run's copy."""
     reason: str | None = None
     """Why the state of the code is unknown."""
 
@@ -362,9 +364,9 @@ class LockedDataTable(LockTable):
     """[data.NAME]: state of the data at submission, in the lockfile copy of a run."""
 
     path: str
-    """Their path."""
+    """Path of the data."""
     compare: DataCompare
-    """How the nodes compare them: `sha256`, `size-and-time` or `list` (names and sizes)."""
+    """How the nodes compare the data: `sha256`, `size-and-time` or `list` (names and sizes)."""
     state: str
     """Number of files, bytes, and the digest of what is compared."""
     hub: str | None = None
@@ -372,10 +374,10 @@ class LockedDataTable(LockTable):
 
 
 class RunTable(LockTable):
-    """[run]: command and shape, in the lockfile copy of a run."""
+    """[run]: command, nodes, GPUs and ranks, in the lockfile copy of a run."""
 
     argv: tuple[str, ...] = ()
-    r"""The script and its arguments; bytes that are no UTF-8 are written as `\xff`."""
+    r"""The script and its arguments; bytes that are not UTF-8 are written as `\xff`."""
     nodes: int
     """How many nodes."""
     gpus_per_node: int
@@ -398,9 +400,10 @@ class Lockfile(LockTable):
     """
 
     schema_: int
-    """Major version of this format. A newer one is refused."""
+    """Major version of this format. hpcenv refuses a newer version."""
     revision: int = 0
-    """Minor version: it may add keys and change what the digests cover (0039). An older one keeps its rules."""
+    """Minor version. A new revision may add keys and change what the digests cover (decision 0039). For a lockfile of
+    an older revision, the older rules stay valid."""
     generated_by: str
     """Which hpcenv wrote the file. Not part of the fingerprint."""
     fingerprint: str
@@ -410,22 +413,22 @@ class Lockfile(LockTable):
     asked: AskedTable
     """The part of hpcenv.toml that this lockfile was made for."""
     container: ContainerTable | None = None
-    """The image's identity chain, from tag to content. Only with kind `sif`."""
+    """The image's identity chain, from tag to content. Only if `kind` is `sif`."""
     facts: dict[str, str | int | tuple[str, ...]] = {}
     packages: PackagesTable
     """Every installed distribution."""
     env: dict[str, str] = {}
     """`[env]` in hpcenv.toml, by variable. If the name looks like a credential, only the name is kept."""
     bind: tuple[LockedBindTable, ...] = ()
-    """A `[[bind]]` of hpcenv.toml. Its source is not locked: it differs from cluster to cluster."""
+    """A `[[bind]]` of hpcenv.toml. Its source is not locked, because it differs from cluster to cluster."""
     host: LockedHostTable = LockedHostTable()
-    """What the nodes must offer: expectations, not identity."""
+    """What the nodes must offer. This describes the nodes, not the identity of the environment."""
     determinism: LockedDeterminismTable = LockedDeterminismTable()
     """How strictly nodes and runs are compared."""
     code: CodeTable | None = None
     """State of the code. Only in the copy of a run (`runs/NAME/lock.toml`)."""
     run: RunTable | None = None
-    """Command and shape. Only in the copy of a run."""
+    """Command, nodes, GPUs and ranks. Only in the copy of a run."""
     data: dict[str, LockedDataTable] = {}
     """Data that `[[data]]` in hpcenv.toml names. Only in the copy of a run."""
     unknown: dict[str, str] = {}
@@ -435,12 +438,12 @@ class Lockfile(LockTable):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a file that was truncated or edited: it must not weaken the gate without notice.
+        """Refuse a file that was truncated or edited, because it could weaken the gate without notice.
 
         Return the lockfile itself.
 
         Raises:
-            ValueError: what is wrong.
+            ValueError: the file is truncated or edited. The message says what is wrong.
         """
         if (self.kind == "sif") != (self.container is not None):
             raise ValueError(f"kind is {self.kind!r}, but [container] is {'there' if self.container else 'missing'}")
@@ -485,8 +488,8 @@ _NOT_COVERED = ("generated-by", "fingerprint", "revision", "code", "run", "data"
 def fingerprint(lockfile: dict[str, Any]) -> str:
     """Return the short name of the locked environment, for a paper's appendix.
 
-    It covers everything except the writer of the file and what belongs to one run: `hpc2-` (`hpc1-` before
-    revision 2) and 12 hex digits of the sha256 over canonical JSON (sorted keys, no blanks, no empty tables,
+    The name is `hpc2-` (`hpc1-` before revision 2) and 12 hex digits of a sha256. The sha256 covers everything except
+    the writer of the file and what belongs to one run, as canonical JSON (sorted keys, no blanks, no empty tables,
     UTF-8).
     """
     second = rules.has_rule("fingerprint", lockfile.get("revision", 0))
@@ -494,7 +497,7 @@ def fingerprint(lockfile: dict[str, Any]) -> str:
     packages = covered.get("packages", {})
     # The wheel of a package is found through the user's package index, not in the environment.
     dists = [{k: v for k, v in dist.items() if k != "wheel"} for dist in packages.get("dist", ())]
-    # The packages that `conda-digest` covers, and their proofs.
+    # Left out: the packages, which `conda-digest` covers already, and their proofs.
     covered["packages"] = {k: v for k, v in packages.items() if k != "conda-package"} | {"dist": dists}
     if second:
         covered = _without_empty_tables(_same_everywhere(covered))
@@ -505,7 +508,7 @@ def fingerprint(lockfile: dict[str, Any]) -> str:
 def _same_everywhere(covered: dict[str, Any]) -> dict[str, Any]:
     """Return a lockfile's data without values that differ between equal environments: paths, installers, login nodes.
 
-    The content of a wheel has digests; the address that it came from is written in each installer's own way.
+    The address of a wheel is left out too: each installer writes it in its own way, and digests cover the content.
     """
     packages = covered["packages"]
     dists = [
@@ -529,7 +532,7 @@ _LAST_TABLES = ("env", "bind", "host", "determinism", "code", "run", "data", "un
 def to_data(lockfile: Lockfile) -> dict[str, Any]:
     """Return the lockfile as plain data in canonical order, ready for a TOML writer.
 
-    Values at their default are left out: a lockfile that is older than a key keeps its
+    Values that are equal to their default are left out. So a lockfile that is older than a key keeps its
     fingerprint.
     """
     table = document.plain(lockfile, defaults=False)
@@ -618,18 +621,18 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
 
 
 def cuda_of(lockfile: Lockfile) -> str | None:
-    """Return the CUDA release that the locked torch was built for, None for a CPU build."""
+    """Return the CUDA release that the locked torch was built for; None for a CPU build."""
     cuda = lockfile.facts.get("torch.cuda")
     return cuda if isinstance(cuda, str) and cuda not in ("none", "absent") else None
 
 
 def gpu_memory_gb(lockfile: Lockfile) -> int:
-    """Return the least memory of each GPU in 10^9 bytes, 0 for any."""
+    """Return how much memory each GPU must have at least, in 10^9 bytes; 0 if any size is enough."""
     return gigabytes(lockfile.host.gpu_memory or "") or 0
 
 
 def jax_cuda_of(lockfile: Lockfile) -> str | None:
-    """Return the CUDA release that JAX's plug-in is for, `13`; the newest of several, None without a plug-in."""
+    """Return the CUDA release of JAX's plug-in, for example `13`: the newest if there are several, None without one."""
     releases = str(lockfile.facts.get("jax.cuda", "")).split(", ")
     return max((one for one in releases if one.isdigit()), key=int, default=None)
 
@@ -667,7 +670,7 @@ def machine_of(lockfile: Lockfile) -> str:
 
 
 def built_for(lockfile: Lockfile) -> dict[str, tuple[str, ...]]:
-    """Return package -> GPU architectures, for the packages that were compiled in the image for GPUs."""
+    """Return the packages that were compiled in the image for GPUs, each with its GPU architectures."""
     wheels = {f"{dist.name} {dist.version}": dist.wheel for dist in lockfile.packages.dist}
     built = {name: wheel.built for name, wheel in wheels.items() if wheel is not None and wheel.built is not None}
     return {name: of_build(table.arch_list) for name, table in built.items() if table.arch_list}
@@ -693,7 +696,7 @@ def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: Determinism
 
 
 def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple[Expectation, ...]:
-    """Flatten the lockfile into the values that every node is compared with, as marked in the table of fields.
+    """Return the locked values that every node is compared with. The table of fields says which fields these are.
 
     Args:
         level: how deep the nodes look; fields that need a deeper level are left out.
@@ -744,7 +747,7 @@ def env_expectations(lockfile: Lockfile, env: Mapping[str, str], *, origin: str)
 
 
 def not_locked(lockfile: Lockfile) -> tuple[str, ...]:
-    """Return the fields that a lockfile of an older revision does not have; they are not compared."""
+    """Return the fields that this lockfile does not have because its revision is older. They are not compared."""
     if lockfile.kind != "host":
         return ()
     return tuple(
@@ -753,12 +756,12 @@ def not_locked(lockfile: Lockfile) -> tuple[str, ...]:
 
 
 def not_covered(lockfile: Lockfile, *, data: bool = False) -> tuple[str, ...]:
-    """Return as text what the digests of a lockfile of an older revision do not cover.
+    """Return texts that say what the digests of a lockfile of an older revision do not cover.
 
     Args:
-        data: the project names data.
+        data: whether the project has [[data]].
     """
-    # Files of a SIF are covered by its own hash.
+    # The hash of a SIF covers all files in it.
     left_out = {*(() if data else ("empty-folders",)), *(() if lockfile.bind else ("path-binds",))}
     of_sif = {"empty-folders", "path-binds"} | ({"preloaded"} if lockfile.bind else set())
     counted = (set(rules.RULES) if lockfile.kind == "host" else of_sif) - left_out
@@ -785,7 +788,7 @@ def bind_expectations(lockfile: Lockfile, *, origin: str) -> tuple[Expectation, 
 
 
 def source_fields(direct_url: DirectUrlTable | None) -> dict[str, Value]:
-    """Return the fields that describe where a distribution came from, and that are compared."""
+    """Return the compared fields that describe where a distribution came from."""
     if direct_url is None:
         return {}
     parts = {
@@ -809,7 +812,7 @@ UNKNOWN_WHEN_LOCKED = "unknown when it was locked"
 def _unknown_expectations(
     lockfile: Lockfile, severities: Severities, *, level: FieldLevel, origin: str
 ) -> tuple[Expectation, ...]:
-    """Return the fields that the lockfile does not know: every node then reports that it did not compare them."""
+    """Return the fields that were unknown when they were locked. Every node reports that it did not compare them."""
     matter = [
         field
         for field in sorted(lockfile.unknown)
@@ -844,5 +847,5 @@ def package_expectations(lockfile: Lockfile) -> tuple[PackageExpectation, ...]:
 
 
 def _has_programs(lockfile: Lockfile, dist: DistTable) -> bool:
-    """Return whether the lockfile has information on the programs of a package, also that it has none."""
+    """Return whether the lockfile says which programs a package has. (It may say that the package has none.)"""
     return lockfile.revision >= 1 and dist.record_sha256 is not None

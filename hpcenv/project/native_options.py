@@ -89,7 +89,7 @@ def program_of(name: str) -> str | None:
     """Return the program, `sbatch` or `srun`, that a long option can be passed on to; None if neither has it.
 
     Args:
-        name: without dashes in front.
+        name: the name of the option, without dashes in front.
     """
     if name in _KNOWN_TO_SBATCH:
         return "sbatch"
@@ -118,11 +118,11 @@ def check(program: str, name: str, value: str | None) -> None:
 
     Args:
         program: `sbatch` or `srun`.
-        name: of the option, without dashes in front.
+        name: the name of the option, without dashes in front.
         value: None for an option without a value.
 
     Raises:
-        ValueError: the reason.
+        ValueError: the option cannot be passed on. The message gives the reason.
     """
     plain = name.lstrip("-")
     if len(plain) == 1:
@@ -156,7 +156,7 @@ def parse(program: str, value: object) -> NativeOptions:
     """Return the options to pass on, as name -> value, from texts `NAME[=VALUE]` or from a table.
 
     Raises:
-        ValueError: one of them cannot be passed on.
+        ValueError: one of the options cannot be passed on.
     """
     pairs = _from_table(value) if isinstance(value, Mapping) else _from_texts(value)
     for name, text in pairs.items():

@@ -1,6 +1,6 @@
 """The kinds of values that options have: which values are valid, and in which form hpcenv keeps them.
 
-Runs on: LOGIN NODE. Pure. Every value passes one of these rules once, where it enters: from the
+Runs on: LOGIN NODE. Pure. One of these rules checks every value once, when hpcenv receives it: from the
 command line, from hpcenv.toml, from a site profile, from a variable or from Python.
 """
 
@@ -111,7 +111,7 @@ def variables(value: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def secrets(value: Mapping[str, str]) -> Mapping[str, str]:
-    """Return secrets with sources that nodes can read. A value is not repeated: it may be the secret itself."""
+    """Return secrets with sources that nodes can read. Errors do not repeat a wrong source: it may be the secret."""
     for name, source in variables(value).items():
         if not SECRET_SOURCE.fullmatch(source):
             raise ValueError(f"the source of {name} must be `file:PATH` or `env:NAME`, never the value itself")
@@ -149,11 +149,11 @@ def parse(option: Option, value: object) -> OptionValue:
     """Return the value of an option in the form that hpcenv keeps.
 
     Args:
-        option: its row in the table.
-        value: as the command line, a variable or a Python program gives it, or in its final form.
+        option: the option's row in the table.
+        value: the value as the command line, a variable or a Python program gives it, or in its final form.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: the value is not valid. The message says why.
     """
     if value is None or value == option.absent:
         return option.absent  # type: ignore[return-value]

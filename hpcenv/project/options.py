@@ -5,7 +5,7 @@ Runs on: LOGIN NODE. Data only.
 This table defines the options of `hpcenv submit` and `hpcenv rerun`, the keys of [submit] in
 hpcenv.toml and in site profiles, the keywords of the Python API, the order of the `#SBATCH` lines,
 the reference page (docs/reference/options.md) and the typed classes in option_types.py and
-site_option_types.py. It lives in project/ because hpcenv.toml and site profiles are read here, and
+site_option_types.py. The table is in project/ because hpcenv.toml and site profiles are read here, and
 project/ must not import submission/.
 
 To add an option, write one row and run
@@ -13,8 +13,8 @@ To add an option, write one row and run
     scripts/reference-docs
 
 which writes these classes, the reference page and the recorded help pages again. A row made with
-`_directive` needs nothing else: its value becomes the `#SBATCH` line. An option that hpcenv acts on
-itself also needs that code.
+`_directive` needs nothing else: its value becomes the `#SBATCH` line. If hpcenv itself acts on an
+option, write that code, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ ValueKind = Literal[
     "native",  # NAME[=VALUE] of another program's option, several times
 ]
 
-# Kinds whose values are numbers, yes or no, or a word from a list: such a value names nothing outside the project.
+# Kinds whose values are numbers, yes or no, or a word from a list. Such a value cannot name a thing outside the
+# project.
 BOUNDED: frozenset[ValueKind] = frozenset({"count", "flag", "switch", "choice", "time", "seconds", "size", "steps"})
 
 OptionPlace = Literal["command", "python", "project", "site"]
@@ -53,7 +54,7 @@ ONLY_PROJECT: frozenset[OptionPlace] = frozenset({"project"})
 ONLY_FILES: frozenset[OptionPlace] = frozenset({"project", "site"})
 ALL_BUT_COMMAND: frozenset[OptionPlace] = ONLY_FILES | {"python"}
 
-# In the order in which a user thinks of them; the rows below are in the order of the `#SBATCH` lines.
+# The groups are in the order in which a user thinks of them. The rows below are in the order of the `#SBATCH` lines.
 OptionGroup = Literal[
     "What runs",
     "Where",
@@ -75,25 +76,25 @@ class Option:
     """One row of the table.
 
     Attributes:
-        name: in Python; on the command line and in TOML, `-` stands for `_`.
-        help: understandable without the other rows.
-        places: where it can be set.
-        rare: few users need it, so `--help` leaves it out and `--help-all` shows it.
+        name: the name in Python. On the command line and in TOML, `_` is written as `-`.
+        help: the help text. It must be understandable without the other rows.
+        places: where the option can be set.
+        rare: few users need the option, so `--help` leaves it out and `--help-all` shows it.
         metavar: placeholder of the value in the help text.
-        minimum: of a count.
-        choices: of a choice.
+        minimum: the smallest value of a count.
+        choices: the values of a choice.
         default: the default of an option that always has a value.
-        sbatch: option of sbatch that gets the value; empty if no option does.
-        short: sbatch's one-letter spelling of it. hpcenv does not accept it, but names its own option.
+        sbatch: option of sbatch that gets the value; empty if there is none.
+        short: sbatch's one-letter spelling. hpcenv refuses this spelling, and its error names hpcenv's own option.
         letter: hpcenv's own one-letter spelling.
         srun: option of srun that gets the value.
         torchrun: option of torchrun that gets the value.
-        written: the value is the value of the `#SBATCH` line. Otherwise hpcenv computes that line.
+        written: whether the value is written unchanged into the `#SBATCH` line. Otherwise hpcenv computes that line.
         environment: a variable that sets sbatch's default. hpcenv reads it as the user's own default.
-        needs_slurm: it has no effect on this machine (`--cluster local`).
-        asks: what a value does outside the project. The record of a run may come from somebody else: `rerun` and
-            `reproduce` show such a value with these words, and the user accepts it first. Empty: it does nothing
-            there. None: not stated, which is allowed only for a kind whose values hpcenv all knows (`BOUNDED`).
+        needs_slurm: whether the option has no effect without Slurm (`--cluster local`).
+        asks: what a value does outside the project. The record of a run may come from somebody else. So `rerun` and
+            `reproduce` show such a value with these words, and the user must accept the value. Empty: the value does
+            nothing outside the project. None: not stated, which is allowed only for the kinds in `BOUNDED`.
     """
 
     name: str
@@ -118,12 +119,12 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its key in hpcenv.toml and in site profiles."""
+        """The option's key in hpcenv.toml and in site profiles."""
         return self.name.replace("_", "-")
 
     @property
     def flag(self) -> str:
-        """Its spelling on the command line."""
+        """The option's spelling on the command line."""
         return f"--{self.key}"
 
     @property

@@ -7,11 +7,11 @@ field comes from the first of these that applies:
 
 1. the table, if it says that the field is fixed;
 2. the key of [policy] with the field's own name;
-3. the narrowest pattern of [policy] that fits it: the one with the fewest `*`, then the longest;
-4. the field that it follows (a package follows the digest over all packages);
+3. the narrowest pattern of [policy] that fits the field: the pattern with the fewest `*`, then the longest pattern;
+4. the field that this field follows (a package follows the digest over all packages);
 5. the table, in the profile of the lockfile.
 
-In a job without GPUs, a field about GPUs never weighs more than the table allows for such jobs.
+In a job without GPUs, a field about GPUs always has the severity `WITHOUT_GPUS` of the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def resolve(policy: Policy, profile: DeterminismProfile = "off", *, gpus: bool =
     Args:
         policy: [policy] of hpcenv.toml or of a lockfile. Keys of fixed fields have no effect.
         profile: which column of the table counts.
-        gpus: the job uses GPUs.
+        gpus: whether the job uses GPUs.
     """
     names = {field.name for field in FIELDS if not _is_pattern(field.name)}
     names |= {key for key in policy if not _is_pattern(key)}
@@ -56,7 +56,7 @@ def problems(keys: Iterable[str], locked: Iterable[str] | None = None) -> tuple[
     """Return the keys of a [policy] that have no effect, each with the reason.
 
     Args:
-        keys: of the table.
+        keys: the keys of [policy].
         locked: the fields of the environment that was locked; None before it was read.
     """
     names = None if locked is None else frozenset(locked)
@@ -128,7 +128,7 @@ def _severity(name: str, row: Field, policy: Policy, profile: DeterminismProfile
 
 
 def _chosen(name: str, policy: Policy) -> Severity | None:
-    """Return the severity that [policy] has for a name, or for a family of names; None if it has none."""
+    """Return the severity that [policy] gives to a name or a family of names; None if it gives none."""
     if name in policy:
         return policy[name]
     return next((policy[key] for key in _narrowest_first(policy) if fits(key, name)), None)
@@ -140,7 +140,7 @@ def _narrowest_first(policy: Policy) -> list[str]:
 
 
 def _intersection(one: str, other: str) -> str | None:
-    """Return a pattern for the names that fit both patterns; None if no name does."""
+    """Return a pattern for the names that fit both patterns; None if no name fits both."""
     parts = list(zip(one.split("."), other.split("."), strict=False))
     if one.count(".") != other.count(".") or any(a != b and "*" not in (a, b) for a, b in parts):
         return None

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. Pure. The file is data only: nothing in it is executed. Values for a shell,
 for sbatch or for the container runtime are quoted in the same way as values from the command line.
-site_profile.py says what it means for a run.
+site_profile.py computes what the file means for a run.
 """
 
 import datetime as dt
@@ -21,7 +21,7 @@ from hpcenv.project.site_when import WhenTable
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-# As Lmod and Environment Modules name them, for example `PrgEnv-gnu/8.5.0` or `cuda@12.8`.
+# Names of modules, as in Lmod and Environment Modules, for example `PrgEnv-gnu/8.5.0` or `cuda@12.8`.
 _MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/:@=-]*\Z")
 
 
@@ -62,7 +62,7 @@ def _variables(value: dict[str, object]) -> dict[str, object]:
     return value
 
 
-# A variable of the user's environment, or `user`. Values that only a job knows cannot name the folder of images.
+# `${...}` is a variable of the user's environment, or `user`. The folder of images cannot depend on a job's values.
 _PLACE = re.compile(r"(?:/|\$\{[A-Z][A-Z0-9_]*\}(?:/|\Z))(?:[^$]|\$\{(?:user|[A-Z][A-Z0-9_]*)\})*\Z")
 
 
@@ -109,7 +109,7 @@ class SourceTable(Document):
     Attributes:
         page: title and path or address.
         version: commit or version of the source.
-        date: of that version.
+        date: the date of that version.
         checked: when somebody last compared the values with the source.
     """
 
@@ -123,14 +123,15 @@ class SourcedTable(Document):
     """The information that each value of a profile can have.
 
     Attributes:
-        reason: why it is set; the run shows it. Only a bind can do without.
+        reason: why the value is set; the run shows the reason. Only a bind may have no reason.
         source: the source of the reason: the ID of a [source.ID], or a page, a ticket, a measurement.
-        version: commit or version of the source, if [source.ID] does not have it; also for `date` and `checked`.
-        date: of the source.
+        version: commit or version of the source, if [source.ID] does not have it. `date` and `checked` are used in the
+            same way.
+        date: the date of the source.
         checked: when somebody last compared the value with the source.
-        evidence: what showed that it works: job id, versions, figures.
+        evidence: what showed that the value works: job id, versions, figures.
         expires: after this day the value must be checked again.
-        when: the runs that the value is for; every run without it.
+        when: the runs that the value is for. Without `when`, the value is for every run.
     """
 
     reason: Text | None = None
@@ -153,9 +154,9 @@ class SiteBindTable(SourcedTable):
 
     Attributes:
         source: path on the nodes; with `*`, `?` or `[` a pattern. `${user}` and `${jobid}` are replaced.
-        target: path in the container. One that ends in `/` is a folder that shows every file of the pattern.
+        target: path in the container. If the path ends in `/`, it is a folder with every file that fits the pattern.
         read_only: programs in the container cannot write to it.
-        optional: a node that does not have it goes without it.
+        optional: on a node without the source, containers start without this bind.
         cites: the same as `source` in other tables: the ID of a [source.ID], or a page.
     """
 
@@ -174,14 +175,15 @@ class SiteBindTable(SourcedTable):
 class VariableTable(SourcedTable):
     """[env.NAME] of a site, or one of several [[env.NAME]]: how a variable is set or changed for the ranks.
 
-    Those whose `when` holds act in their order.
+    Of several tables, those whose `when` holds are applied in their order.
 
     Attributes:
-        value: replaces the old value. `${node-local}`, `${jobid}` and `${user}` in it are replaced.
-        prepend, append: extend the old value. It comes from earlier tables, else from modules, else from the image.
-        separator: between the old value and the new part.
-        unset: the ranks do not get it from modules or from the job.
-        min_nodes: smallest number of nodes for which it is set: NCCL_NET=IB is an error on one node.
+        value: the new value. `${node-local}`, `${jobid}` and `${user}` in it are replaced.
+        prepend, append: texts that extend the old value, which comes from earlier tables, else from modules, else from
+            the image.
+        separator: the text between the old value and the new part.
+        unset: the ranks do not get the variable from modules or from the job.
+        min_nodes: smallest number of nodes for which the variable is set: NCCL_NET=IB is an error on one node.
     """
 
     value: Annotated[str, AfterValidator(_without_nul)] | None = None
@@ -206,8 +208,8 @@ class ModuleTable(SourcedTable):
     """[[module]]: an environment module that the batch script loads, after those in `modules`.
 
     Attributes:
-        name: of the module, for example `PrgEnv-gnu/8.5.0`.
-        use: folder of modules that `module use` adds before.
+        name: the name of the module, for example `PrgEnv-gnu/8.5.0`.
+        use: folder of modules that `module use` adds before the module is loaded.
     """
 
     name: Annotated[str, AfterValidator(_module)]
@@ -223,7 +225,7 @@ class OptionTable(SourcedTable):
 
     Attributes:
         program: sbatch or srun.
-        name, value: of the option, without dashes; `true` for an option without a value.
+        name, value: the option's name without dashes, and its value; `true` for an option without a value.
     """
 
     program: Literal["sbatch", "srun"]
@@ -235,7 +237,7 @@ def _check_option(option: OptionTable) -> None:
     """Refuse an option that hpcenv cannot pass on.
 
     Raises:
-        ValueError: the reason.
+        ValueError: the option cannot be passed on. The message gives the reason.
     """
     if option.value is False:
         raise ValueError("leave it out in place of `false`")
@@ -247,11 +249,11 @@ def _check_option(option: OptionTable) -> None:
 
 
 class RuntimeTable(SourcedTable):
-    """[runtime]: the program that starts containers there. With `none`, hpcenv can use no program there.
+    """[runtime]: the program that starts containers on this system. `none`: hpcenv can start no container here.
 
     Attributes:
         kind: `singularity` means SingularityCE or SingularityPRO 4, or a link of that name to Apptainer.
-        program: by absolute path, or by the name that PATH has after the modules are loaded; default: `kind`.
+        program: absolute path of the program, or its name on PATH after the modules are loaded. Default: `kind`.
     """
 
     kind: Literal["apptainer", "singularity", "none"]
@@ -262,7 +264,7 @@ class StoreTable(SourcedTable):
     """[store]: where images are kept on this system, if neither the user nor the project names a folder.
 
     Attributes:
-        folder: `${user}` in it is replaced, and `${NAME}` by the variable NAME of the user's environment.
+        folder: the folder. In it, `${user}` is replaced, and `${NAME}` by the variable NAME of the user's environment.
     """
 
     folder: Annotated[Text, AfterValidator(_store_folder)]
@@ -292,7 +294,7 @@ class BaseImageTable(SourcedTable):
     """[[base-image]]: an image that the site recommends.
 
     Attributes:
-        image: by digest, IMAGE@sha256:...
+        image: the image, named by its digest: IMAGE@sha256:...
     """
 
     image: Annotated[Text, AfterValidator(_by_digest)]
@@ -302,8 +304,8 @@ class PartitionTable(Document):
     """[[slurm.partition]]: a partition, as `doctor` found it.
 
     Attributes:
-        name: of the partition.
-        default: jobs that name no partition get this one.
+        name: the name of the partition.
+        default: whether jobs that name no partition get this partition.
     """
 
     name: Word
@@ -330,11 +332,11 @@ class SiteFile(Document):
     """The content of a site profile's file.
 
     Attributes:
-        name: by which `--site` names it.
+        name: the name of the profile, for `--site`.
         sbatch, srun: options that are passed on to sbatch and srun.
         notes: what a user of the system should know first: missing features, contradictions between sources.
         modules: environment modules that the batch script loads, in this order.
-        module_use: folders of modules that `module use` adds before.
+        module_use: folders of modules that `module use` adds before the modules are loaded.
     """
 
     name: Annotated[str, AfterValidator(_name)]
@@ -363,7 +365,7 @@ class SiteFile(Document):
         """Check rules that involve several keys; return the table itself.
 
         Raises:
-            ValueError: what is wrong.
+            ValueError: a rule is broken. The message says which one.
         """
         for name, tables in self.env.items():
             for table in tables:

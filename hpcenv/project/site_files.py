@@ -1,4 +1,4 @@
-"""Finds and reads the files of site profiles, and refuses those that other users could change.
+"""Find and read the files of site profiles. Refuse a file that other users could change.
 
 Runs on: LOGIN NODE. A profile sets variables and names programs for every run of its user, so it must
 belong to the user or to root, and no other user may be able to write to it.
@@ -19,7 +19,7 @@ from hpcenv.project.site import SiteFile
 SUFFIX = ".toml"
 # A profile has a few kilobytes; a larger file is not a profile.
 _LONGEST = 256 * 1024
-# Per folder, in order of names.
+# How many profiles of one folder are used at most: the first ones in order of names.
 _MOST_FILES = 200
 
 
@@ -34,7 +34,7 @@ def folders(project: Path | None, environ: Mapping[str, str]) -> tuple[Path, ...
 
     The user's own profiles come before those of the project: a person's choice has priority over the project's.
     """
-    # The same specification: if not set or empty, the variable means /etc/xdg.
+    # The same specification says: if the variable is not set or empty, /etc/xdg is used.
     words = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     configured = [Path(word) for word in words if word.startswith("/")]
     # A site that cannot write to /etc of its login nodes names a folder in a module or a login script.
@@ -50,12 +50,12 @@ def folders(project: Path | None, environ: Mapping[str, str]) -> tuple[Path, ...
 
 
 def _absolute(named: str | None, default: Path) -> Path:
-    # The specification: a path that is not absolute is ignored.
+    # The specification says: a path that is not absolute is ignored.
     return Path(named) if named and os.path.isabs(named) else default
 
 
 def shipped() -> Path:
-    """Return the folder of the examples in hpcenv."""
+    """Return the folder of the example profiles that hpcenv contains."""
     return template.data_file("sites")
 
 
@@ -79,8 +79,8 @@ def read(path: Path) -> tuple[SiteFile, HpcenvError | None]:
     A profile that must not be used is also read: if it fits the cluster, the user must know that it was ignored.
 
     Raises:
-        FileUnusable: it cannot be read, or is not a regular file.
-        SpecError: it is not a valid profile; every problem is listed.
+        FileUnusable: the file cannot be read, or is not a regular file.
+        SpecError: the file is not a valid profile; every problem is listed.
     """
     descriptor = _open(path)
     try:
@@ -108,7 +108,7 @@ def _open(path: Path) -> int:
 
 
 def _untrusted(path: Path, status: os.stat_result) -> FileUnusable | None:
-    """Return the error for a file that other users could change or replace; None if they cannot."""
+    """Return the error for a file that other users could change or replace; None if no other user can."""
     real = Path(os.path.realpath(path))
     try:
         folder = os.stat(real.parent)

@@ -29,16 +29,16 @@ USABLE_RUNTIMES = ("apptainer", "singularity")
 
 @dataclass(frozen=True, kw_only=True)
 class UsedValue:
-    """One value that a profile gives to a run, for people.
+    """One value that a profile gives to a run, as text for people.
 
     Attributes:
         kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime`, `store`, `entry-wrapper` or
             `base-image`.
-        value: as it is set; if it extends an old value, `${value}` stands for the old one.
-        when: its condition in words; empty without one.
-        source: page, version, date, and the date of the check; empty if the file does not have it.
-        evidence: what showed that it works.
-        expires: the day after which it must be checked again, as YYYY-MM-DD; empty without one.
+        value: the value as it is set. If it extends the old value of a variable NAME, `${NAME}` is the old value.
+        when: the condition of the value in words; empty without a condition.
+        source: page, version, date, and the date of the check; empty if the profile names no source.
+        evidence: what showed that the value works.
+        expires: the day after which the value must be checked again, as YYYY-MM-DD; empty without such a day.
     """
 
     kind: str
@@ -56,21 +56,21 @@ class Profile:
     """The part of a site profile that a run needs.
 
     Attributes:
-        name: of the site.
-        path: the file it comes from.
-        file: its content.
+        name: the name of the profile.
+        path: the file of the profile.
+        file: the content of that file.
         notes: what a user of the system should know first.
         defaults: values for the options of `hpcenv submit`, by their names in the table of options. Options of
             [[option]] are in `used`.
         modules: environment modules that the batch script loads.
-        module_paths: folders that `module use` adds before.
+        module_paths: folders that `module use` adds before the modules are loaded.
         binds: host folders that containers see.
         settings: variables of the network profile, for the ranks. Empty before `for_run`.
         unset: variables that the ranks do not get from modules or from the job.
-        program: the program that starts containers: a path, or a name on PATH; empty to search for one.
-        no_runtime: why hpcenv cannot start containers there; empty if it can, or if that is unknown.
+        program: the program that starts containers: a path, or a name on PATH. If it is empty, hpcenv searches for one.
+        no_runtime: why hpcenv cannot start containers on this system; empty if hpcenv can, or if this is unknown.
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
-        entry_wrapper: command that starts every program in a container; empty for none.
+        entry_wrapper: command that starts every program in a container; empty if there is none.
         used: all values with their sources, after `for_run`.
         left_out: one sentence for each value that was not set because its condition depends on something unknown, and
             for each value that had to be checked again before today.
@@ -99,7 +99,7 @@ class Profile:
 
     @property
     def default_partition(self) -> str | None:
-        """The partition of a job that names none, as `doctor` found it; None if that is unknown."""
+        """The partition of a job that names no partition, as `doctor` found it; None if `doctor` did not find it."""
         found = [part.name for part in self.file.slurm.partition if part.default]
         return found[0] if len(found) == 1 else None
 
@@ -108,8 +108,9 @@ class Profile:
 
         Args:
             run: the values that the conditions check.
-            today: values whose date for a new check is before this day are named in `left_out`; None to name none.
-            user: for `${user}`.
+            today: the present day. `left_out` names the values that had to be checked again before this day. If `today`
+                is None, `left_out` names none of these.
+            user: the name that replaces `${user}`.
         """
         chosen = _Chosen(self.file, run, today)
         settings, unset = _variables(self, chosen.variables, user)
@@ -165,9 +166,9 @@ class _Chosen:
     """The values of a profile file that apply to one run.
 
     Attributes:
-        modules, binds, options, rendezvous, entry_wrappers, base_images: those whose condition holds, in the order of
-            the file.
-        variables: the same, with their names.
+        modules, binds, options, rendezvous, entry_wrappers, base_images: the tables whose condition holds, in the order
+            of the file.
+        variables: the tables of variables whose condition holds, each with the name of the variable.
     """
 
     def __init__(self, site: SiteFile, run: RunFacts, today: dt.date | None) -> None:
@@ -315,10 +316,10 @@ def _reason(site: SiteFile, table: SourcedTable) -> str:
 
 
 def source_line(source: SourceTable | None) -> str:
-    """Return a source in one line; empty without one."""
+    """Return a source in one line; empty without a source."""
     if source is None:
         return ""
-    # A text with blanks needs no explanation: `pull request 438`.
+    # The word `version` is left out before a text with blanks, such as `pull request 438`.
     version = source.version if " " in (source.version or "") else source.version and f"version {source.version}"
     parts = [
         source.page,

@@ -35,7 +35,7 @@ Words = Annotated[tuple[Word, ...], BeforeValidator(_listed, json_schema_input_t
 
 
 class WhenTable(Document):
-    """`when` of a value: all its keys must hold. A key that is not there holds for every run.
+    """`when` of a value. All keys of this table must hold. A key that is missing holds for every run.
 
     Attributes:
         partition: one of these Slurm partitions.
@@ -55,11 +55,12 @@ class WhenTable(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """The values of a run that the conditions of a site profile can check. None is unknown.
+    """The values of a run that the conditions of a site profile can check. None means unknown.
 
     Attributes:
-        partition: as requested; several are separated by commas.
-        gpu_vendor, gpu, nccl, rocm: of the lockfile; `gpu` also as requested. `rocm` is `none` for another build.
+        partition: the requested partition; several are separated by commas.
+        gpu_vendor, gpu, nccl, rocm: values of the lockfile. `gpu` may also be the requested type. `rocm` is `none` if
+            torch is not built for ROCm.
     """
 
     nodes: int
@@ -71,7 +72,7 @@ class RunFacts:
 
 
 def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
-    """Return whether a condition holds for a run, and for `unknown` the keys that are not known."""
+    """Return whether a condition holds for a run. If this is unknown, also return the keys without a known value."""
     if when is None:
         return "yes", ""
     answers: dict[str, bool | None] = {}
@@ -93,7 +94,7 @@ def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
 
 
 def _in_partition(wanted: tuple[str, ...], requested: str | None) -> bool | None:
-    """Return whether the job will be in one of the partitions: if several are requested, Slurm chooses one."""
+    """Return whether the job will be in one of the partitions; None if unknown, as Slurm chooses among several."""
     if requested is None:
         return None
     fits = {name in wanted for name in requested.split(",")}
@@ -105,7 +106,7 @@ def _fits(gpu: str, patterns: tuple[str, ...]) -> bool:
 
 
 def is_within(version: str, bounds: str) -> bool | None:
-    """Return whether a version or number is within bounds; None if it does not start with a number."""
+    """Return whether a version or number is within bounds; None if the text does not start with a number."""
     found = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     if found is None:
         return False if version == "none" else None
@@ -128,7 +129,7 @@ def _padded(version: str, length: int) -> tuple[int, ...]:
 
 
 def in_words(when: WhenTable | None) -> str:
-    """Return a condition in one line; empty for none."""
+    """Return a condition in one line; empty if there is no condition."""
     if when is None:
         return ""
     parts = {

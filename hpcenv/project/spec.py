@@ -70,7 +70,7 @@ class BindTable(Document):
     """[[bind]]: a host folder that the container sees.
 
     Attributes:
-        source, target: path on the nodes, and in the container; without `target` the same.
+        source, target: path on the nodes, and path in the container. Without `target`, both paths are the same.
         read_only: programs in the container cannot write to it.
     """
 
@@ -107,9 +107,9 @@ class DataTable(Document):
 
     Attributes:
         path: absolute, or relative to the folder of hpcenv.toml.
-        hub: instead of `path`: a repository of a hub at a commit, `ORG/NAME@COMMIT` for a model, with `datasets/` or
-            `spaces/` before it for the others. `hpcenv data fetch` brings it here.
-        files: patterns of the files of the repository; all files without them.
+        hub: used instead of `path`: a repository of a hub at a commit. `ORG/NAME@COMMIT` is a model. `datasets/` or
+            `spaces/` before the name is for a data set or a space. `hpcenv data fetch` downloads the files.
+        files: patterns of files in the repository. Without patterns, all files are taken.
         compare: what the nodes compare: the content of all files, their sizes and times, or a list of names and sizes.
     """
 
@@ -134,7 +134,7 @@ def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
 
 
 class HostTable(Document):
-    """[host]: what the nodes have. With it, a mismatch is found before the job waits.
+    """[host]: what the nodes have. With this table, hpcenv finds a mismatch before the job waits in the queue.
 
     Attributes:
         gpu: the partition's GPU, as Slurm or NVIDIA names it: `h100`, `a100` ...
@@ -149,8 +149,8 @@ class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
     Attributes:
-        profile: `off`; `seeded`: seeds and deterministic kernels, and a warning where torch has none; or `bitwise`.
-        seed: base seed of the ranks; with the profile `off` it seeds them and leaves their kernels as they are.
+        profile: `off`; `seeded`: seeds and deterministic kernels, with a warning where torch has none; or `bitwise`.
+        seed: base seed of the ranks. With the profile `off`, the ranks get seeds, but their kernels do not change.
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
 
@@ -193,14 +193,14 @@ class WatchTable(Document):
     on_stall: OnStall = "report"
 
     def options(self, prometheus: str, *, idle_end: int) -> WatchOptions | None:
-        """Return what the nodes do; None if nothing is watched.
+        """Return what the nodes measure; None if nothing is watched.
 
         Args:
-            prometheus: folder of the site for the newest sample; empty without one.
+            prometheus: folder of the site for the newest sample; empty without such a folder.
             idle_end: seconds without use of any GPU and CPU, after which the run ends; 0 for never.
 
         Raises:
-            UsageError: without samples, nothing is known of the use.
+            UsageError: `idle_end` is given, but nothing is measured.
         """
         if not self.sample and idle_end:
             raise UsageError(
@@ -220,12 +220,12 @@ class WatchTable(Document):
 
 
 class PathsTable(Document):
-    """[paths]: where things go, relative to the folder of hpcenv.toml.
+    """[paths]: folders for runs, lockfiles and images, relative to the folder of hpcenv.toml.
 
     Attributes:
         runs, lockfiles: folders of the project for runs and lockfiles.
-        store: blobs and SIFs, for all projects that name the same folder.
-        store_shared: the folder's group may write to it, and is trusted.
+        store: folder for blobs and SIFs. Projects that name the same folder share them.
+        store_shared: whether the group of the store's folder may write to it, and is trusted.
     """
 
     runs: Text = "runs"
@@ -238,10 +238,10 @@ class EnvironmentTable(Document):
     """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
 
     Attributes:
-        image: replaces the one at the top. The `python` and the `overlay` at the top belong to the image there, and are
-            then not used.
-        overlay: replaces the one at the top.
-        python, platform, allow_floating: as at the top; they replace the values there.
+        image: replaces the `image` at the top of the file. Then the `python` and the `overlay` at the top are not used,
+            because they belong to that image.
+        overlay: replaces the `overlay` at the top.
+        python, platform, allow_floating: replace the values of the same keys at the top.
         env: variables in addition to [env]; they replace variables with the same name.
         bind: folders in addition to [[bind]].
         policy: severities in addition to [policy]; they replace severities of the same field.
@@ -274,16 +274,16 @@ class Project(Document):
             `oras://HOST/NAME:TAG`, a SIF, a definition file, or `host`.
         overlay: `PATH:TARGET`: a squashfs with packages, mounted read-only at a path of the container.
         python: the interpreter: a path (host) or a name inside the image.
-        platform: which image of a multi-platform index.
+        platform: the platform whose image is used, if an index has several.
         allow_floating: accept `latest` or no tag.
         plain_http: registries (`HOST:PORT`) that are used without TLS.
         ca_file: CA certificates to trust, for registries with a private CA.
         submit: defaults for `hpcenv submit`.
         sbatch, srun: options that are passed on to sbatch and srun.
-        site: name or path of the site profile; without it, the one that fits this cluster.
+        site: name or path of the site profile. Without `site`, the profile that fits this cluster is used.
         env: variables for the ranks, as literal text. They override what hpcenv detects.
         secrets: secret variables for the ranks: file:PATH or env:VARIABLE. Only the nodes read the values.
-        policy: field -> severity in the gate; recorded in the lockfile.
+        policy: field -> severity in the gate. The lockfile records it.
         environment: name of a lockfile -> the values of its environment that replace the values here.
     """
 

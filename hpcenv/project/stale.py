@@ -45,11 +45,11 @@ _ABOUT_THE_SIF = frozenset({"sif-missing", "sif-differs"})
 
 
 def hint(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
-    """Return what to do about a stale lockfile: if it still has what the user wants, it is not overwritten.
+    """Return what to do about a stale lockfile. The hint keeps a lockfile that may still have what the user wants.
 
     Args:
-        path: of the lockfile.
-        name: of the lockfile.
+        path: the path of the lockfile.
+        name: the name of the lockfile.
     """
     lock = Command("hpcenv", "lock", *(() if name == DEFAULT_LOCK else ("--lock", name)))
     names = {reason.name for reason in reasons}
@@ -83,7 +83,7 @@ def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...
         reasons.append(StaleReason(name="edited", locked=lockfile.fingerprint, found=content, note=note))
     pairs: tuple[tuple[Name, str | None, str | None], ...] = (
         ("image-changed", lockfile.asked.image, asked.image),
-        # On the host, it is a path and not an identity: the environment there is compared field by field.
+        # On the host, `python` is a path, not an identity. The environment of the host is compared field by field.
         ("python-changed", lockfile.asked.python, lockfile.asked.python if lockfile.kind == "host" else asked.python),
         ("platform-changed", lockfile.asked.platform, asked.platform),
     )
@@ -120,7 +120,7 @@ def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...
 
 
 def _changed_overlay(project: Project, lockfile: Lockfile) -> list[StaleReason]:
-    """Return whether a different overlay is mounted, or at a different path; its content is compared later."""
+    """Return a reason if an overlay was added, removed, or got another target. Its content is compared later."""
     locked = None if lockfile.container is None else lockfile.container.overlay
     path, target = (None, None) if project.overlay is None else split_overlay(project.overlay)
     place = None if target is None else os.path.normpath(target)
@@ -136,7 +136,7 @@ def _placed(overlay: OverlayTable | None) -> str:
 
 
 def edited_content(lockfile: Lockfile) -> str | None:
-    """Return the fingerprint of an edited lockfile's content; None if it equals the one in the file."""
+    """Return the fingerprint of an edited lockfile's content; None if the lockfile was not edited."""
     content = lock_model.fingerprint(lock_model.to_data(lockfile))
     # This hpcenv knows only a part of a newer revision.
     return content if lockfile.revision <= lock_model.REVISION and content != lockfile.fingerprint else None
@@ -161,7 +161,7 @@ def _values(names: list[str], env: Mapping[str, str]) -> str:
 
 
 def _changed_binds(project: Project, lockfile: Lockfile) -> list[StaleReason]:
-    """Return whether the bound paths of the container or their modes differ."""
+    """Return a reason if the bound paths of the container or their modes differ."""
     now, locked = binds_in_words(locked_binds(project)), binds_in_words(lockfile.bind)
     if now == locked:
         return []
@@ -171,9 +171,9 @@ def _changed_binds(project: Project, lockfile: Lockfile) -> list[StaleReason]:
 
 
 def locked_binds(project: Project) -> tuple[LockedBindTable, ...]:
-    """Return [[bind]] of hpcenv.toml in the form of a lockfile, without content; empty on the host, which has no binds.
+    """Return [[bind]] of hpcenv.toml in the form of a lockfile, without content. The host has no binds.
 
-    If two binds have the same target, the first one counts, as at the start of a container.
+    If two binds have the same target, the first bind counts, as at the start of a container.
     """
     binds: dict[str, LockedBindTable] = {}
     for bind in () if project.on_host else project.bind:

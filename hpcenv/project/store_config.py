@@ -27,10 +27,11 @@ class StorePlace:
 
 
 def default_store(environ: Mapping[str, str], cache: Path) -> tuple[Path, str]:
-    """Return the default folder of images, and why it is this one.
+    """Return the default folder of images, and why this folder was chosen.
 
-    Homes are small on most clusters, but images are large. So $SCRATCH comes first if the site sets it. An existing
-    store stays in use. If a site deletes files of its scratch file system, they can be made again from the lockfile.
+    Homes are small on most clusters, but images are large. So $SCRATCH is preferred if the site sets it. An existing
+    store in the cache folder stays in use. If a site deletes images on its scratch file system, hpcenv can make them
+    again from the lockfile.
 
     Args:
         environ: the user's environment.
@@ -52,9 +53,9 @@ def site_store(folder: str, environ: Mapping[str, str], user: str) -> tuple[Path
     """Return the folder of images that a site profile names; None, with the reason, if this user cannot use it.
 
     Args:
-        folder: as in the profile, with `${user}` and `${NAME}`.
+        folder: the folder as in the profile, with `${user}` and `${NAME}`.
         environ: the user's environment.
-        user: for `${user}`.
+        user: the name that replaces `${user}`.
     """
     values = {name: user if name == "user" else environ.get(name, "") for name in _HOLE.findall(folder)}
     unset = [name for name, value in values.items() if not value]
@@ -64,8 +65,8 @@ def site_store(folder: str, environ: Mapping[str, str], user: str) -> tuple[Path
     if not path.startswith("/") or not path.isprintable():
         return None, f"{path!r} is no absolute path"
     place = Path(os.path.normpath(path))
-    # Only folders of this user are made, so the nearest one that exists decides. A store of somebody else is refused
-    # by `open_store`, with the way out.
+    # hpcenv makes missing folders as this user, so the nearest folder that exists decides. `open_store` refuses a store
+    # of another user, and its error says what to do.
     there = next(above for above in (place, *place.parents) if os.path.lexists(above))
     if not os.path.isdir(there):
         return None, f"{there} is no folder"

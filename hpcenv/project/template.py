@@ -1,4 +1,4 @@
-"""Templates: text files with holes, filled purely; and where those of hpcenv are.
+"""Templates: fill the holes of a text, and find the template files of hpcenv.
 
 Runs on: LOGIN NODE.
 
@@ -20,7 +20,7 @@ def fill(template: str, values: Mapping[str, str], *, parts: Collection[str] = (
     """Fill the holes of a template.
 
     Args:
-        template: its text.
+        template: the text of the template.
         values: the text for each hole, written unchanged.
         parts: names of the `#@if NAME` ... `#@end` parts to keep; the others are left out.
 

@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 
 # A document that a person wrote has a few KiB. Python's reader needs up to 200 times as much memory (3.11).
 LONGEST = 1 << 20
-# A reader needs memory for the square of the number of parts in a key (tomllib of Python 3.11 to 3.14).
+# The memory of a reader grows with the square of the number of parts in a key (tomllib of Python 3.11 to 3.14).
 _MOST_PARTS = 32
 _MOST_DOTS = 100_000
 
@@ -53,10 +53,10 @@ def read_bytes(path: Path, *, error: type[HpcenvError], hint: Hint | None = None
 
 
 def loads(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> dict[str, Any]:
-    """Return the data of a TOML file, given its bytes. What is not valid TOML raises `error`; it names `path`.
+    """Return the data of a TOML file, given its bytes. If they are not valid TOML, raise `error`, which names `path`.
 
     The standard library reads TOML since Python 3.11, ten times as fast as tomlkit. If it fails,
-    tomlkit reads the document again: its message names line and column.
+    tomlkit reads the document again, because its message names line and column.
     """
     require_short_keys(content, path, error=error, hint=hint)
     if sys.version_info >= (3, 11):
@@ -86,7 +86,8 @@ def conflict_line(content: bytes) -> int | None:
 def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> None:
     """Raise `error` for a document whose dotted keys would need too much memory.
 
-    A dotted key stands at the start of a line, in a table's header, or in an inline table. It ends with its line.
+    A dotted key is at the start of a line, in a table's header, or in an inline table. It never continues on the next
+    line.
     """
     of_several_lines = b'"""' in content or b"'''" in content
     lines = content.split(b"\n")
@@ -110,7 +111,7 @@ def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], 
 
 
 _PIECE = r"""(?P<quote>"{3}|'{3}|"|')|(?P<dot>\.)|(?P<part>[^\s#."'=\[\]{},]+|[ \t]+)|(?P<end>#[^\n]*|.)"""
-# What ends a string, or is an escape in it, by its quotes (TOML 1.0, "String").
+# The quotes that open a string -> a pattern for the end of the string or an escape in it (TOML 1.0, "String").
 _ENDS = {'"""': r'\\.|"{3,5}', "'''": r"'{3,5}", '"': r'\\.|"|\n', "'": r"'|\n"}
 
 
@@ -123,8 +124,8 @@ def _end_of_string(text: str, quote: str, position: int) -> int:
     return len(text)
 
 
-# A string in one line (TOML 1.0, "String"), also one that does not end: there a reader stops. Without `?`, a line of
-# many such strings would take the square of its length.
+# A string in one line (TOML 1.0, "String"), also a string that does not end, at which a reader stops. Without `?`, the
+# time for a line with many such strings would grow with the square of its length.
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"?' rb"|'[^']*'?"
 
 
@@ -150,9 +151,9 @@ def extended(text: str, tables: Mapping[str, Mapping[str, Any]], *, header: str)
     """Return a document with additional tables at its end; nothing else changes.
 
     Args:
-        text: of a TOML document without these tables.
-        tables: name -> its keys; values are text, numbers, truth values, lists of text, and
-            mappings of text, which become separate tables.
+        text: a TOML document without these tables.
+        tables: the name of each table -> its keys. Values are text, numbers, truth values, lists of
+            text, and mappings of text, which become separate tables.
     """
     lines = [*(f"# {line}" for line in header.splitlines()), text.rstrip("\n")]
     for name, keys in tables.items():

@@ -13,16 +13,16 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
 
 
 def line_of(text: str, location: Sequence[int | str]) -> int | None:
-    """Return the number of the line that sets a key, from 1; None if it is not found.
+    """Return the number of the line that sets a key, from 1; None if there is no such line.
 
     For a key within an inline table or a list, the line of its table is returned.
 
     Args:
-        text: of a TOML document.
+        text: the text of a TOML document.
         location: keys, and positions in lists of tables, as pydantic names them.
     """
     wanted = [part for part in location if isinstance(part, str)]
-    # Number of keys before a position -> the position: of `bind[1].source`, 1 -> 1.
+    # Number of keys before a position -> the position. For `bind[1].source`, this is 1 -> 1.
     positions = {
         sum(isinstance(key, str) for key in location[:place]): part
         for place, part in enumerate(location)

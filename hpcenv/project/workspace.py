@@ -29,9 +29,9 @@ class Workspace:
     """A project folder with its parsed hpcenv.toml.
 
     Attributes:
-        find_store: returns the folder of blobs and SIFs, and the users who are trusted to own it. Most commands need no
-            images, and it may read a site profile.
-        overlays: of all environments, if `project` has several.
+        find_store: a function that returns the folder of blobs and SIFs, and the users who are trusted to own it. It is
+            called only when images are needed, because it may read a site profile.
+        overlays: the overlays of all environments, if the project has several environments.
     """
 
     root: Path
@@ -106,9 +106,10 @@ def open_workspace(
     """Find hpcenv.toml in `start` or above it and read it.
 
     Args:
-        store: folder of images, and what names it; replaces that of the project.
-        default_store: called with the folder of hpcenv.toml and its `site` if the project names no folder of images,
-            and one is needed; returns the folder, and what names it. None means a folder in the project.
+        store: folder of images, and what names it. It replaces the folder that the project names.
+        default_store: a function that returns the folder of images, and what names it. It is called with the folder of
+            hpcenv.toml and the key `site`, if images are needed and the project names no folder of images. If it is
+            None, a folder in the project is used.
         trusted_owners: users who may own the store, in addition to the caller and root.
         hint: what to do if there is no project.
 
@@ -164,7 +165,7 @@ def to_restore(path: Path) -> Hint:
 
 
 def _after_a_merge(path: Path) -> Hint:
-    """Return what to do with a lockfile that contains two versions: git refuses to restore a file with a conflict."""
+    """Return what to do with a lockfile in which a merge left two versions. git refuses to restore such a file."""
     return ("settle hpcenv.toml first, then lock anew; the file is kept aside: ", _lock_command(path))
 
 
@@ -176,7 +177,7 @@ def read_lockfile(path: Path) -> Lockfile:
     """Read a lockfile; for a newer revision, only the known keys.
 
     Raises:
-        LockfileMissing, LockfileNewer, LockfileInvalid: with file, reason and remedy.
+        LockfileMissing, LockfileNewer, LockfileInvalid: the error has the file, the reason and a hint.
     """
     return parse_lockfile(lockfile_bytes(path), path)
 
@@ -247,10 +248,10 @@ def notes_on(locked: Lockfile, path: Path, *, data: bool = False) -> tuple[str, 
     """Return notes about the parts of a lockfile of another revision that are not compared.
 
     Args:
-        data: the project names data.
+        data: whether the project has [[data]].
 
     Raises:
-        LockfileMissing, LockfileInvalid: it is not there any more.
+        LockfileMissing, LockfileInvalid: the lockfile was removed in the meantime, or cannot be read.
     """
     older = f"revision {locked.revision} of `{path.name}` is older than this hpcenv's {lockfile.REVISION}"
     missing, narrower = lockfile.not_locked(locked), lockfile.not_covered(locked, data=data)

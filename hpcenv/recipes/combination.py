@@ -30,10 +30,10 @@ class Distribution:
         python: the Python version of its package `python3`.
         python_image: the official image of the distribution with a chosen Python; `{python}` stands for its version.
             Empty if there is no such image.
-        glibc: the version of its C library. It decides which wheels run.
+        glibc: the version of its C library, which decides which wheels run.
         fabric: packages with the user-space libraries of InfiniBand and RoCE.
-        old_pip: its pip has no `--report` and no `--python` (options since pip 22.2 and 22.3), so the recipe installs a
-            newer pip.
+        old_pip: whether its pip has no `--report` and no `--python` (options since pip 22.2 and 22.3), so the recipe
+            installs a newer pip.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Combination:
     """A torch release, CUDA, Python and distribution that fit together.
 
     Attributes:
-        cuda: the CUDA runtime version of the torch build, `12.6`, or `cpu`.
+        cuda: the CUDA runtime version of the torch build, for example `12.6`, or `cpu`.
         requirement: the requirement for pip. The local part, such as `+cu126`, selects a build that is not on the
             default index.
     """
@@ -141,9 +141,9 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
 
     Args:
         compat: the compatibility table.
-        torch: a release, `2.13.0`.
-        cuda: a CUDA runtime version, `12.6`; `cpu`; or None for the build on the default index.
-        python: `3.11`, or None for the distribution's Python.
+        torch: a release, for example `2.13.0`.
+        cuda: a CUDA runtime version such as `12.6`, or `cpu`. None chooses the build on the default index.
+        python: a Python version such as `3.11`; None for the distribution's Python.
         distribution: name of a `Distribution`.
 
     Returns:
@@ -172,13 +172,13 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
 
 
 def require_distribution(combination: Combination, base: str) -> None:
-    """Refuse a base whose name says another distribution: apt's packages and Python would be those of the other one.
+    """Refuse a base whose name says another distribution, which has other apt packages and another Python.
 
     Args:
-        base: an image; empty for the official image. A name that says no distribution passes.
+        base: an image; empty for the official image. A name that says no distribution is accepted.
 
     Raises:
-        SpecError: it is another distribution.
+        SpecError: the base is another distribution.
     """
     name = base.rsplit("/", 1)[-1].partition("@")[0].lower()
     found = next((one for one in DISTRIBUTIONS.values() if _names_distribution(name, one)), None)
@@ -246,7 +246,7 @@ def _checked_python(compat: Compat, release: TorchRelease, python: str, distribu
 
 
 def _requirement(release: TorchRelease, cuda: str) -> str:
-    """Return the requirement, with a local part (`+cu126`, `+cpu`) unless the build is on the default index."""
+    """Return the requirement. If the build is not on the default index, it has a local part (`+cu126`, `+cpu`)."""
     if cuda == release.pypi:
         return f"torch=={release.version}"
     return f"torch=={release.version}+{CPU if cuda == CPU else 'cu' + cuda.replace('.', '')}"

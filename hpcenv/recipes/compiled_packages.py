@@ -1,10 +1,10 @@
-"""What the build of packages needs that an image compiles for its torch and its GPU. Pure; needs `packaging` only.
+"""Packages that an image compiles for its torch and its GPU: what their build needs. Pure; needs `packaging` only.
 
 Runs on: LOGIN NODE.
 
 flash-attn, Apex and DeepSpeed do not have a wheel for every torch, CUDA and Python. `hpcenv image init --build
-NAME==VERSION` compiles them in a build stage that the image does not contain. torch decides how: with the CUDA release
-of torch, for the architectures in TORCH_CUDA_ARCH_LIST. No GPU is needed for that.
+NAME==VERSION` compiles them in a build stage that the image does not contain. They are compiled with the CUDA release
+of torch, for the architectures in TORCH_CUDA_ARCH_LIST. The build needs no GPU.
 
 The compiler nvcc comes from wheels of pip's index from CUDA 13 on (nvidia-cuda-nvcc 13.0.88 has `bin/nvcc`). Its wheels
 for CUDA 12 have ptxas only (nvidia-cuda-nvcc-cu12 12.6.85, read 2026-11-23), so an image with the toolkit is needed.
@@ -36,11 +36,11 @@ _TOOLS = ("setuptools", "wheel", "packaging", "ninja", "psutil")
 # among torch's own requirements.
 _TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
 
-# The settings with which a package compiles its extensions, and compiles them in this build.
-#   flash-attn: otherwise its setup.py downloads a wheel from the project's releases (setup.py, v2.8.3), and it has its
-#               own list of architectures (issue 1038 of Dao-AILab/flash-attention)
-#   apex:       otherwise it is pure Python (README of NVIDIA/apex)
-#   deepspeed:  otherwise each node compiles at the first use (deepspeed.ai/tutorials/advanced-install)
+# With these settings, a package compiles its extensions in this build. Without them:
+#   flash-attn: its setup.py downloads a wheel from the project's releases (setup.py, v2.8.3), or compiles for its own
+#               list of architectures (issue 1038 of Dao-AILab/flash-attention)
+#   apex:       only pure Python is installed (README of NVIDIA/apex)
+#   deepspeed:  each node compiles the extensions at the first use (deepspeed.ai/tutorials/advanced-install)
 # Read 2026-11-23.
 _VARIABLES: Mapping[str, Mapping[str, str]] = {
     "flash-attn": {"FLASH_ATTENTION_FORCE_BUILD": "TRUE"},
@@ -56,10 +56,10 @@ class PackageBuild:
     Attributes:
         sources: the packages to compile, with the hashes of their source archives.
         tools: packages that only the build needs, with hashes.
-        arch_list: TORCH_CUDA_ARCH_LIST, `8.0`; empty for a CPU build.
+        arch_list: TORCH_CUDA_ARCH_LIST, for example `8.0`; empty for a CPU build.
         base: the image to compile in, with its digest. It has the CUDA toolkit and a compiler. Empty to use the image's
             base.
-        has_wheels: whether nvcc comes with `tools`.
+        has_wheels: whether `tools` contains nvcc.
     """
 
     sources: tuple[PinnedPackage, ...]
@@ -73,7 +73,7 @@ class PackageBuild:
         """The environment variables of the build."""
         found: dict[str, str] = {}
         if self.arch_list:
-            # Without a GPU an extension would be compiled for the CPU only, or for every architecture.
+            # Without these variables, a build that sees no GPU would compile for the CPU only or for all architectures.
             found = {"TORCH_CUDA_ARCH_LIST": self.arch_list, "FORCE_CUDA": "1"}
         for source in self.sources:
             found |= _VARIABLES.get(canonicalize_name(source.name), {})
@@ -103,8 +103,8 @@ def arch_list(table: Compat, combination: Combination, gpu: str | None) -> str:
 
     Args:
         table: the compatibility table.
-        combination: of the image.
-        gpu: a name as for `[host] gpu`: `h100`.
+        combination: the combination of the image.
+        gpu: the name of the GPU, as for `gpu` under [host], for example `h100`.
 
     Raises:
         SpecError: no GPU is named, or the GPU is not known, or this CUDA release cannot compile for it.
@@ -135,7 +135,7 @@ def arch_list(table: Compat, combination: Combination, gpu: str | None) -> str:
 
 
 def needs_image(combination: Combination) -> bool:
-    """Return whether nvcc is not on pip's index for this CUDA, so that the build needs an image with the toolkit."""
+    """Return whether the build needs an image with the toolkit, because pip's index has no nvcc for this CUDA."""
     return combination.cuda != CPU and int(combination.cuda.partition(".")[0]) < _FIRST_WITH_WHEELS
 
 
@@ -158,9 +158,9 @@ def tool_requirements(combination: Combination, more: Iterable[str], *, with_too
     """Return the build's requirements, which pip installs.
 
     Args:
-        combination: of the image.
+        combination: the combination of the image.
         more: names from `--build-with`.
-        with_toolkit: whether nvcc comes from wheels.
+        with_toolkit: whether wheels contain the nvcc of the build.
     """
     toolkit = (f"{name}=={combination.cuda}.*" for name in _TOOLKIT) if with_toolkit else ()
     return (*_TOOLS, *more, *toolkit)

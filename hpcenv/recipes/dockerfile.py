@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE.
 
-It follows Docker's Dockerfile reference (read 2026-11) and BuildKit's parser: parser directives, the `escape`
+The parser follows Docker's Dockerfile reference (read 2026-11) and BuildKit's parser: parser directives, the `escape`
 directive, comments and blank lines inside continued lines, here-documents of RUN, COPY and ADD, JSON and shell form,
 build stages, and ARG values in FROM lines. `image/convert/definition.py` is the parser for definition files.
 
@@ -49,12 +49,12 @@ class Instruction:
 
     Attributes:
         line: number of its first line, counted from 1.
-        name: in upper case.
+        name: the instruction's name in upper case.
         flags: the `--name=value` words before the arguments, in order.
-        arguments: the text after the flags. Continued lines are joined, and each keeps its line break; comment
-            lines inside are empty lines here.
+        arguments: the text after the flags. Continued lines are joined, but their line breaks stay. Comment lines
+            between them become empty lines.
         arguments_line: number of the line where the arguments begin.
-        argv: the list of the JSON form, None for the shell form.
+        argv: the list of the JSON form; None for the shell form.
         heredocs: the here-documents, in order.
     """
 
@@ -140,7 +140,7 @@ def parse(text: str, *, origin: str = "Dockerfile", arguments: Mapping[str, str]
 
 
 def _directives(lines: Sequence[str]) -> dict[str, str]:
-    """Return the parser directives, one per line; they end at the first line of another kind."""
+    """Return the parser directives at the top of the file. The first line that is not a directive ends them."""
     directives: dict[str, str] = {}
     for line in lines:
         match = _DIRECTIVE.fullmatch(line.strip())
@@ -181,7 +181,7 @@ def _logical_line(lines: Sequence[str], position: int, continues: re.Pattern[str
         line = lines[position]
         position += 1
         if parts and _is_empty(line):
-            # An empty line keeps the numbers of the lines that follow.
+            # An empty line is kept, so that the numbers of later lines stay correct.
             parts.append("")
         elif continues.search(line):
             parts.append(line.rstrip(" \t")[:-1])
@@ -213,7 +213,7 @@ def _heredocs(logical: str, lines: Sequence[str], position: int, origin: str) ->
 
 
 def _instruction(logical: str, line: int, heredocs: tuple[Heredoc, ...]) -> Instruction:
-    # split(None, 1) would not do: line breaks before the arguments count for line numbers.
+    # split(None, 1) would lose line breaks before the arguments, which are needed to count lines.
     match = re.match(r"\s*(\S+)[ \t]*", logical)
     assert match is not None
     rest, flags = logical[match.end() :], []

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE.
 
-buildah and podman build every Dockerfile without a daemon and without root; their image is converted like every image.
+buildah and podman build every Dockerfile without a daemon and without root. hpcenv then converts their image to a SIF.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ ENGINES: tuple[Engine, ...] = ("auto", "buildah", "podman")
 
 _BUILD_SECONDS = 7200.0
 _SAVE_SECONDS = 1800.0
-# Both print this if no container can be started for a command (buildah 1.39, podman 5.4: seen without cgroups).
+# buildah and podman print this if they cannot start a container for a command (buildah 1.39, podman 5.4: seen without
+# cgroups).
 _NO_CONTAINER = "error running container"
 _WITHOUT_CONTAINER = (
     "where this machine cannot start containers, the environment variable BUILDAH_ISOLATION=chroot runs the commands "
@@ -80,7 +81,7 @@ def build_dockerfile(
     Args:
         build: the file and what its build may use.
         convert: how to convert an image of buildah or podman.
-        store: where the SIF goes.
+        store: where the SIF is stored.
         environ: the user's environment, for tools and temporary folders.
         on_event: called with the progress.
 
@@ -101,7 +102,7 @@ def build_dockerfile(
             source=LocalImage(kind="oci-archive", path=str(archive)), platform=build.platform, access=build.access
         )
         image, open_blobs = resolve(request, on_event=on_event)
-        # The archive is removed after this call: the record names what the user built.
+        # The archive is removed after this call. So the record names the Dockerfile, not the archive.
         named = replace(image, reference=build.name)
         converted = convert_image(named, open_blobs, convert, store=store, environ=environ, on_event=on_event)
     return BuiltImage(
@@ -144,11 +145,11 @@ def _archive(
 ) -> Path:
     """Build with buildah or podman, and save the image as an archive."""
     name, archive = folder / "image-id", folder / "image.tar"
-    # In their default format OCI, both ignore SHELL, also a SHELL in the base (buildah 1.39, podman 5.4).
+    # In their default format OCI, buildah and podman ignore SHELL, also a SHELL in the base (buildah 1.39, podman 5.4).
     argv = [program, "build", "--format", "docker", "--file", str(build.path), "--iidfile", str(name)]
     if build.platform != parse_platform(f"linux/{os.uname().machine}"):
-        # With it, both ask the registry even for a base that they have. Without a network, this ends only at a
-        # time-out.
+        # With --platform, buildah and podman ask the registry even for a base that they already have. Without a
+        # network, this ends only at a time-out.
         argv += ["--platform", str(build.platform)]
     argv += [word for key, value in build.arguments.items() for word in ("--build-arg", f"{key}={value}")]
     argv += ["--target", build.target] if build.target is not None else []

@@ -13,7 +13,7 @@ _INDEX_VARIABLE = re.compile(
     r"PIP_(?:EXTRA_)?INDEX_URL|PIP_FIND_LINKS|UV_(?:DEFAULT_|EXTRA_)?INDEX(?:_URL)?|UV_FIND_LINKS|CONDA_CHANNELS"
 )
 _INDEX_PASSWORD = re.compile(r"UV_INDEX_\w+_PASSWORD|POETRY_HTTP_BASIC_\w+_PASSWORD|POETRY_PYPI_TOKEN_\w+")
-# A user name, with or without a password: many indexes take a token as the user name. A variable is not a credential.
+# A user name, with or without a password, because many indexes accept a token as the user name. A variable is no login.
 _LOGIN_IN_URL = re.compile(r"\bhttps?://(?![^/\s@]*\$)[^/\s@'\"]+@", re.IGNORECASE)
 _NAMES_INDEX = re.compile(
     r"(?:extra[-_])?index(?:[-_]url)?\b|find[-_]links|\bchannels?\b|\bconda\b|\bdeb\b|URIs:", re.IGNORECASE
@@ -48,7 +48,7 @@ def index_credentials(text: str, *, is_index_file: bool = False) -> bool:
 
     Args:
         text: a command, or the content of a file.
-        is_index_file: whether the file is `INDEX_FILE`. Each login in that file is one for an index.
+        is_index_file: whether the file fits `INDEX_FILE`. Then each login in it is the login of an index.
     """
     if is_index_file and re.search(r"^\s*(?:machine\s+\S+.*)?\bpassword\s*=?\s*['\"]?\S", text, re.MULTILINE):
         return True

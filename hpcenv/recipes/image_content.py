@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. A SIF is an image with one layer and no user: Apptainer runs it as the calling user.
 
-Private keys that distributions and wheels contain for their own tests are not reported: they are public.
+Private keys that distributions and wheels contain for their own tests are not reported, because they are public.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ImageLayer:
 
     Attributes:
         name: `layer 2 (sha256:0123...)`, or empty for a SIF.
-        removed: paths that it deletes, with all paths below them.
+        removed: paths that the layer deletes, with all paths below them.
         opaque: folders whose content in lower layers this layer hides.
     """
 
@@ -143,8 +143,9 @@ def lint_contents(
     Args:
         contents: the image.
         troubles: packages with known trouble.
-        table: the compatibility table, for the packages and libraries around torch; None skips these rules.
-        today: the date for the age of the base; None skips the rule about the age.
+        table: the compatibility table, for the packages and libraries around torch. If it is None, these rules are
+            skipped.
+        today: the date for the age of the base. If it is None, the rule about the age is skipped.
     """
     final = _visible_files(contents.layers)
     findings: list[LintFinding] = [
@@ -207,7 +208,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _check_hidden(contents: ImageContents) -> Iterator[LintFinding]:
-    """Find bytes of a layer that are not visible in the image."""
+    """Find bytes of lower layers that are not visible in the image."""
     below: dict[str, ImageFile] = {}
     for layer in contents.layers:
         again = [one.path for one in layer.files if one.kind != "directory" and one.path in below]
@@ -310,7 +311,7 @@ def _check_second_cuda(contents: ImageContents, final: Mapping[str, ImageFile]) 
 
 
 def _check_age(contents: ImageContents, today: dt.date) -> Iterator[LintFinding]:
-    """Compare the age of the base with the limit of the rule; a date at the epoch is not a date."""
+    """Compare the age of the base with the limit of the rule. A date at the epoch is ignored."""
     try:
         made = dt.date.fromisoformat(contents.base_created[:10])
     except ValueError:
@@ -358,7 +359,7 @@ def _secret_of(one: ImageFile) -> str | None:
     contains = secret_file(one.path)
     if contains is None or one.text is None:
         return contains
-    # docker writes a login file with settings only; that is not a secret.
+    # docker may write this file with settings only, without a login. Such a file contains no secret.
     if one.path.endswith(("config.json", "docker-config.json")) and '"auth"' not in one.text:
         return None
     return contains
@@ -463,7 +464,7 @@ def _check_packages(
 def _check_compatibility(
     contents: ImageContents, final: Mapping[str, ImageFile], table: Compat
 ) -> Iterator[LintFinding]:
-    """Judge the packages around torch by the compatibility table. If torch's metadata was read, it counts more."""
+    """Judge the packages around torch by the compatibility table; libraries only if torch's metadata was not read."""
     for site, versions in sorted(installed(final).items()):
         torch, has_text = versions.get("torch", ""), _metadata_of_torch(final, site) is not None
         if table.torch(torch) is None:

@@ -2,11 +2,12 @@
 
 Runs on: LOGIN NODE.
 
-`RULES` contains every rule of hpcenv. The ids of rules do not change. `recipes/recipe_lint.py` checks them in
-Dockerfiles and definition files, `recipes/image_content.py` in finished images.
+`RULES` contains every rule of hpcenv. The ids of rules do not change. `recipes/recipe_lint.py` checks the rules in
+Dockerfiles and definition files, and `recipes/image_content.py` checks them in finished images.
 
-A line `# hpcenv: allow RULE reason` directly above an instruction (Dockerfile) or a command (both) accepts the findings
-of that rule there. Above FROM or `Bootstrap:` it accepts them for the whole stage. Without a reason it has no effect.
+A comment `# hpcenv: allow RULE reason` accepts the findings of a rule. It must be directly above an instruction of a
+Dockerfile, or above a command. Above FROM or `Bootstrap:` it accepts the findings of the whole stage. A comment without
+a reason has no effect.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Rule:
     """A rule: its severity, why its findings matter, and what to do about them.
 
     Attributes:
-        limit: the number that the rule compares with, for `old-base` in days; 0 for none.
+        limit: the limit that the rule compares a value with (for `old-base`: days); 0 if the rule has no limit.
     """
 
     id: str
@@ -54,9 +55,9 @@ class LintFinding:
         line: line number in a recipe, counted from 1; None for an image.
         place: for an image a path, or `layer N` with its digest; for a recipe the name of the stage.
         what: one sentence; it contains no secret.
-        why: why it matters.
-        advice: what to do.
-        allowed: the reason why it is accepted, None when it is not accepted.
+        why: why the finding matters.
+        advice: what to do about the finding.
+        allowed: the reason why the finding is accepted; None if it is not accepted.
     """
 
     rule: str
@@ -328,7 +329,7 @@ def secret_name(name: str, value: str) -> bool:
 
 
 def secrets_in(text: str) -> tuple[str, ...]:
-    """Return the kinds of secrets in a text, not the secrets."""
+    """Return the kinds of secrets in a text, not the secrets themselves."""
     kinds = [kind for kind, pattern in _TOKENS.items() if pattern.search(text)]
     if _URL_PASSWORD.search(text):
         kinds.append(URL_WITH_PASSWORD)

@@ -27,7 +27,7 @@ from hpcenv.recipes.image_content import ImageContents, ImageFile, ImageLayer
 
 # The same limit as squashfs_reader.MOST_ENTRIES: usable images have fewer paths.
 _MOST_ENTRIES = 8_000_000
-# Bytes of file content that are read from one layer or SIF.
+# The most bytes of file content that are read from one layer or SIF.
 _SAMPLES = 32 * 1024 * 1024
 _STALL_SECONDS = 60.0
 
@@ -37,11 +37,11 @@ def sif_contents(origin: str, file: Path) -> ImageContents:
 
     Args:
         origin: the SIF as the user named it.
-        file: its path.
+        file: the path of the SIF.
 
     Raises:
         EnvironmentUnreadable: the file is not a SIF, or is damaged.
-        ImageMismatch: its file system is not a plain squashfs.
+        ImageMismatch: the file system of the SIF is not a plain squashfs.
     """
     header = sif.read_header(file)
     partition = header.runs
@@ -95,7 +95,7 @@ def layer_contents(origin: str, source: LocalImage, platform: Platform) -> Image
     Args:
         origin: the image as the user named it.
         source: the layout or archive.
-        platform: which image of a multi-platform index.
+        platform: the platform whose image is read, if an index has several.
 
     Raises:
         ImageUnavailable, ImageMismatch: the image cannot be read.
@@ -125,7 +125,7 @@ def layer_contents(origin: str, source: LocalImage, platform: Platform) -> Image
 
 
 def _first_date(history: Any, created: str | None) -> str:
-    """Return when the lowest layer was made; if the history has no date for it, when the image was made."""
+    """Return when the lowest layer was made. If the history has no date for it, return when the image was made."""
     dates = (str(one.get("created", "")) for one in _list(history) if isinstance(one, dict))
     return next(dates, "") or created or ""
 

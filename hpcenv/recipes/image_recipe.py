@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-Both files run the same shell lines, so they can be compared by eye and by a test. Two stages: `packages` installs the
-locked wheels into /opt/venv, `final` is the image. An image is made from:
+Both files run the same shell lines, so a person and a test can compare them. They have two stages: `packages` installs
+the locked wheels into /opt/venv, and `final` is the image. An image is made from:
 
     base        an image by digest, or a SIF
     apt         the distribution's Python (unless the base contains Python), and the libraries for InfiniBand and RoCE
@@ -90,7 +90,7 @@ class ImageRecipe:
         apt: more packages of the distribution.
         base_has_python: whether the base contains the Python, so that apt installs none.
         installer: a newer pip, if the distribution's pip is too old; None to use the distribution's pip.
-        build: packages to compile, None for none.
+        build: packages to compile; None if there are none.
     """
 
     name: str
@@ -105,7 +105,7 @@ class ImageRecipe:
 
     @property
     def image(self) -> str:
-        """Name and tag."""
+        """Name and tag of the image."""
         return f"{self.name}:{self.tag or self.combination.tag}"
 
     @property
@@ -300,7 +300,7 @@ def _definition(recipe: ImageRecipe) -> str:
 
 
 def _readme(recipe: ImageRecipe) -> str:
-    """Return the README: how to build the image, and where the site's files go."""
+    """Return the README, which says how to build the image, and into which folder the site's files are put."""
     index = other_index(recipe.pins)
     values = {"image": recipe.image, "sif": recipe.sif} | ({"index": index} if index else {})
     parts = ("sif" if recipe.base.is_sif else "registry", *["index"] * bool(index))

@@ -49,7 +49,7 @@ class WrittenRecipe:
     """A recipe that was written.
 
     Attributes:
-        image: its name and tag.
+        image: name and tag of the image.
         files: the files of the recipe.
         packages: number of locked packages.
         compiled: the packages that the build compiles, `NAME==VERSION`.
@@ -99,7 +99,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
         plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
 
     Raises:
-        SpecError: the combination is impossible; the error names possible ones.
+        SpecError: the combination is impossible; the error names possible combinations.
         FileUnusable, LockfileInvalid: the lock cannot be read, or is not a lock.
         ImageUnavailable: the base cannot be resolved.
         ToolFailed: pip found no packages.
@@ -113,7 +113,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
         torch, cuda = _with_requirements(request, default_python)
     torch = torch or _newest(table, default_python)
     combination = choose(table, torch=torch, cuda=cuda, python=request.python, distribution=request.distribution)
-    # Checked before a registry is contacted.
+    # These checks come before a registry is contacted.
     require_distribution(combination, request.base or "")
     arch_list = _check_build(build, table, combination) if build.packages else ""
     notes = [] if pins is None else [*check_pins(pins, combination)]
@@ -145,7 +145,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
 
 
 def _with_requirements(request: RecipeRequest, python: str) -> tuple[str | None, str | None]:
-    """Check the requested packages, and return torch and CUDA: as requested, or as the requirements file pins torch."""
+    """Check the requested packages. Return the requested torch and CUDA, or those that the requirements file pins."""
     require_names(request.packages)
     if request.requirements is None:
         return request.torch, request.cuda
@@ -189,7 +189,7 @@ def _newest(table: Compat, python: str) -> str:
 
 
 def write(prepared: PreparedRecipe, folder: Path, *, force: bool = False) -> WrittenRecipe:
-    """Write all files of a recipe; write no file if one of them exists and is not as hpcenv wrote it.
+    """Write all files of a recipe. If a file there was edited, or was not written by hpcenv, write no file.
 
     Args:
         force: replace files that were edited, or that hpcenv did not write.
@@ -268,7 +268,7 @@ def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
 
     Args:
         source: the file, and which parts of it are wanted.
-        python: `3.11`; packages for other Python versions are left out.
+        python: the Python version, for example `3.11`. Packages for other Python versions are left out.
 
     Raises:
         FileUnusable: the file cannot be read.
@@ -307,7 +307,7 @@ def _image_environment(python: str) -> Mapping[str, str]:
 def resolve(
     combination: Combination, environ: Mapping[str, str], request: RecipeRequest, table: Compat
 ) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
-    """Ask the index that pip is configured for about wheels of torch, NumPy, more packages and their requirements.
+    """Find wheels of torch, NumPy, more packages and their requirements on the index that pip is configured for.
 
     torchvision and torchaudio can only have the version that the compatibility table names for torch.
 

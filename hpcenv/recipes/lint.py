@@ -29,7 +29,7 @@ _DEFAULT_PLATFORM = Platform()
 
 @dataclass(frozen=True, kw_only=True)
 class LintedPath:
-    """A path that was checked, and the kind of file that it was checked as."""
+    """A path that was checked, and the kind of recipe or image that was found there."""
 
     path: str
     kind: RecipeOrImage
@@ -78,17 +78,18 @@ def lint(
         paths: Dockerfiles, definition files, SIFs, folders with an OCI layout, or `oci:`,
             `oci-archive:` and `docker-archive:` references.
         here: the folder that relative paths start from.
-        allow: rules that are accepted everywhere, `RULE` or `RULE=reason`.
-        platform: which image of a multi-platform index.
-        today: the date that ages are counted to; None for the date of this machine.
+        allow: rules whose findings are accepted everywhere, `RULE` or `RULE=reason`.
+        platform: the platform whose image is checked, if an index has several.
+        today: the present date, for the age of images. None means the date of this machine.
 
     Returns:
         The findings.
 
     Raises:
-        UsageError: there is no rule of a name in `allow`.
-        SpecError: the only recipe cannot be parsed.
-        FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: the only image cannot be read.
+        UsageError: `allow` names a rule that does not exist.
+        SpecError: only one path was given, and this recipe cannot be parsed.
+        FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: only one path was given, and it cannot be
+            read.
     """
     reasons = _reasons(allow)
     linter = _Linter(
@@ -132,7 +133,7 @@ class _Linter:
 
 
 def _reasons(allow: Iterable[str]) -> dict[str, str]:
-    """Return the rules that the command line accepts, with the reason."""
+    """Return the rules whose findings the command line accepts, each with the reason."""
     reasons = {}
     for option in allow:
         rule, _, reason = option.partition("=")

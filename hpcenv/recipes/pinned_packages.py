@@ -1,4 +1,4 @@
-"""Packages that an image installs by hash; do they fit its torch, CUDA and Python? Pure; needs `packaging` only.
+"""Packages that an image installs by hash, and whether they fit its torch, CUDA and Python. Pure; needs `packaging`.
 
 Runs on: LOGIN NODE.
 """
@@ -46,7 +46,7 @@ def require_names(requirements: Sequence[str]) -> None:
     """Check requirements that a user names for an image, before pip sees them.
 
     Raises:
-        SpecError: one is not a requirement (a path, a URL, an option of pip), or it is torch.
+        SpecError: a text is not the requirement of a package (but a path, a URL, an option of pip), or names torch.
     """
     for text in requirements:
         try:
@@ -115,7 +115,7 @@ _OTHER_PYTHON = "take a Python that has wheels (--python 3.12, or --os ubuntu24.
 def other_index(pins: Sequence[PinnedPackage]) -> str:
     """Return the name of PyTorch's index that has the locked torch, `cu128`; empty for the default index.
 
-    The default index takes no version with a local label (PEP 440), so the label names the index.
+    The default index accepts no version with a local label (PEP 440), so the label names the index.
     """
     torch = _torch(pins)
     return "" if torch is None else torch.version.partition("+")[2]

@@ -95,7 +95,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _conflict(log: Path) -> str:
-    """Return the requirements that do not go together, from pip's log; empty if that is not the cause."""
+    """Return the requirements that contradict each other, from pip's log; empty if pip failed for another reason."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     # Each line begins with the time.
     said = "\n".join(line.partition(" ")[2] for line in text.splitlines())
@@ -130,7 +130,7 @@ def find_sources(packages: Sequence[tuple[str, str]], environ: Mapping[str, str]
     pip's resolver is not used: it would run each package's setup.py here, which often needs torch and a compiler.
 
     Args:
-        packages: name and version of each.
+        packages: name and version of each package.
         environ: the user's environment; pip finds its configuration through it.
 
     Raises:

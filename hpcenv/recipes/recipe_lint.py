@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-Both kinds of recipe are brought into one form (`RecipeStage`), and each rule of `recipes/image_lint.py` is one
-function over it. Shell commands are read as text and never run: a value that is known only at build time (of a variable
+Both kinds of recipe are converted to one form (`RecipeStage`). Each rule of `recipes/image_lint.py` is one function
+that reads this form. Shell commands are read as text and never run. So a value that only the build knows (of a variable
 or a substitution) is unknown, and no rule reports it. General rules for Dockerfiles are left to hadolint.
 """
 
@@ -58,7 +58,7 @@ class RecipeVariable(NamedTuple):
 
 
 class CopiedFiles(NamedTuple):
-    """Files that COPY, ADD or %files copies. `fetched`: ADD downloads the URLs among them without a checksum."""
+    """Files that COPY, ADD or %files copies. `fetched`: ADD downloads URLs in `sources`, and compares no checksum."""
 
     line: int
     sources: tuple[str, ...]
@@ -73,9 +73,9 @@ class RecipeStage:
 
     Attributes:
         line: number of its FROM or `Bootstrap:` line.
-        base: the image it starts from; empty if this is not an image in a registry.
+        base: the image that the stage starts from; empty if the stage does not start from an image in a registry.
         base_known: False when the name of the base depends on a variable without a value.
-        parent: index of the earlier stage that it starts from.
+        parent: index of the earlier stage that this stage starts from; None if it starts from an image.
         texts: (line, text) of everything that may contain a secret.
     """
 
@@ -95,9 +95,9 @@ class ParsedRecipe:
     """A recipe in the common form.
 
     Attributes:
-        origin: its path.
+        origin: the path of the recipe.
         lines: the file's lines, for comments that accept findings.
-        blocks: line numbers of its instructions or sections, in order.
+        blocks: line numbers of the instructions or sections, in order.
         troubles: packages with known trouble.
     """
 
@@ -115,7 +115,7 @@ class ParsedRecipe:
             yield stage
 
     def variables(self, stage: RecipeStage) -> dict[str, str]:
-        """Return the variables of a stage, with those of the stages that it starts from."""
+        """Return the variables of a stage, and of the stages that it starts from."""
         chain = reversed([*self.chain(stage)])
         return {one.name: one.value for each in chain for one in each.variables if one.value is not None}
 
@@ -125,14 +125,14 @@ def lint_dockerfile(text: str, *, origin: str, troubles: Sequence[KnownTrouble] 
 
     Args:
         text: the whole file.
-        origin: its path, for messages.
+        origin: the path of the file, for messages.
         troubles: packages with known trouble.
 
     Returns:
-        Findings in the order of lines; those that a comment accepts have `allowed`.
+        Findings in the order of lines. If a comment accepts a finding, the finding has `allowed`.
 
     Raises:
-        SpecError: it cannot be parsed.
+        SpecError: the file cannot be parsed.
     """
     parsed = dockerfile.parse(text, origin=origin)
     stages = [_docker_stage(stage, parsed.global_arguments if not n else ()) for n, stage in enumerate(parsed.stages)]
@@ -141,10 +141,10 @@ def lint_dockerfile(text: str, *, origin: str, troubles: Sequence[KnownTrouble] 
 
 
 def lint_definition(text: str, *, origin: str, troubles: Sequence[KnownTrouble] = ()) -> tuple[LintFinding, ...]:
-    """Check a definition file of Apptainer; arguments and result as for `lint_dockerfile`.
+    """Check a definition file of Apptainer. Arguments and result are those of `lint_dockerfile`.
 
     Raises:
-        SpecError: it cannot be parsed.
+        SpecError: the file cannot be parsed.
     """
     parsed = definition_file.parse(text, origin=f"`{origin}`")
     for number, line in parsed.stray:
@@ -244,12 +244,12 @@ def _exports(section: definition_file.Section) -> Iterator[RecipeVariable]:
 
 # -- shell commands, read as text -----------------------------------------------------------------------------------
 
-# The text between two operators. Operators inside quotes, redirections (2>&1) and comments do not end it.
+# The text between two operators. Operators inside quotes, redirections (2>&1) and comments do not end this text.
 _PIECE = re.compile(
     r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|>&|&>|(?:(?<=\s)|(?<![\s\S]))\#[^\n]*|[^;|&\n'"\\])+""", re.DOTALL | re.VERBOSE
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-# Words that may stand before the program.
+# Words that may come before the program in a command.
 _BEFORE_PROGRAM = frozenset(
     {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "(", "time", "exec", "sudo", "env", "nice"}
 )
@@ -263,7 +263,7 @@ def commands_in(script: str, line: int) -> list[ShellCommand]:
         line: number of its first line.
 
     Returns:
-        The commands. A word such as `if` or `sudo` before the program is left out; assignments before it stay.
+        The commands. A word such as `if` or `sudo` before the program is left out. Assignments before the program stay.
     """
     commands, end = [], 0
     for piece in _PIECE.finditer(script):
@@ -406,8 +406,8 @@ def _compares_hashes(arguments: Sequence[str], environment: Mapping[str, str]) -
         return True
     if environment.get("PIP_REQUIRE_HASHES") in ("1", "true", "on", "yes"):
         return True
-    # No hash can be named for a path, a wheel that was just built, or a repository. A file of requirements may have
-    # hashes: pip compares them then without being asked, and refuses names beside it.
+    # No hash can be given for a path, a wheel that was just built, or a repository. A requirements file may have
+    # hashes. Then pip compares them without an option, and refuses package names beside the file.
     return all(_NO_HASH.search(name) for name in _pip_names(arguments))
 
 
@@ -435,7 +435,7 @@ def _known_trouble(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit | L
 
 
 def _requested_packages(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the packages that a `pip install` names, with the version where it is pinned."""
+    """Yield the packages that a `pip install` names, each with its version if it is pinned."""
     for name in _pip_names(_pip_arguments(argv) or ()):
         try:
             requirement = Requirement(name)
@@ -467,8 +467,8 @@ def _private_folder(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
             yield "private-folder", line, f"`{prefix[:80]}` is below /root, which only root can read"
 
 
-# Images that are known to have no library for InfiniBand: the images of distributions, which do not set the variables
-# for NVIDIA's tools either, and two images with CUDA. Nothing is known about other images.
+# Images that are known to have no library for InfiniBand: the images of distributions, and two images with CUDA. The
+# images of distributions do not set the variables for NVIDIA's tools either. Nothing is known about other images.
 _DISTRIBUTION = re.compile(
     r"(docker\.io/)?(library/)?(ubuntu|debian|python|fedora|almalinux|centos|rockylinux(/rockylinux)?|mambaorg/micromamba"
     r"|condaforge/miniforge3|continuumio/miniconda3)(:|@|$)"
@@ -498,8 +498,8 @@ def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
         yield "second-cuda", line, f"the base `{base[:100]}` has CUDA, and torch's wheels contain CUDA too"
 
 
-# Images that have no Python, and what a stage copies or installs with a Python in it. A virtual environment only links
-# to its Python.
+# Images that have no Python; then copied paths and words of commands that put a Python into a stage. A copied virtual
+# environment is not enough, because it only links to its Python.
 _NO_PYTHON = re.compile(r"(docker\.io/|nvcr\.io/)?((library/)?(ubuntu|debian)|nvidia/cuda)(:|@|$)")
 _HAS_PYTHON = re.compile(r"/(usr(/local|/bin)?|opt|opt/[\w.-]*(conda|python|mamba)[\w.-]*)?/?|.*/bin/python[\d.]*")
 _PYTHON_WORD = re.compile(r"(?i)(.*/)?(pip|python)[\d.]*(-\w+)*(=.*)?$|.*(conda|mamba|pyenv|pixi)|uv$")
@@ -543,7 +543,7 @@ def _mirror(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
 
 
 def _installs_cuda_torch(argv: Sequence[str]) -> bool:
-    """Return whether a `pip install` names CUDA's wheels or torch, except builds of torch for the CPU or for ROCm."""
+    """Return whether a `pip install` names CUDA's wheels or torch. Builds for the CPU, ROCm or XPU do not count."""
     arguments = _pip_arguments(argv) or ()
     if any(re.search(r"[/+](cpu|rocm|xpu)", word) for word in arguments):
         return False

@@ -1,4 +1,4 @@
-"""What the user gave to `hpcenv image init`, and what it wrote: `recipe.json` in the recipe's folder.
+"""The request to `hpcenv image init` and the files that it wrote: `recipe.json` in the recipe's folder.
 
 Runs on: LOGIN NODE.
 
@@ -27,8 +27,8 @@ class BuildRequest:
     """Packages that the image compiles.
 
     Attributes:
-        packages: `NAME==VERSION` each.
-        tools: more packages that their build needs.
+        packages: the packages, each as `NAME==VERSION`.
+        tools: more packages that the build needs.
         base: an image with a compiler and the CUDA toolkit; None to take compilers from apt and pip's index.
         gpu: the GPU to compile for, `h100`; None if it is not known.
     """
@@ -41,16 +41,17 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeRequest:
-    """What a user asks of a recipe. Paths are absolute; in `recipe.json` they are relative to its folder.
+    """What a user requests for a recipe. Paths are absolute; in `recipe.json` they are relative to its folder.
 
     Attributes:
         tag: the image's name, `NAME` or `NAME:TAG`; without a tag, the tag of the combination is used.
-        torch: a release; None for the locked release, or the newest release that runs on the Python.
-        cuda: `12.6`, `cpu`, or None for the CUDA of the locked packages, or of the build on the default index.
-        python: `3.11`, or None for the distribution's Python.
+        torch: a release. None for the locked release, or, without `pylock`, the newest release for this Python.
+        cuda: a version such as `12.6`, or `cpu`. None for the CUDA of the locked packages, or, without `pylock`, of the
+            build on the default index.
+        python: a version such as `3.11`; None for the distribution's Python.
         distribution: the distribution's name.
-        base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. A base must
-            contain the Python if it is not the distribution's Python; the build checks this.
+        base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. If the Python is
+            not the distribution's Python, the base must contain it; the build checks this.
         packages: more Python packages, as requirements of pip: `transformers==4.51.0`. pip resolves them with torch.
         requirements: a requirements file that pip resolves with torch.
         apt: more packages of the distribution.
@@ -87,7 +88,7 @@ class RecipeRecord:
     """The content of `recipe.json`.
 
     Attributes:
-        request: what the user gave; torch, CUDA and Python as they were chosen.
+        request: the user's request, with the chosen torch, CUDA and Python.
         base: the base that the recipe names, `NAME@DIGEST`.
         files: the sha256 of each written file.
     """
@@ -99,7 +100,7 @@ class RecipeRecord:
 
 
 def read_record(folder: Path) -> RecipeRecord | None:
-    """Return the record of a recipe; None if its folder has none.
+    """Return the record of a recipe; None if the folder has no record.
 
     Raises:
         RecordInvalid: the file is not such a record.
@@ -111,7 +112,7 @@ def read_record(folder: Path) -> RecipeRecord | None:
 
 
 def write_record(folder: Path, request: RecipeRequest, base: str, files: Mapping[str, str]) -> None:
-    """Write `recipe.json`; `files` are name and text of what was written."""
+    """Write `recipe.json`. `files` has the name and the text of each file of the recipe."""
     relative = _moved(request, lambda path: os.path.relpath(path, folder))
     record = RecipeRecord(request=relative, base=base, files={name: _digest(text) for name, text in files.items()})
     record_files.save_record(record, folder / RECORD)
@@ -133,10 +134,10 @@ def require_replaceable(folder: Path, files: Mapping[str, str], *, force: bool) 
 
     Args:
         files: name and text of what will be written.
-        force: replace them nevertheless.
+        force: replace such files nevertheless.
 
     Raises:
-        WouldOverwrite: one of them would be lost. A link or a folder instead of a file is never replaced.
+        WouldOverwrite: such a file would be lost. A link or a folder in place of a file is never replaced.
         RecordInvalid: `recipe.json` is not a record of a recipe.
     """
     for name in (*sorted(files), RECORD):

@@ -1,6 +1,6 @@
 """`hpcenv image refresh`: make a recipe again from the same request, build and lock its image, and list what changed.
 
-Runs on: LOGIN NODE. It asks what `hpcenv image init` asks: a registry for the base, pip's index for the packages.
+Runs on: LOGIN NODE. Like `hpcenv image init`, it asks a registry for the base, and pip's index for the packages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PINNED = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshPlan:
-    """What a recipe would become now.
+    """The recipe that the same request gives now.
 
     Attributes:
         folder: the recipe's folder.
@@ -49,7 +49,8 @@ class Refreshed:
 
     Attributes:
         recipe: what changed in the recipe, as `RefreshPlan.changes`.
-        system: packages of the distribution that changed; None if the image before is not here, or has no list of them.
+        system: packages of the distribution that changed. None if the previous image is not on this machine, or has no
+            list of these packages.
         lock: what differs from the previous lockfile.
         path: the lockfile.
         notes: sentences for the user.
@@ -67,7 +68,7 @@ def plan_refresh(folder: Path, *, environ: Mapping[str, str], plain_http: Sequen
     """Ask the registry and pip's index what the recipe would name now; write nothing.
 
     Args:
-        folder: with the files of `hpcenv image init`.
+        folder: the folder with the files of `hpcenv image init`.
         environ: the user's environment.
         plain_http: registries that are contacted without TLS.
 
@@ -144,7 +145,7 @@ def _locked_system(workspace: Workspace) -> dict[str, str] | None:
 
 
 def system_packages(image: Path) -> dict[str, str] | None:
-    """Return name and version of the distribution's packages in a SIF from a recipe; None without a list of them."""
+    """Return name and version of the distribution's packages in a SIF from a recipe; None if the SIF has no list."""
     try:
         part, inside = sif.read_header(image).runs, SYSTEM_PACKAGES.lstrip("/").encode()
         listed = squashfs_reader.read_file(image, inside, offset=part.offset, size=part.size)
@@ -155,7 +156,7 @@ def system_packages(image: Path) -> dict[str, str] | None:
 
 
 def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a line for each package that has another version, came or went."""
+    """Return a line for each package that was added or removed, or that has another version."""
     return tuple(
         f"{name} {before.get(name, 'absent')} -> {now.get(name, 'absent')}"
         for name in sorted({*before, *now})

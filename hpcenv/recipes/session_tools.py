@@ -1,6 +1,6 @@
 """`hpcenv image init --tools`: a script that puts the tools of a session over the project's image.
 
-Runs on: LOGIN NODE. It reads the lockfile and the overlay, and asks no server: the script does.
+Runs on: LOGIN NODE. It reads the lockfile and the overlay. Only the script contacts servers, when the user runs it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def write(workspace: Workspace, words: Sequence[str], folder: Path, *, force: bo
     """Write the script; return its path.
 
     Args:
-        words: of `TOOLS`.
-        folder: for the script and for the squashfs that it makes.
+        words: words from `TOOLS`.
+        folder: the folder for the script, and for the squashfs that the script makes.
         force: replace a script that hpcenv did not write.
 
     Raises:
         UsageError: a word is unknown.
         SpecError: the project has no image, or its overlay cannot be used.
         LockfileMissing, LockfileInvalid, LockfileNewer: there is no usable lockfile.
-        WouldOverwrite: there is such a file that hpcenv did not write.
+        WouldOverwrite: the folder already has such a file, and hpcenv did not write it.
     """
     unknown = [word for word in words if word not in TOOLS]
     if unknown or not words:
@@ -73,8 +73,8 @@ def render(
 
     Args:
         under: the overlay that the project already has. Its content and the tools become one overlay.
-        folder: of the script.
-        root: of the project.
+        folder: the folder of the script.
+        root: the folder of the project.
     """
     of_venv = under is not None and under.use == "venv"
     target = under.target if under is not None and of_venv else _TARGET
@@ -97,6 +97,6 @@ def render(
 
 
 def _folder_of_pip() -> str:
-    """Return the folder of this Python's package `pip`; empty if it is not installed, as in an environment of uv."""
+    """Return the folder of this Python's package `pip`; empty if pip is not installed, as in an environment of uv."""
     spec = importlib.util.find_spec("pip")
     return "" if spec is None or spec.origin is None else os.path.dirname(spec.origin)

@@ -13,7 +13,7 @@ SifEvidence = Literal["identity", "node-record", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class FileIdentity:
-    """Identity of an open file at the time it was hashed (`stat` fields)."""
+    """Identity of an open file when it was hashed (`stat` fields)."""
 
     device: int
     inode: int
@@ -24,19 +24,19 @@ class FileIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedSif:
-    """The SIF or squashfs that a node checked, so that the launch step can check that it starts this one.
+    """The SIF or squashfs that a node checked. With it the launch step checks that it starts the same file.
 
     Attributes:
-        path: which file: the shared one, or the node's own copy of it.
-        staged: whether it is the node's own copy.
-        checked: how its hash is known: `identity` (the very file that was hashed at
-            submission, or while it was copied to this node), `node-record` (hashed by an
-            earlier job on this node and not changed since), `full` (read and hashed now).
-        why: why the cheaper ways could not be used.
+        path: path of the checked file: the shared file, or the node's own copy of it.
+        staged: whether the file is the node's own copy.
+        checked: how the hash of the file is known. `identity`: the file is the one that was hashed at submission, or
+            while it was copied to this node. `node-record`: an earlier job on this node hashed it, and it has not
+            changed since. `full`: the check read and hashed it now.
+        why: why the faster ways could not be used.
         sha256: sha256 of the whole file.
         file: `stat` fields of the open file.
-        lasting: a change after the check would show in `file`; where it might not, the
-            launch step hashes again.
+        lasting: whether every change after the check would be visible in `file`. If not, the launch step hashes the
+            file again.
     """
 
     path: str

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Which checks there are, what each one measures and who has to act is in `judge/checks/check_table.py`.
+The table `judge/checks/check_table.py` lists all checks, what each check measures, and who has to act on a failure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Literal
 
 from hpcenv.records.manifest import PreflightLevel
 
-# fine: measured, and within the limit.
-# failed: measured, and not within the limit.
-# unknown: it applies here, and could not be measured.
-# not-run: it does not apply here, for example because there is no GPU.
+# fine: the check measured a value within the limit.
+# failed: the check measured a value outside of the limit.
+# unknown: the check applies to this node, but could not measure.
+# not-run: the check does not apply to this node, for example because the node has no GPU.
 CheckState = Literal["fine", "failed", "unknown", "not-run"]
 
 
@@ -25,10 +25,10 @@ class CheckOutcome:
     """What one check found on one node.
 
     Attributes:
-        id: of the check, as in the table of checks.
-        found: what was measured; for `unknown` and `not-run` the reason why nothing was.
-        limit: what it had to be, where the table's text is too general.
-        note: more about a failure, for example which GPU.
+        id: id of the check in the table of checks.
+        found: what was measured; for `unknown` and `not-run`, why nothing was measured.
+        limit: the required value, if the text in the table is too general.
+        note: details of a failure, for example which GPU failed.
         seconds: how long the check took.
     """
 
@@ -42,13 +42,14 @@ class CheckOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeChecks:
-    """The results of one node. Those that are fine are kept short: a job may have a thousand nodes.
+    """The results of one node. Results that are fine are stored in short form, because a job may have 1,000 nodes.
 
     Attributes:
         fine: id -> what was measured.
-        others: failed, unknown and not run.
-        seconds: how long all of them took together; they run at the same time.
-        clock: the node's clock minus the one that stamps files of the run folder, in seconds; None if not known.
+        others: the results that are `failed`, `unknown` or `not-run`.
+        seconds: how long the checks took; they run at the same time.
+        clock: the node's clock minus the clock that sets the times of files in the run folder, in seconds; None if not
+            known.
     """
 
     fine: dict[str, str] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class NodeChecks:
 
     @classmethod
     def of(cls, results: Iterable[CheckOutcome], *, seconds: float, clock: float | None = None) -> NodeChecks:
-        """Return results in this form."""
+        """Return results in the form of this class."""
         every = tuple(results)
         return cls(
             fine={one.id: one.found for one in every if one.state == "fine"},
@@ -86,13 +87,13 @@ class CheckReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightSummary:
-    """What the checks of all nodes gave (part of `verdict.json`); failures are findings of the verdict.
+    """The results of the checks over all nodes (part of `verdict.json`). Failures are also findings of the verdict.
 
     Attributes:
-        fine: checks that are fine on every node on which they ran, and ran on one at least.
-        failed, unknown: checks that failed, or could not be measured, on a node.
+        fine: checks that ran on at least one node, and were fine on every node on which they ran.
+        failed, unknown: checks that failed, or that could not measure, on at least one node.
         not_run: id -> why the check ran on no node.
-        skipped: what `--skip-check` names.
+        skipped: the checks that `--skip-check` names.
     """
 
     level: PreflightLevel

@@ -17,24 +17,24 @@ from hpcenv.records.files import sha256_at
 # In the listing, the content of a symbolic link is this word, followed by the link's target.
 LINK = "link:"
 
-# These files are never copied: Python writes them again.
+# Folders with this name are never copied, because Python writes them again.
 BYTECODE = "__pycache__"
 
 
-# What is known about a file that git does not track: `--include` names it; git ignores it; its name or a line in it
-# looks like a credential; or none of these.
+# What is known about a file that git does not track. `include`: the option `--include` names the file. `ignored`: git
+# ignores it. `credential`: its name or one of its lines looks like a credential. `other`: none of these.
 Untracked = Literal["include", "ignored", "credential", "other"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What the copy held when it was made (`source.json`).
+    """The content of the copy when it was made (`source.json`).
 
     Attributes:
         files: path in the run folder -> sha256 of the file, or `link:TARGET`.
-        live: path in the run folder -> target of the link. The digest does not cover these targets.
-        untracked: path in the run folder -> what is known of it, of files that git does not track, and of all files
-            without git. None in a listing from before 2026-11-25: then nothing is known of any file.
+        live: path in the run folder -> target of a link. The digest does not cover these targets.
+        untracked: path in the run folder -> what is known about the file, for each file that git does not track.
+            Without git, it contains all files. None in a listing from before 2026-11-25, which did not record this.
     """
 
     schema: int
@@ -49,7 +49,8 @@ class CopyAfterAttempt:
 
     Attributes:
         started: when that attempt began, from `started.json`.
-        changed: path -> its content, empty for a removed file; of listed files, and of others that Python can import.
+        changed: path -> content in the form of a listing, empty for a removed file. It contains the changed files of
+            the listing, and new files that Python can import.
     """
 
     schema: int
@@ -66,10 +67,10 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 
 def content_of(path: str) -> str:
-    """Return the content of a file or link in the form of a listing; empty if it does not exist.
+    """Return the content of a file or link in the form of a listing; empty if there is no such file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         if os.path.islink(path):
@@ -85,7 +86,7 @@ def is_importable(name: str) -> bool:
 
 
 def walk(folder: Path, below: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Return all names below a part of the run folder, by their paths in it; folders before their content.
+    """Return (path in the run folder, entry) for everything below a part of it. Folders come before their content.
 
     Raises:
         OSError: a folder cannot be read.

@@ -1,4 +1,4 @@
-"""Records as JSON text. Reading is strict: a wrong type or a missing key names its path in the record.
+"""Records as JSON text. Reading is strict: the error for a wrong type or a missing key names its path in the record.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -20,9 +20,9 @@ Record = TypeVar("Record")
 
 
 def encode_record(record: object) -> str:
-    """Return `record` (a dataclass) as JSON text: keys are sorted; each key or item of a list or object has a line.
+    """Return `record` (a dataclass) as JSON text with sorted keys. Each item of a list or object has its own line.
 
-    The option `indent` of json is not used: it would spread each item of a list over several lines.
+    The option `indent` of json is not used, because it would spread each item of a list over several lines.
     """
     parts = _parts(record)
     lines = (f" {_one_line(name)}: {_item_lines(parts[name])}" for name in sorted(parts))
@@ -30,7 +30,7 @@ def encode_record(record: object) -> str:
 
 
 def _item_lines(value: Any) -> str:
-    """Return the JSON text of a field's value; the items of a list or object are each on a line."""
+    """Return the JSON text of a field's value, with one line for each item of a list or object."""
     items = _parts(value) if is_dataclass(value) else value
     if isinstance(items, dict) and items:
         inner = ",\n".join(f"  {_one_line(name)}: {_one_line(items[name])}" for name in sorted(items))
@@ -46,9 +46,9 @@ def _one_line(value: Any) -> str:
 
 
 def encode_line(record: object) -> str:
-    """Return `record` (a dataclass) as JSON in one line, without line end and without keys at their defaults.
+    """Return `record` (a dataclass) as JSON in one line, without line end and without keys that have default values.
 
-    Numbers have four digits after the point: a line is read by people, too.
+    Numbers have at most four digits after the point, because people read these lines, too.
     """
     return _one_line(_told(record))
 
@@ -80,7 +80,7 @@ _ENCODER = json.JSONEncoder(default=_parts, sort_keys=True)
 
 
 def decode_record(kind: type[Record], text: str, *, origin: str) -> Record:
-    """Return the record of type `kind` that `text` holds.
+    """Return the record of type `kind` that `text` contains.
 
     Args:
         origin: where the text comes from, for messages.
@@ -101,7 +101,7 @@ def decode_record(kind: type[Record], text: str, *, origin: str) -> Record:
 
 
 def _decode(kind: Any, data: Any, *, path: str, origin: str) -> Any:
-    """Turn JSON `data` into `kind`, naming `path` if the data do not fit."""
+    """Turn JSON `data` into a value of type `kind`. If the data do not fit, the error names `path`."""
     if type(data) in _plain_kinds(kind):
         return data
     if isinstance(kind, type) and is_dataclass(kind):
@@ -142,7 +142,7 @@ _PLAIN = (str, int, float, bool, types.NoneType)
 
 @functools.cache
 def _plain_kinds(kind: Any) -> frozenset[type]:
-    """Return the JSON types that need no decoding for `kind`: nearly all values are text and numbers."""
+    """Return the JSON types that need no decoding for `kind`. Nearly all values have such types: text and numbers."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     kinds = typing.get_args(kind) if is_union else (kind,)
     return frozenset(plain for plain in _PLAIN if plain in kinds)
@@ -158,7 +158,7 @@ def _decode_record(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     return before[1]
 
 
-# For each kind with DECODED_ONCE, the last record: its JSON data, and the decoded record.
+# For each kind with DECODED_ONCE: the JSON data of the last record, and the decoded record.
 _decoded_before: dict[Any, tuple[dict[str, Any], Any]] = {}
 
 
@@ -202,7 +202,7 @@ _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 
 def _in_words(kind: Any) -> str:
-    """Return a description of a kind in JSON."""
+    """Return a description of the JSON value that a type requires, for messages."""
     base = typing.get_origin(kind)
     if base is Literal:
         return " or ".join(f"`{word}`" for word in typing.get_args(kind))
@@ -215,7 +215,7 @@ def _in_words(kind: Any) -> str:
 
 @functools.cache
 def _keys(kind: Any) -> tuple[tuple[str, Any, frozenset[type], bool], ...]:
-    """Return name, type, plain JSON types and "is required" of each field of a record."""
+    """Return for each field of a record: name, type, JSON types that need no decoding, and whether it is required."""
     hints = typing.get_type_hints(kind)
     return tuple(
         (

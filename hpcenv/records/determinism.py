@@ -3,9 +3,9 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook); the
 reader limits their size and number. A rank without a file has applied nothing, even if a profile was requested.
 
-One file for each rank and attempt: `determinism/attempt-K/rank-R.json`, written at the start of the rank, after its
-first optimizer step and at its end; each time the whole file is replaced. All values are text as Python shows them:
-`True`, `ieee`, `:4096:8`. `(not set)` is an environment variable that is not there; null is a value that was not read.
+One file for each rank and attempt: `determinism/attempt-K/rank-R.json`. The rank writes the whole file at its start,
+after its first optimizer step and at its end. All values are text as Python shows them: `True`, `ieee`, `:4096:8`. The
+text `(not set)` stands for an environment variable that does not exist, and null for a value that was not read.
 
     {"schema": 1, "attempt": 0, "rank": 0, "local_rank": 0, "world_size": 4, "restart": 0, "pid": 4711,
      "profile": "bitwise", "applied_by": "start-hook", "seed": 0, "rank_seed": 0, "state": "ended",
@@ -36,12 +36,12 @@ class SwitchReading:
 
     Attributes:
         name: name in the table of switches (incontainer/start_hook/switches.py).
-        asked: the value that the profile gives it; None if the profile only records it.
-        at_start: read when the profile had been applied; None if it was not read then, for example because the
+        asked: the value that the profile gives the switch; None if the profile only records the switch.
+        at_start: the value after the profile was applied; None if it was not read then, for example because the
             rank never imported torch.
-        after_first_step: read after the first optimizer step; None without such a step.
-        at_end: read when the rank ended; None if it was killed.
-        changed_at: `file:line` of the script where it was set to another value; empty if that was not seen.
+        after_first_step: the value after the first optimizer step; None without such a step.
+        at_end: the value when the rank ended; None if the rank was killed.
+        changed_at: `file:line` where the script set the switch to another value; empty if hpcenv saw no such line.
     """
 
     name: str
@@ -88,11 +88,11 @@ class RankDeterminism:
         cpus: CPUs that the rank may use, in Linux's list format; empty if it was not bound.
         node: name of the node in a run with GPUs; else empty.
         device: torch's name of the device of the first backward pass; empty without such a pass or without GPUs.
-        gpu_model, gpu_uuid, gpu_bus: of that device; empty if it is not a GPU, or not known.
+        gpu_model, gpu_uuid, gpu_bus: model, UUID and PCI address of that device; empty if unknown, or if it is no GPU.
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
         samples: samples that the rank took from its loaders between the first two steps; None if not known.
-        stopped_after: after how many optimizer steps the start hook ended this process; 0 if it did not.
+        stopped_after: after how many optimizer steps the start hook ended this process; 0 if the hook did not end it.
         apart: whether the rank trained with a loss, but without any collective operation of torch.distributed.
     """
 

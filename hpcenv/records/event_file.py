@@ -1,9 +1,9 @@
-"""Event files of TensorBoard: the frames, and an event with one scalar.
+"""Write event files of TensorBoard: their frames, and events with one scalar.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. A file is a sequence of TFRecord frames (length, masked
-CRC-32C of it, an `Event` in protobuf, masked CRC-32C of that), as tensorboard 2.21 writes them
-(`summary/writer/record_writer.py`, `compat/proto/event.proto`, `summary.proto`). `reproduction/tensorboard.py` reads
-them.
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. A file is a sequence of TFRecord frames. Each frame has the
+length, the masked CRC-32C of the length, an `Event` in protobuf, and the masked CRC-32C of the event, as tensorboard
+2.21 writes them (`summary/writer/record_writer.py`, `compat/proto/event.proto`, `summary.proto`).
+`reproduction/tensorboard.py` reads such files.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def first_frame(seconds: float) -> bytes:
-    """Return the frame with which a file begins: the version of its format."""
+    """Return the first frame of a file. It has the version of the file's format."""
     return frame(_wall_time(seconds) + _part(3, b"brain.Event:2"))
 
 
 def scalar_frame(tag: str, step: int, value: float, seconds: float) -> bytes:
-    """Return the frame of one value; it has the precision of a float32, as TensorBoard shows it."""
+    """Return the frame of one value. The value has the precision of a float32, as TensorBoard shows it."""
     try:
         number = struct.pack("<f", value)
     except OverflowError:
@@ -29,7 +29,7 @@ def scalar_frame(tag: str, step: int, value: float, seconds: float) -> bytes:
 
 
 def frame(event: bytes) -> bytes:
-    """Return an event with its length and the two checksums."""
+    """Return the frame of an event: its length, the event, and the two checksums."""
     length = struct.pack("<Q", len(event))
     return length + struct.pack("<I", masked_crc(length)) + event + struct.pack("<I", masked_crc(event))
 
@@ -71,7 +71,7 @@ _TABLE = _crc_table()
 
 
 def masked_crc(data: bytes | memoryview) -> int:
-    """Return the masked CRC-32C of a frame (RFC 3720, B.4; masked as in tensorboard's `record_writer.py`)."""
+    """Return the masked CRC-32C of a part of a frame (RFC 3720, B.4; masked as in tensorboard's `record_writer.py`)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]

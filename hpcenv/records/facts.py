@@ -28,7 +28,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How this node reaches an address: from which address of the node, through which interface."""
+    """How this node reaches an address: with which source address, and through which interface."""
 
     target: str
     source: str
@@ -41,12 +41,11 @@ class Network:
 
     Attributes:
         first_node: name of the node that hosts the rendezvous.
-        first_node_addresses: the addresses of that name, as this node resolves it.
-        routes: a route to each of those addresses that can be reached.
-        free_port: a TCP port on which this node could listen when it looked; only the
-            first node's counts.
+        first_node_addresses: the addresses to which this node resolves that name.
+        routes: the routes to those of these addresses that this node can reach.
+        free_port: a TCP port that was free on this node; only the port of the first node is used.
         test_ports: further free ports for the smoke test, which must not use the port of the training.
-        variables: NCCL_*, GLOO_* and TORCH_* found in the job's environment.
+        variables: the variables NCCL_*, GLOO_* and TORCH_* in the job's environment.
     """
 
     first_node: str
@@ -61,9 +60,9 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A package that differs from the lockfile, or that the lockfile does not have.
+    """A package that differs from the lockfile, or that is not in the lockfile.
 
-    `unknown`: the package could not be read, so it is not known whether it differs.
+    `unknown` is true if the package could not be read, so that nobody knows whether it differs.
     """
 
     field: str
@@ -82,8 +81,8 @@ class Staged:
         sif_path: path of that copy.
         data: source folder -> the node's copy of it.
         marks: lock files. While they are locked, no job removes the copies.
-        problems: why something is used from the shared file system instead.
-        how: for each copied thing: `present`, `sbcast` or `copy`.
+        problems: why the SIF or a folder is used from the shared file system and not from the node's disk.
+        how: how each copy came to the node: `present` (it was already there), `sbcast` or `copy`.
         seconds: how long each part took.
     """
 
@@ -111,7 +110,7 @@ class Look:
 
     Attributes:
         digest: over path, size and times of each file.
-        newest: the latest change of all of them (ctime, ns).
+        newest: the time of the latest change of any of these files (ctime, ns).
         files: the number of files.
         not_opened: files that could not be opened, for example broken links; at most 20.
     """
@@ -144,7 +143,7 @@ class CudaCompat:
     Attributes:
         version: CUDA release of the package, `13.0`.
         folder: folder of its libcuda.so.1 in the image.
-        first: whether the loader already takes it, because of the image or a setting.
+        first: whether the image or a setting already makes the loader use this libcuda.
         library_path: LD_LIBRARY_PATH of the environment.
     """
 
@@ -156,21 +155,21 @@ class CudaCompat:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one node found; not yet judged.
+    """What one node found, before anything is judged.
 
     Attributes:
-        attempt: which start of the job this is; 0 for the first, then Slurm's restart count.
+        attempt: 0 at the first start of the job, later Slurm's restart count.
         values: field -> value, in the form of the lockfile.
         unknown: field -> why it could not be read.
         differences: packages that differ from the packages in the manifest.
-        unlisted: the newest importable files that no package lists: a few names beside their digest.
-        sif: which SIF was checked and how.
-        overlay: which squashfs was checked that is mounted over the SIF, and how; None without one.
+        unlisted: names of the newest few importable files that no package lists. `values` has the digest of all.
+        sif: which SIF was checked, and how.
+        overlay: which squashfs over the SIF was checked, and how; None without an overlay.
         look: state of the hashed files; None if no file was hashed.
         not_staged: why a requested copy on the node's disk is not used.
-        variables: those of the job and the secrets that the ranks get, beside the settings of the run;
-            credentials without their value.
-        fabric: what the node has to communicate with others; None in older facts, which do not record it.
+        variables: variables of the job and secrets that the ranks get in addition to the settings of the run.
+            Credentials are recorded without their value.
+        fabric: the node's hardware and software for communication with other nodes; None in older facts.
         image_network: network libraries of the environment; None if torch has no NCCL, or if they could not be read.
         cuda_compat: the environment's package cuda-compat; None if it has none.
         checks: outcomes of the preflight checks; None if no check ran.
@@ -202,5 +201,5 @@ class Facts:
     written: float = 0.0
 
     def has(self, name: str) -> bool:
-        """Return whether the node has a valid value for a field; a field that is also unknown has no valid value."""
+        """Return whether the node has a value for a field. The value does not count if the field is also unknown."""
         return name in self.values and name not in self.unknown

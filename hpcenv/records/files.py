@@ -20,23 +20,23 @@ from hpcenv.records.codec import Record, decode_record, encode_record
 
 # Limit for documents that a person or a tool wrote: the largest known lockfile of another tool has 5 MiB.
 LONGEST = 64 << 20
-# A verdict lists every difference of every node, and a rank may record each step of a long training.
+# Limit for records: a verdict lists every difference of every node, and a rank may record each step of a long training.
 LONGEST_RECORD = 512 << 20
 # Size of one read from a file that is hashed.
 _PIECE = 1 << 20
 
 
 def open_regular(path: Path, *, follow: bool = False) -> int:
-    """Return a descriptor of a regular file, for reading. Use it for every file that another user may have written.
+    """Open a regular file for reading and return its descriptor. Use this for files that another user may have written.
 
-    Opening a named pipe would wait for a writer without end, and a device gives bytes until the memory is full.
+    A plain open of a named pipe could wait for ever, and a device could give bytes until the memory is full.
 
     Args:
-        follow: whether `path` may be a symbolic link. A file of a run must not be a link: a link in a received run
-            folder could show a file of the reader in a report.
+        follow: whether `path` may be a symbolic link. A file of a run must not be a link, because a link in a run
+            folder from somebody else could lead to a private file of the reader, and a report would show it.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file; `strerror` says which.
+        OSError: the file cannot be opened, or is not a regular file; `strerror` has the reason.
     """
     # O_NONBLOCK: without it, opening a pipe would wait.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
@@ -63,11 +63,12 @@ def read_file(path: Path, *, most: int = LONGEST, follow: bool = True) -> bytes:
         follow: as for `open_regular`.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or has more than `most` bytes; `strerror` says which.
+        OSError: the file cannot be read, is not a regular file, or has more than `most` bytes; `strerror` has the
+            reason.
     """
     with open(open_regular(path, follow=follow), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        # A file that grows, or does not report its size, is read up to the same limit.
+        # A file that grows, or that does not report its size, is read up to the same limit.
         content = file.read(min(size, most) + 1)
         if len(content) > size:
             content += file.read(most + 1 - len(content))
@@ -77,10 +78,10 @@ def read_file(path: Path, *, most: int = LONGEST, follow: bool = True) -> bytes:
 
 
 def sha256_of(descriptor: int) -> str:
-    """Return the sha256 of an open file, in hexadecimal: it is read in pieces to its end, and closed.
+    """Return the sha256 of an open file, in hexadecimal. The file is read in pieces to its end, then closed.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     digest = hashlib.sha256()
     with open(descriptor, "rb", buffering=0) as file:
@@ -93,17 +94,17 @@ def sha256_at(path: str | bytes | Path) -> str:
     """Return the sha256 of the file at a path, in hexadecimal.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     # O_NONBLOCK: without it, opening a pipe at this path would wait.
     return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file of a run, with their ends.
+    """Yield the lines of a file of a run, with their line ends.
 
     Raises:
-        OSError: it cannot be read, is not a regular file, or has more than `LONGEST_RECORD` bytes.
+        OSError: the file cannot be read, is not a regular file, or has more than `LONGEST_RECORD` bytes.
     """
     with open(open_regular(path), "rb") as file:
         if os.fstat(file.fileno()).st_size > LONGEST_RECORD:
@@ -127,7 +128,7 @@ def read_json(path: Path, *, most: int = LONGEST) -> Any:
 
     Raises:
         OSError: as for `read_file`.
-        ValueError: it is not JSON.
+        ValueError: the content is not JSON.
     """
     try:
         return json.loads(read_file(path, most=most, follow=False))
@@ -139,7 +140,7 @@ def load_record(kind: type[Record], path: Path) -> Record:
     """Return the record of type `kind` in the file `path`.
 
     Raises:
-        RecordInvalid: unreadable, or not such a record.
+        RecordInvalid: the file cannot be read, or does not contain such a record.
     """
     try:
         text = read_file(path, most=LONGEST_RECORD, follow=False).decode("utf-8")
@@ -151,13 +152,13 @@ def load_record(kind: type[Record], path: Path) -> Record:
 
 
 def save_record(record: object, path: Path, *, durable: bool = True) -> None:
-    """Write `record` to a temporary file and rename it to `path`: readers never see half of it.
+    """Write `record` to a temporary file and rename this file to `path`, so that readers never see half a record.
 
     Args:
         durable: as for `write_text`.
 
     Raises:
-        OSError: it could not be written; the earlier file is unchanged.
+        OSError: the record could not be written; an earlier file is unchanged.
     """
     write_text(encode_record(record), path, durable=durable)
 
@@ -167,13 +168,13 @@ def write_text(
 ) -> None:
     """Write `text` to `path` through a temporary file in the same folder and a rename.
 
-    The temporary name holds the process id: two nodes may write into one folder.
+    The temporary name contains host name and process id, because two nodes may write into one folder.
 
     Args:
-        durable: wait until it is on the disk: some milliseconds for each file. Not needed for files that have no use
-            after this machine has failed. Other nodes see the file in both cases: NFS sends it when it is closed, and
-            Lustre and GPFS when another node asks for it.
-        aside: path of the temporary file, on the same file system.
+        durable: wait until the file is on the disk, which takes some milliseconds. A file that is useless after a crash
+            of this machine does not need it. Other nodes see the file in both cases: NFS sends a file when it is
+            closed, and Lustre and GPFS send it when another node asks for it.
+        aside: path of the temporary file. It must be on the same file system as `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if aside is None:
@@ -197,7 +198,9 @@ def write_text(
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder (fsync); some file systems refuse it for folders.
+    """Wait until a file, or the names in a folder, are on the disk (fsync).
+
+    Some file systems refuse fsync for folders; this is no error.
 
     Raises:
         OSError: the file cannot be written to the disk; `filename` names it.

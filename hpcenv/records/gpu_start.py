@@ -1,6 +1,6 @@
 """Which GPUs torch could use in the environment of a node, before the first rank (`ranks/NODE/gpus.json`).
 
-Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. With `--launcher srun` each task has its own
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. With `--launcher srun` there is one file for each task:
 `ranks/NODE/gpus.LOCAL-RANK.json`.
 """
 
@@ -14,7 +14,7 @@ class StartedGpu:
     """One GPU.
 
     Attributes:
-        index: its number in CUDA or HIP, in this node or task.
+        index: number of the GPU in CUDA or HIP, on this node or in this task.
         model, uuid, bus: empty if not known. `bus` is the PCI address in the form of /sys/bus/pci.
         problem: why the GPU cannot be used; empty if it can.
     """
@@ -32,10 +32,10 @@ class GpuStart:
 
     Attributes:
         local_rank: local rank of the only rank of this task; None for all ranks of the node.
-        expected: how many GPUs Slurm and the variables give.
-        seen: how many GPUs torch counts; None if torch did not say it.
-        gpus: the GPUs on which a context was made, or was tried.
-        seconds: how long the check took, as a part of the start.
+        expected: how many GPUs torch should see, from Slurm and the environment variables.
+        seen: how many GPUs torch counts; None if torch reported no number.
+        gpus: the GPUs on which the child process made a context, or tried to.
+        seconds: by how much the check made the start longer.
     """
 
     schema: int

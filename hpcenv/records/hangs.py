@@ -1,7 +1,7 @@
-"""What was asked of all ranks when one made no step, what each node answered, and what was found: `hangs/attempt-K/`.
+"""Requests for the stacks of all ranks after one rank made no step, the nodes' answers, and the results.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. A request is `ID.json`, the answers are
-`ID/NODE.LOOK.json`, and what was found is `ID.found.json`.
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The files are in `hangs/attempt-K/`: a request is
+`ID.json`, the answers are `ID/NODE.LOOK.json`, and the result is `ID.found.json`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A collective operation, by its number in its process group."""
+    """A collective operation, identified by its number in its process group."""
 
     number: int
     name: str
@@ -38,14 +38,15 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupState:
-    """What torch's flight recorder of a rank says of one process group.
+    """What torch's flight recorder in a rank says about one process group.
 
     Attributes:
-        name: torch's name of the group; `about` is what the script calls it.
-        ranks: its members; empty if unknown.
+        name: torch's name of the group.
+        about: the script's name of the group.
+        ranks: the members of the group; empty if unknown.
         last: the operation that this rank entered last.
-        waits: the first one that is not finished; None without one.
-        timeout: of its operations, in seconds; None if unknown.
+        waits: the first operation that is not finished; None if all are finished.
+        timeout: timeout of the group's operations, in seconds; None if unknown.
     """
 
     name: str
@@ -58,15 +59,15 @@ class GroupState:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What the kernel says of a process.
+    """What the kernel says about a process.
 
     Attributes:
-        state: a letter of proc(5); empty if it has ended.
-        wchan: where it sleeps in the kernel; empty if unknown.
-        call: the system call it is in; empty if it is in none, or if this user cannot read it.
-        file, mount: of that call, and type and place of the file's mount.
-        written: bytes that it read or wrote; None if unknown.
-        busy, cpu: seconds of CPU of the processes below it, and of the main thread.
+        state: the state as a letter of proc(5); empty if the process has ended.
+        wchan: the kernel function in which the process sleeps; empty if unknown.
+        call: the system call that the process is in; empty if it is in no call, or if this user cannot read it.
+        file, mount: the file of the system call, and type and place of the mount that holds this file.
+        written: bytes that the process read or wrote; None if unknown.
+        busy, cpu: CPU seconds of the process's children, and of its main thread.
     """
 
     pid: int
@@ -85,12 +86,12 @@ class RankStacks:
     """One look at one rank.
 
     Attributes:
-        stack: of its main thread, the innermost line first; empty if it gave none.
-        threads: stacks of its other threads.
-        groups: None if the flight recorder did not answer; `unknown` says why.
-        workers: processes below the rank, as those of a DataLoader.
-        saving: whether it is inside `hpcenv.training.saving`.
-        moves: whether its lines changed within a second after this look.
+        stack: stack of the rank's main thread, the innermost line first; empty if the rank gave no stack.
+        threads: stacks of the rank's other threads.
+        groups: process groups of the rank; None if the flight recorder did not answer. `unknown` then has the reason.
+        workers: child processes of the rank, for example workers of a DataLoader.
+        saving: whether the rank is inside `hpcenv.training.saving`.
+        moves: whether the lines of the stack changed within a second after this look.
     """
 
     rank: int
@@ -109,9 +110,10 @@ class StackRequest:
     """A request to all nodes for the stacks of their ranks.
 
     Attributes:
-        asked: when, in seconds since the epoch.
-        stalled: for how many seconds a rank made no step; None where a person asks.
-        looks: how often to look, with `gap` seconds between.
+        asked: time of the request, in seconds since the epoch.
+        stalled: for how many seconds a rank made no step; None if a person made the request.
+        looks: how often each node reads the stacks.
+        gap: seconds between two looks.
     """
 
     id: str
@@ -133,9 +135,9 @@ class StackAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class HangFound:
-    """What two looks at all ranks say, in words: the answer first, then one line for each different stack.
+    """The result of two looks at all ranks, in words: first the conclusion, then one line for each different stack.
 
-    Of kind `idle`: nothing of the run was in use (`WatchOptions.idle_end`).
+    The kind `idle` means that the run used no GPU and no CPU (`WatchOptions.idle_end`).
     """
 
     id: str
@@ -145,7 +147,7 @@ class HangFound:
 
 
 def requests_of(run: RunFolder, attempt: int) -> Path:
-    """Return the folder of an attempt's requests."""
+    """Return the folder with the requests of an attempt."""
     return run.hangs / f"attempt-{attempt}"
 
 
@@ -155,17 +157,17 @@ def request_path(folder: Path, name: str) -> Path:
 
 
 def answer_path(folder: Path, name: str, node: str, look: int) -> Path:
-    """Return the path of a node's answer; its folder is made with the request."""
+    """Return the path of a node's answer. The caller makes its folder together with the request."""
     return folder / name / f"{node}.{look}.json"
 
 
 def found_path(folder: Path, name: str) -> Path:
-    """Return the path of what was found."""
+    """Return the path of the result of a request."""
     return folder / f"{name}.found.json"
 
 
 def read_found(folder: Path) -> list[HangFound]:
-    """Return what was found in the attempt with this folder of requests, the newest last."""
+    """Return the results in an attempt's folder of requests, the newest last."""
     found = []
     for path in folder.glob("*.found.json"):
         with suppress(HpcenvError):
@@ -174,12 +176,12 @@ def read_found(folder: Path) -> list[HangFound]:
 
 
 def is_hang(folder: Path, *, since: float = 0.0) -> bool:
-    """Whether a hang was found, after a time, in the attempt with this folder of requests."""
+    """Return whether an attempt's folder of requests has a hang that was found at `since` or later."""
     return any(found.kind == "hang" and found.at >= since for found in read_found(folder))
 
 
 def why_to_end(folder: Path, options: WatchOptions) -> Literal["", "hang", "idle"]:
-    """Return why the watch ends the attempt with this folder of requests; empty where it does not."""
+    """Return why the watch ends the attempt with this folder of requests; empty if the watch does not end it."""
     if options.on_stall == "report" and not options.idle_end:
         return ""
     kinds = {found.kind for found in read_found(folder)}

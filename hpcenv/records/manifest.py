@@ -17,17 +17,18 @@ Launcher = Literal["torchrun", "srun", "none", "ray"]
 CpuBinding = Literal["near-gpu", "off"]
 CPU_BINDINGS: tuple[CpuBinding, ...] = ("near-gpu", "off")
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none", "ray")
-# The program starts the ranks itself: hpcenv knows neither their number nor their environment.
+# With these launchers the program starts the ranks itself, so hpcenv knows neither their number nor their environment.
 WITHOUT_RANKS: tuple[Launcher, ...] = ("none", "ray")
 Value = str | int | float | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One environment variable for the ranks, with where it comes from and why it is set.
+    """One environment variable for the ranks, with its origin and the reason why it is set.
 
     Attributes:
-        expands: each node replaces `${jobid}`, `${node-local}` and `${value}` in the value (container/manifest.py).
+        expands: whether each node replaces `${jobid}`, `${node-local}` and `${value}` in the value
+            (container/site_values.py).
     """
 
     name: str
@@ -42,9 +43,10 @@ class Bind:
     """A host folder that the container sees.
 
     Attributes:
-        source: in a bind of a site profile also a pattern; each node finds what fits it (container/manifest.py).
-        optional: a node that does not have the source goes without it.
-        origin: the site profile or module that brings it; empty for a bind of the project or of the user.
+        source: path on the host. In a bind of a site profile it may be a pattern: each node binds the paths that match
+            it (container/site_values.py).
+        optional: whether a node without the source starts the container without this bind.
+        origin: the site profile or module that adds the bind; empty for a bind of the project or of the user.
     """
 
     source: str
@@ -54,7 +56,7 @@ class Bind:
     origin: str = ""
 
 
-# `layer` (over the whole image) is only in what was locked or recorded before 2026-11-25.
+# `layer` (over the whole image) is only in lockfiles and run records from before 2026-11-25.
 OverlayUse = Literal["layer", "venv", "packages"]
 
 
@@ -64,9 +66,10 @@ class Overlay:
 
     Attributes:
         source: absolute path on the host.
-        use: a `venv`, whose Python starts the ranks; `packages` for PYTHONPATH.
-        target: where it is in the container.
-        python_path: PYTHONPATH for `packages`: the target, and what the image itself has there.
+        use: `venv`: the squashfs holds a virtual environment, and its Python starts the ranks. `packages`: the squashfs
+            holds packages that Python finds through PYTHONPATH.
+        target: the folder in the container where the squashfs is mounted.
+        python_path: the value of PYTHONPATH for `packages`: the target, then the image's own PYTHONPATH.
     """
 
     source: str
@@ -81,17 +84,17 @@ class Environment:
 
     Attributes:
         kind: `sif` or `host`.
-        python: the interpreter; in a SIF a name or path inside it, else a path on the host.
+        python: the Python interpreter: for `sif` a name or path inside the SIF, for `host` a path on the host.
         sif: path of the SIF file, empty for `host`.
-        apptainer: program to start it with, empty for `host`.
-        binds: host folders visible inside, in addition to those that hpcenv needs.
+        apptainer: path of the program that starts the container, empty for `host`.
+        binds: host folders that are visible in the container, in addition to the folders that hpcenv needs.
         gpus: pass NVIDIA's driver of the host into the container (`--nv`).
         rocm: pass ROCm's libraries of the host into the container (`--rocm`).
-        wrapper: command of the site that starts every program in the container, for the check as for the ranks.
-        wrapper_origin: the place that requests it, and why.
-        overlay: what is mounted over the SIF; None without one.
-        revision: revision of the lockfile. It says what the digests cover (incontainer/probe/rules.py). Older
-            manifests have none.
+        wrapper: a command of the site that starts every program in the container, in the check and for the ranks.
+        wrapper_origin: the place that requests the wrapper, and why.
+        overlay: the squashfs that is mounted over the SIF; None without an overlay.
+        revision: revision of the lockfile. It says what the digests cover (incontainer/probe/rules.py). A manifest
+            without this key has revision 1.
     """
 
     kind: Literal["sif", "host"]
@@ -112,10 +115,10 @@ class FieldSeverity:
     """The severity of one field in this run, or of a family of fields.
 
     Attributes:
-        field: dotted name; `*` stands for one part of it, `**` alone for any name.
-        severity: from the table of fields, changed by the project's [policy].
-        same_on_nodes: the nodes of a job are compared with each other in this field.
-        between_nodes: the severity of that comparison, if it is another one.
+        field: dotted name of the field. `*` stands for one part of the name. The name `**` stands for all fields.
+        severity: the severity in the table of fields, or the one in the project's [policy].
+        same_on_nodes: whether the nodes of a job are compared with each other in this field.
+        between_nodes: the severity of a difference between nodes; None if it is equal to `severity`.
     """
 
     field: str
@@ -128,8 +131,8 @@ class FieldSeverity:
 class Expectation:
     """What one field must be on every node.
 
-    `rule` is `equal`, or `at-least` for versions that only have a floor; `note` is printed with a difference.
-    `if_unknown` is the severity where the field could not be read, if that is another one.
+    `rule` is `equal`, or `at-least` for versions that only have a floor (minimum). `note` is printed with a difference.
+    `if_unknown` is the severity if a node could not read the field; None if it is equal to `severity`.
     """
 
     field: str
@@ -143,7 +146,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageExpectation:
-    """One installed distribution as locked; empty digests were unknown at lock time.
+    """One installed distribution, as the lockfile describes it. A digest is empty if `hpcenv lock` did not know it.
 
     `programs_sha256` is the word `none` for a distribution without programs.
     """
@@ -161,13 +164,13 @@ class GpuNeeds:
 
     Attributes:
         cuda: CUDA release that torch was built for; "" if only JAX uses GPUs.
-        arch_list: architectures that it has kernels for; empty when that is not known.
+        arch_list: architectures for which torch has kernels; empty if they are not known.
         require: the image's NVIDIA_REQUIRE_* variables.
-        table: the compatibility table (judge/compat/table.toml) as JSON: nodes read no TOML.
+        table: the compatibility table (judge/compat/table.toml) as JSON, because nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
-        gpu_memory_gb: the least memory of each GPU, in 10^9 bytes; 0 for any.
-        built: package and version -> architectures, for the packages that were compiled in the image for GPUs.
-        jax_cuda: CUDA release that JAX's plug-in is for; "" without one.
+        gpu_memory_gb: the least memory that each GPU must have, in 10^9 bytes; 0 for no minimum.
+        built: package and version -> architectures, for the packages whose GPU code was compiled in the image.
+        jax_cuda: CUDA release for which JAX's plug-in was built; "" without a plug-in.
     """
 
     cuda: str
@@ -184,15 +187,16 @@ class GpuNeeds:
 class SifIdentity:
     """The identity of a SIF, or of a squashfs, at the time when the whole file was hashed.
 
-    A file with these `stat` fields and this header has the same bytes, so a node does not read all
-    of it again (identity/sif_check.py says on which file systems).
+    A file with these `stat` fields and this header has the same bytes, so a node does not read the whole file
+    again (identity/sif_check.py says on which file systems).
 
     Attributes:
-        sha256: of the whole file.
-        inode, size, mtime_ns, ctime_ns: from fstat; the device number is not here because
-            each machine numbers its mounts by itself.
-        header_sha256: of header, descriptor table and squashfs superblock; of a squashfs only the last one.
-        partition_offset, partition_size: of the partition that runs, in bytes.
+        sha256: sha256 of the whole file.
+        inode, size, mtime_ns, ctime_ns: from fstat. The device number is not here, because each machine numbers its
+            mounts by itself.
+        header_sha256: sha256 over the SIF's header, descriptor table and squashfs superblock. For a squashfs without a
+            SIF: over its superblock.
+        partition_offset, partition_size: place and size of the partition that runs, in bytes.
     """
 
     sha256: str
@@ -207,14 +211,14 @@ class SifIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFolder:
-    """A folder of data that the nodes get a copy of, packed into one file.
+    """A folder of data, packed into one tar file. Each node gets a copy of it.
 
     Attributes:
-        source: its absolute path; the copy is seen under the same one.
-        listing_sha256: of names, sizes and times, as they were when it was packed.
-        tar: path of the packed folder on the shared file system; empty in a dry run.
-        sha256, size: of that file; size in bytes.
-        unpacked: bytes that the files need.
+        source: absolute path of the folder. The ranks see the copy under the same path.
+        listing_sha256: sha256 over the names, sizes and times of the files when the folder was packed.
+        tar: path of the tar file on the shared file system; empty in a dry run.
+        sha256, size: sha256 of the tar file, and its size in bytes.
+        unpacked: bytes that the unpacked files need.
     """
 
     source: str
@@ -230,10 +234,10 @@ class StageRequest:
     """What is copied to the disk of every node before it is used.
 
     Attributes:
-        folder: where on the nodes; empty for the first place that all of them have.
-        limit: the most bytes that copies of all jobs of this user may take there.
-        sif_sha256, sif_size: of the SIF; empty and 0 to leave it where it is.
-        data: folders in addition to the SIF.
+        folder: folder on each node for the copies; empty for the first usable folder that all nodes have.
+        limit: the most bytes that the copies of all jobs of this user may take in this folder.
+        sif_sha256, sif_size: sha256 and size of the SIF to copy; empty and 0 if the SIF is not copied.
+        data: folders of data to copy, in addition to the SIF.
     """
 
     folder: str
@@ -245,15 +249,15 @@ class StageRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """How the ranks are started, beyond the shape of the run.
+    """How the ranks are started. The numbers of nodes and ranks are in the manifest itself.
 
     Attributes:
-        launcher: `torchrun`; `srun`, which starts one Slurm task for each rank; `none`, which starts the program once
-            on each node; `ray`, which starts Ray on all nodes and the program on the first; or `tasks`, which starts
-            plain processes without a rendezvous (incontainer/tasks.py).
-        torchrun_args: more arguments for torchrun, each literal.
-        cpu_binding: `near-gpu`: each rank runs on the CPUs near its GPU; `off`.
-        expand: words such as `{master_addr}` in the program's arguments are replaced on each node.
+        launcher: what starts the ranks. `torchrun`: torchrun on each node. `srun`: srun starts one Slurm task for each
+            rank. `none`: the program is started once on each node. `ray`: Ray is started on all nodes, and the program
+            on the first node. `tasks`: plain processes without a rendezvous (incontainer/tasks.py).
+        torchrun_args: further arguments for torchrun, which hpcenv does not change.
+        cpu_binding: `near-gpu`: each rank runs on the CPUs near its GPU. `off`: hpcenv binds no rank to CPUs.
+        expand: whether each node replaces words such as `{master_addr}` in the program's arguments.
     """
 
     launcher: Launcher | Literal["tasks"] = "torchrun"
@@ -262,7 +266,7 @@ class LaunchOptions:
     cpu_binding: CpuBinding = "off"
 
 
-# `deep` is only in runs that were recorded before 2026-11-25; it had the checks of `full`, and a burn-in of the GPUs.
+# `deep` is only in runs from before 2026-11-25. It meant the checks of `full`, and a burn-in of the GPUs.
 PreflightLevel = Literal["off", "quick", "full", "deep"]
 
 
@@ -274,7 +278,7 @@ class PreflightOptions:
         level: `quick` runs checks on the host, before the verdict. `full` also runs checks in the container, and
             the smoke test. `off` runs none.
         skipped: ids of checks that do not run.
-        allow_cpu_torch: the GPUs are for something else than torch, so `cuda.start` does not run.
+        allow_cpu_torch: whether the check `cuda.start` is left out, because torch does not use the job's GPUs.
     """
 
     level: PreflightLevel = "off"
@@ -287,7 +291,7 @@ class SmokeOptions:
     """The smoke test over all nodes, after the verdict.
 
     Attributes:
-        seconds: limit of each of its phases.
+        seconds: time limit of each phase of the test.
     """
 
     seconds: float = 90.0
@@ -298,11 +302,11 @@ class StopOptions:
     """What happens when the job must end before the training does.
 
     Attributes:
-        signal: name of the signal that ranks get, without `SIG`.
-        grace: seconds between that and the end.
-        requeue: `saved`: the job is queued again when the script says that it saved itself
-            (`hpcenv.training`); `always`: also when it does not; `never`.
-        max_requeues: how often the job is queued again at most.
+        signal: name of the signal that the ranks get, without `SIG`.
+        grace: seconds between this signal and the end of the job.
+        requeue: when the job is queued again. `saved`: if the script reports that it saved its state
+            (`hpcenv.training`). `always`: also without such a report. `never`: not at all.
+        max_requeues: the most times that the job is queued again.
     """
 
     signal: str = "USR2"
@@ -313,13 +317,13 @@ class StopOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """A variable whose value is read on the node, and written into no file of the run.
+    """A variable whose value each node reads itself. No file of the run folder contains the value.
 
     Attributes:
         name: the variable that the ranks see.
-        source: `file:PATH`, or `env:NAME` of the submission's environment or the job's.
-        origin: the flag or key that requests it.
-        kept: its value is in the file `Manifest.secret_values` until the run has ended.
+        source: `file:PATH`, or `env:NAME` for a variable in the environment of the submission or of the job.
+        origin: the option or key that requests the secret.
+        kept: whether the file `Manifest.secret_values` holds the value until the run has ended.
     """
 
     name: str
@@ -333,16 +337,17 @@ class Source:
     """The copy of the code that a run uses and works in.
 
     Attributes:
-        root: the folder it was copied from: a git work tree's top, or the project's folder.
-        folder: the copy, in the run folder.
-        commit: of the work tree; empty without git.
+        root: the folder that was copied: the top folder of a git work tree, or the project's folder.
+        folder: path of the copy in the run folder.
+        commit: commit of the work tree; empty without git.
         dirty: whether tracked files differ from that commit.
-        diff_sha256: of the recorded difference; empty without one.
-        files: how many were copied.
-        digest: over all copied files, see `records.code_listing`; empty in a manifest from before it existed.
-        roots: the folders that links of the copy may lead to.
-        shared: the run folder that holds the copy for several runs; each makes its own when it begins.
-        live: a few names of what the copy only links to, and no node compares.
+        diff_sha256: sha256 of the recorded difference to the commit; empty without a difference.
+        files: the number of copied files.
+        digest: digest over all copied files (`records.code_listing`); empty in a manifest from before digests existed.
+        roots: the folders to which symbolic links in the copy may lead.
+        shared: the run folder with a copy for several runs, from which each run makes its own copy when it begins.
+            Empty if the copy is for this run only.
+        live: a few names of links in the copy whose targets were not copied. No node compares these targets.
     """
 
     root: str
@@ -362,14 +367,14 @@ DataCompare = Literal["sha256", "size-and-time", "list"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedData:
-    """Data that the run reads, as they were at submission: one `[[data]]` of hpcenv.toml.
+    """The state of data that the run reads, at submission: one `[[data]]` of hpcenv.toml.
 
     Attributes:
-        name: for the field `data.NAME`.
-        path: absolute.
-        compare: what is compared: content, sizes and times, or names and sizes.
-        state: what the nodes must find, see `node.check.data.DataState`.
-        hub: `[datasets/]ORG/NAME@COMMIT` for a repository of a hub; else empty.
+        name: NAME in the field `data.NAME`.
+        path: absolute path of the data.
+        compare: what is compared: `sha256` (the content), `size-and-time`, or `list` (names and sizes).
+        state: the state that the nodes must find, as the text of `identity.data.DataState`.
+        hub: `[datasets/]ORG/NAME@COMMIT` for a repository of a hub; empty for other data.
     """
 
     name: str
@@ -384,10 +389,10 @@ class DeterminismOptions:
     """How strictly the run must repeat.
 
     Attributes:
-        seed: base seed; `incontainer/start_hook/seeds.py` has the rule for each rank.
-        seeds: the ranks are seeded although the profile is `off`, because a seed was requested and no profile.
-        variables: environment variables that profile and seed ask for. `settings` has them too, unless the user or the
-            project gives another value.
+        seed: base seed. `incontainer/start_hook/seeds.py` computes the seed of each rank from it.
+        seeds: whether the ranks are seeded with the profile `off`, because the user requested a seed but no profile.
+        variables: environment variables that profile and seed ask for. The manifest's `settings` contain them too; if
+            the user or the project gives another value, `settings` contain that value.
     """
 
     profile: DeterminismProfile = "off"
@@ -406,11 +411,11 @@ class WatchOptions:
 
     Attributes:
         sample: time between two samples of a node; 0 for none.
-        stall_after: a rank is examined if it makes no optimizer step for this time; 0 for 10 times its median step, and
-            at least 5 minutes.
+        stall_after: a rank is examined if it makes no optimizer step for this time. 0 means 10 times the rank's median
+            step, but at least 5 minutes.
         on_stall: what happens after a hang was found.
-        idle_end: the run ends after this time without use of any GPU and CPU; 0 for never.
-        prometheus: folder for a text file of node_exporter's textfile collector; empty for none.
+        idle_end: the run ends if it uses no GPU and no CPU for this time; 0 for never.
+        prometheus: folder for a text file that node_exporter's textfile collector reads; empty if none is written.
     """
 
     sample: float = 0.0
@@ -425,10 +430,11 @@ class RecordingOptions:
     """What the ranks record about the training.
 
     Attributes:
-        metrics: losses, metrics and hashes (`records/metrics.py`).
-        hash_parameters_every: the parameters are hashed after each N-th optimizer step; 0 for never.
+        metrics: whether losses, metrics and hashes are recorded (`records/metrics.py`).
+        hash_parameters_every: N, if the parameters are hashed after each N-th optimizer step; 0 for never.
         stop_after_steps: the training ends with status 0 after this optimizer step; 0 for never.
-        trace_first, trace_last: optimizer steps whose operations are recorded (`records/trace.py`); 0 for none.
+        trace_first, trace_last: first and last optimizer step whose operations are recorded (`records/trace.py`); 0 for
+            no trace.
     """
 
     metrics: bool = False
@@ -444,54 +450,59 @@ class Manifest:
 
     Attributes:
         run: the run's name, also the name of its folder.
-        run_folder: absolute path, the same on every machine.
-        nodes, nproc_per_node, gpus_per_node, cpus_per_task: the shape; GPUs are per node. 0 CPUs are Slurm's default.
-        mem: memory of each node as sbatch's --mem; empty for Slurm's default.
-        cpus_origin, mem_origin: where these figures come from, or why they are not requested.
+        run_folder: absolute path of the run folder, the same on every machine.
+        nodes, nproc_per_node, gpus_per_node, cpus_per_task: numbers of nodes, of ranks and GPUs on each node, and of
+            CPUs for each task. 0 CPUs mean Slurm's default.
+        mem: memory of each node in the form of sbatch's --mem; empty for Slurm's default.
+        cpus_origin, mem_origin: where CPUs and memory come from, or why the job does not request them.
         backend: `nccl` or `gloo`, as the locked torch and the requested GPUs allow.
-        script, args, workdir: the program; absolute paths, literal arguments. Without script
-            and module the nodes are checked and nothing is launched.
-        module: the Python module that torchrun starts instead of a script; `script` is its file then, or empty
-            where that is not known.
-        entry: the console script of the environment that is started instead of a script; `script` is empty then.
-        script_sha256: of the script's bytes at submission; empty where its file is not known.
+        script, args, workdir: the program: its paths are absolute, its arguments literal. If script, module, entry and
+            session are all missing, the nodes are checked and nothing is launched.
+        module: the Python module that torchrun starts instead of a script. `script` is then the file of the module, or
+            empty if the file is not known.
+        entry: the console script of the environment that is started instead of a script. `script` is then empty.
+        script_sha256: sha256 of the script at submission; empty if its file is not known.
         settings: variables set by the user or the project, before detection.
-        expectations, packages: the lockfile, flattened.
-        probe_level: `record` trusts RECORD files (the SIF's bytes were hashed already),
-            `full` hashes every installed file.
-        severities: of all fields that the gate can name; the first one that fits a name counts.
-            Empty in a manifest from before they existed: the gate then refuses to judge.
-        gpu_needs: None when no GPU is requested, or torch is a CPU build.
+        expectations, packages: the content of the lockfile as flat lists.
+        probe_level: `record` trusts RECORD files, because the bytes of the SIF were hashed already. `full` hashes every
+            installed file.
+        severities: the severities of all fields that the gate can name. The first entry that fits a name counts.
+            An older manifest has no severities, and the gate refuses to judge it.
+        gpu_needs: None if no GPU is requested, or if torch is a CPU build.
         check_seconds: time limit of each probe on a node, in seconds.
-        sif: identity of the SIF at submission; None where the nodes hash it themselves.
-        overlay_file: the same for a squashfs that is mounted over the image.
-        stage: None to use SIF and data where they are.
-        launch, stop: torchrun's options, and what happens before the job's end.
-        preflight: which checks of the nodes run; none in a manifest from before they existed.
+        sif: identity of the SIF at submission; None if the nodes hash the SIF themselves.
+        overlay_file: identity of the squashfs that is mounted over the image; None if the nodes hash it themselves, or
+            without an overlay.
+        stage: what is copied to the nodes' disks; None if SIF and data are used from the shared file system.
+        launch, stop: how the ranks are started, and what happens before the job's end.
+        preflight: which checks of the nodes run; an older manifest requests no checks.
         smoke: None if no smoke test is requested.
-        pass_env: names of the job's own variables that the ranks see; `*` stands for any end.
-        secrets: variables that are read on the nodes.
-        secret_values: file of the user with the values of those from `env:`; see `records/secret_file.py`.
-        spare: nodes allocated beyond `nodes`, to replace those that the gate rejects.
+        pass_env: names of variables of the job's environment that the ranks see. `*` at the end of a name stands for
+            any text.
+        secrets: variables whose values the nodes read.
+        secret_values: the user's file with the values of the secrets from `env:`; see `records/secret_file.py`.
+        spare: the number of nodes allocated beyond `nodes`, which replace nodes that the gate rejects.
         retry_excluding: how often the job starts again without the nodes that the gate rejected.
         modules: environment modules that the batch script loads.
-        module_paths: folders that `module use` adds before.
+        module_paths: folders that `module use` adds before the modules are loaded.
         unset: variables that the batch script removes after it has loaded the modules.
         setup: lines of shell that the batch script runs once, before the check.
-        rendezvous_host: pattern of the name by which nodes reach each other, `{node}` in it; empty for Slurm's name.
-        imported: one sentence for each thing that the node made from the modules; not in the file.
-        source: None where the script runs from its own place (`--workdir live`).
-        data: what is compared before training.
-        submitted_in: the folder where the user was.
+        rendezvous_host: pattern of the host name by which nodes reach each other, with `{node}` for Slurm's name of the
+            node; empty if Slurm's name itself is used.
+        imported: one sentence for each setting or bind that the node made from the modules; not in the file.
+        source: the copy of the code; None if the script runs in the project folder (`--workdir live`).
+        data: the data that the nodes compare before the training.
+        submitted_in: the folder in which the user submitted the run.
         element: name -> value of this element of a sweep or array.
-        unlocked_binds: targets of binds that the lockfile does not have, from the site profile or added since.
+        unlocked_binds: targets of binds that are not in the lockfile: the site profile or a later edit added them.
         hides: one phrase for each file of the project that hides a locked package or a standard library module.
-        lockfile_edited: the fingerprint that the lockfile's content has, where it says another one; else empty.
-        start_hook_sha256: over the files that Python runs at the start of every rank; empty if it runs none.
-        chain: how many jobs follow each other on this run, 0 for one alone.
-        fingerprint: of the lockfile's content; empty in a manifest from before it existed.
+        lockfile_edited: the fingerprint of the lockfile's content if the lockfile states another fingerprint; empty if
+            both are equal.
+        start_hook_sha256: sha256 over the files that Python runs at the start of every rank; empty without such files.
+        chain: how many jobs of a chain continue this run one after the other; 0 without a chain.
+        fingerprint: fingerprint of the lockfile's content; empty in an older manifest.
         resume_from: the checkpoint that the first attempt continues from, or a folder of checkpoints; empty for none.
-        session: what makes it a session; None for any other run.
+        session: the options of a session; None if this run is not a session.
     """
 
     schema: int
@@ -559,12 +570,12 @@ class Manifest:
 
     @property
     def launches(self) -> bool:
-        """Whether something is launched; otherwise the nodes are only checked."""
+        """Whether the run launches a program or a session; if not, the nodes are only checked."""
         return bool(self.script or self.module or self.entry or self.session)
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What is started, without its arguments: a script, a module, or a console script; of a session, its name."""
+        """What is started, without arguments: a script, a module or a console script; for a session, its name."""
         if self.session is not None:
             return ("session", self.session.name)
         if self.entry:

@@ -1,40 +1,41 @@
 """What the ranks of a run recorded: losses, metrics and hashes of parameters, each to the last bit.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook), so
-this reader limits sizes and counts. A line that does not fit is recorded as a problem, and raises no error.
+this reader limits sizes and counts. A line in another form is recorded as a problem, and raises no error.
 
 One file for each rank and attempt: `metrics/attempt-K/rank-R.jsonl`. K is the number of the attempt (0 is the first),
 R is the global rank. Each line is one JSON object with `kind`:
 
-`start`: a process of this rank begins. The first line of the file, and again if torchrun starts the rank again.
+`start`: a process of this rank begins. It is the first line of the file, and is repeated if torchrun restarts the rank.
     {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4}
-`count`: from which number this process counts its optimizer steps; written at its first step.
+`count`: the number from which this process counts its optimizer steps. The process writes this line at its first step.
     {"kind": "count", "before": 10, "from": "optimizer"}
-    `before`: optimizer steps of the training before this process; null if that is unknown, the count then begins at 0.
-    `from`: `start` (nothing was loaded), `optimizer` (the counter in its state), `checkpoint` (the number of the
-    checkpoint that `hpcenv.training.resume_path` returned), or `unknown`.
+    `before`: optimizer steps of the training before this process. It is null if they are unknown; the count then begins
+    at 0. `from`: how `before` is known: `start` (no state was loaded), `optimizer` (the step counter in the optimizer's
+    state), `checkpoint` (the number of the checkpoint that `hpcenv.training.resume_path` returned), or `unknown`.
 `loss`: the scalar on which `backward` was called.
     {"kind": "loss", "step": 11, "index": 0, "name": "loss", "value": "0x1.9p+1", "dtype": "float32", "used": true}
-    `step`: the optimizer step that this loss leads to; the first one is 1. `index`: its place among the calls of
-    `backward` for this step; several calls are gradient accumulation or several losses. `used`: false if the gradients
-    were set to zero before an optimizer used them; then `index` is -1. `scale`: factor of a GradScaler that was divided
-    out (a float as text); left out without one.
-`metric`: a value that the script gave to `hpcenv.training.log_metrics`. `step` is what the script gave.
+    `step`: the optimizer step that this loss leads to; the first step is 1. `index`: the place of this loss among the
+    calls of `backward` for this step; several calls mean gradient accumulation or several losses. `used`: false if the
+    gradients were set to zero before an optimizer used them; then `index` is -1. `scale`: the factor of a GradScaler,
+    by which the recorded value was divided (a float as text); the key is missing without a GradScaler.
+`metric`: a value that the script gave to `hpcenv.training.log_metrics`. `step` is the number that the script gave.
     {"kind": "metric", "step": 11, "name": "accuracy", "value": "0x1.8p-1", "dtype": "float64"}
 `parameters`: sha256 over the bytes of all parameters of all optimizers, in order, after an optimizer step.
     {"kind": "parameters", "step": 11, "name": "parameters", "value": "9f86...", "dtype": "sha256", "tensors": 2,
      "bytes": 64, "at": "interval"}
-    `at`: `interval`, `checkpoint` (of `hpcenv.training`) or `end` (all optimizers were deleted, or the process ends).
-`note`: something that the record does not show, in words.
+    `at`: why the parameters were hashed: `interval`, `checkpoint` (`hpcenv.training` saved one) or `end` (all
+    optimizers were deleted, or the process ends).
+`note`: a sentence about something that the other lines do not show.
     {"kind": "note", "step": 1, "text": "backward was called on a tensor with 64 elements: ..."}
-`end`: the process ends in order. A process that was killed has no such line.
+`end`: the process ends normally. A process that was killed has no such line.
     {"kind": "end", "steps": 20, "reason": "finished", "time": 1763877612.9}
     `steps`: the number of the last optimizer step. `reason`: `finished`, `stop-after-steps` or `exception`.
 
 `value` is `float.hex()` of the exact value, `nan`, `inf` or `-inf`; a whole number has dtype `int` and decimal
 digits. `dtype` is torch's name without `torch.`, or `float64` for a Python float. The sign of zero counts.
 
-If two attempts hold the same step, both are kept: the later one replayed it after a restart.
+If two attempts recorded the same step, both records are kept: after a restart, the later attempt repeated the step.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ from hpcenv.records.run_folder import RunFolder
 MetricKind = Literal["loss", "metric", "parameters"]
 KINDS: tuple[MetricKind, ...] = ("loss", "metric", "parameters")
 
-# A damaged file has many bad lines: the first ones say enough.
+# A damaged file has many bad lines, and the first of them are enough for a reader.
 _MOST_PROBLEMS = 20
 # Larger numbers of a JSON file are not exact in every program (RFC 8259, section 6).
 _LARGEST = 1 << 53
-# What `read_last` reads: the last bytes of a file, some hundred steps, and of so many files.
+# `read_last` reads at most so many bytes at the end of a file (some hundred steps), and at most so many files.
 _END = 64 << 10
 _MOST_FILES = 64
 
@@ -74,12 +75,12 @@ class Recorded:
     Attributes:
         step: optimizer step; for a metric, the number that the script gave.
         value: text in the file; `number` returns the float.
-        dtype: `float32` ..., `int`, or `sha256` for parameters.
+        dtype: for example `float32`; `int` for a whole number; `sha256` for parameters.
         index: for a loss, its place among the calls of `backward` for this step; -1 if it was not used.
         used: for a loss, whether an optimizer used its gradients.
         process: number of the process that wrote it, 0 for the first process in the file.
         at: for parameters, why they were hashed at that time.
-        scale: factor of a GradScaler that was divided out, as text; empty without one.
+        scale: factor of a GradScaler by which the value was divided, as text; empty without a GradScaler.
     """
 
     kind: MetricKind
@@ -95,7 +96,7 @@ class Recorded:
 
     @property
     def label(self) -> str:
-        """The name; of several losses of one step, with its place among them."""
+        """The name. If one step has several losses, the place among them is added: `loss[1]`."""
         return f"{self.name}[{self.index}]" if self.index > 0 else self.name
 
 
@@ -105,11 +106,11 @@ class RankProcess:
 
     Attributes:
         restart: how often torchrun had started the ranks before.
-        started, ended: in seconds since the epoch; `ended` is None if the process did not end in order.
-        before: optimizer steps before this process; None if unknown, the count then begins at 0.
+        started, ended: in seconds since the epoch; `ended` is None if the process did not end normally.
+        before: optimizer steps of the training before this process. None if unknown; the count then begins at 0.
         before_from: how `before` is known: `start`, `optimizer`, `checkpoint` or `unknown`; empty without any step.
-        steps: number of the last optimizer step; None if the process did not end in order.
-        reason: `finished`, `stop-after-steps` or `exception`; empty if the process did not end in order.
+        steps: number of the last optimizer step; None if the process did not end normally.
+        reason: `finished`, `stop-after-steps` or `exception`; empty if the process did not end normally.
     """
 
     restart: int
@@ -161,10 +162,10 @@ def read_run_metrics(run: RunFolder) -> tuple[RankMetrics, ...]:
 
 
 def read_last(run: RunFolder) -> dict[str, float]:
-    """Return label -> last value of the losses and metrics of a run, of the newest attempt that has some.
+    """Return label -> last value of the losses and metrics of a run.
 
-    They are those of its first rank that has some. Only the end of its file is read, because a list of many runs has no
-    time for more: a metric that is not among the last `_END` bytes is left out.
+    The values are from the newest attempt that recorded values, and from its first rank with values. Only the last
+    `_END` bytes of the file are read, so that a list of many runs is fast. A metric that is not in them is left out.
     """
     newest = sorted(rank_files(run.metrics, ".jsonl"), key=lambda file: (-file[0], file[1]))
     for _attempt, _rank, path in newest[:_MOST_FILES]:
@@ -179,7 +180,7 @@ def _read_end(path: Path) -> dict[str, float]:
         content = read_end(path, most=_END)
     except OSError:
         return {}
-    # To decode every line would take ten times as long: of each name and index it is the last one that counts.
+    # Only the last line of each name and index counts. To decode every line would take ten times as long.
     lines = {
         (line.partition(b'"name": ')[2].partition(b', "')[0], line.partition(b'"index": ')[2].partition(b",")[0]): line
         for line in content.split(b"\n")[:-1]
@@ -199,7 +200,7 @@ def _read_end(path: Path) -> dict[str, float]:
 def rank_files(folder: Path, suffix: str) -> list[tuple[int, int, Path]]:
     """Return (attempt, rank, path) of the files `attempt-K/rank-R<suffix>` in a folder, in order.
 
-    Names that do not fit are left out.
+    Files with other names are left out.
     """
     found = []
     for attempt, place in _numbered(folder, "attempt-", ""):

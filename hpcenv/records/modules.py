@@ -12,12 +12,12 @@ from hpcenv.records.manifest import Bind, Setting
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleEffects:
-    """Changes by the modules of one attempt: the batch script compared before and after each `module load`.
+    """Changes by the modules of one attempt. The batch script compared the variables before and after `module load`.
 
     Attributes:
-        settings: variables for the ranks; a variable without a value must not reach a container.
-        binds: folders and files that the modules show in containers.
-        notes: sentences on what was not imported.
+        settings: variables for the ranks. A variable with an empty value must not reach a container.
+        binds: folders and files of the host that the modules request in containers.
+        notes: sentences about what was not imported.
     """
 
     schema: int

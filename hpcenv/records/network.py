@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Every value is text, a number or a tuple, so that equal nodes have equal values: the decision is then computed once for
+Every value is text, a number or a tuple, so that equal nodes have equal values. So the decision is computed once for
 all equal nodes.
 """
 
@@ -28,9 +28,9 @@ class NetworkLink:
     Attributes:
         kind: `ethernet`, `infiniband` (IPoIB), `loopback` or `other`.
         state: operstate of the kernel: `up`, `down`, `unknown`.
-        speed_mbit: link speed; None if the kernel does not know it. For IPoIB, the speed of the port below.
+        speed_mbit: link speed; None if the kernel does not know it. For IPoIB, the speed of the RDMA port that it uses.
         driver: kernel driver of the device; empty for an interface without a device (bridge, veth, bond).
-        bus, numa: place of the device; empty and None if not known.
+        bus, numa: PCI address and NUMA node of the device; empty and None if not known.
     """
 
     name: str
@@ -48,7 +48,7 @@ class RdmaPort:
     """One port of an RDMA device, from `/sys/class/infiniband`.
 
     Attributes:
-        layer: `InfiniBand`, `Ethernet` (RoCE) or `Unspecified` (EFA).
+        layer: link layer: `InfiniBand`, `Ethernet` (RoCE) or `Unspecified` (EFA).
         rate_gbit: signalling rate; None if it could not be read.
         gid_types: kinds of its GIDs: `IB/RoCE v1`, `RoCE v2`.
         interfaces: network interfaces of the same device.
@@ -74,8 +74,8 @@ class PortErrors:
 
     Attributes:
         counter: name of the file below `counters` or `hw_counters` of the port.
-        grown: by how much.
-        many: whether that is more than the limit of the check `ib.errors`.
+        grown: the number of new errors.
+        many: whether `grown` is more than the limit of the check `ib.errors`.
     """
 
     device: str
@@ -91,7 +91,7 @@ class CxiDevice:
 
     Attributes:
         link: whether the link is up.
-        rendezvous_get: `rdzv_get_en`: `yes` unless the step was started with `--network=disable_rdzv_get`.
+        rendezvous_get: the property `rdzv_get_en`. The option `--network=disable_rdzv_get` of srun changes it to `no`.
     """
 
     device: str
@@ -107,7 +107,7 @@ class GpuPlace:
 
     Attributes:
         links: number of links that are up; None if it could not be read.
-        clique: NVLink domain across nodes (`UUID.CLIQUE`, GpuFabricInfo); empty without one.
+        clique: NVLink domain across nodes (`UUID.CLIQUE`, GpuFabricInfo); empty without such a domain.
     """
 
     bus: str
@@ -118,7 +118,7 @@ class GpuPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricVersion:
-    """The version of one component of the host's network software, and where it was read."""
+    """The version of one component of the host's network software, and the file from which it was read."""
 
     name: str
     version: str
@@ -127,12 +127,12 @@ class FabricVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class HostTuning:
-    """A file of the host that tunes the network, and that a container does not see.
+    """A file of the host that tunes the network. A container does not see this file.
 
     Attributes:
-        kind: `settings` (its variables are used), `topology` (an XML file for NCCL).
-        variables: literal assignments in it; origin is the path.
-        unread: lines that are no literal assignment, so that their effect is unknown.
+        kind: `settings` (a file with variables that hpcenv uses) or `topology` (an XML file for NCCL).
+        variables: the literal assignments in the file; their origin is its path.
+        unread: the number of lines that are not literal assignments, so that their effect is unknown.
     """
 
     path: str
@@ -143,11 +143,11 @@ class HostTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """What one node has to communicate with other nodes.
+    """The hardware and software with which one node communicates with other nodes.
 
     Attributes:
         schema: see FABRIC_SCHEMA.
-        gpu_vendor: `none` only if the PCI bus was read and has no GPU.
+        gpu_vendor: `none` only if the PCI bus could be read and no GPU was on it.
         gpudirect: how a network adapter can reach GPU memory: `nvidia_peermem`, `dma-buf`, or empty.
         imex: whether a channel for NVLink across nodes exists.
         cloud, product: provider and machine type, from DMI.
@@ -172,19 +172,20 @@ class Fabric:
     unknown: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        """Return a hash over a few parts: nodes are grouped by equal hardware, and hashing all parts would be slow."""
+        """Return a hash over a few parts, to group nodes with equal hardware. A hash over all parts would be slow."""
         return hash((self.gpu_vendor, self.product, len(self.gpus), len(self.ports), len(self.links), len(self.cxi)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetwork:
-    """The libraries in the environment that the loader would find for NCCL; only if torch has NCCL.
+    """The libraries in the environment that the loader would find for NCCL. It is recorded only if torch has NCCL.
 
     Attributes:
-        verbs, libfabric, plugin: the file that is found first; empty where there is no such file.
-        providers: libraries for kinds of adapters beside libibverbs.
+        verbs, libfabric, plugin: the file that the loader finds first; empty if there is no such file.
+        providers: the number of libibverbs' provider libraries, each for one kind of adapter.
         plugin_version: version of aws-ofi-nccl; empty for a different plugin.
-        other_plugins: libraries of the same name that are found later or not at all: `PATH (aws-ofi-nccl VERSION)`.
+        other_plugins: libraries with the plugin's name that the loader finds later or not at all, as
+            `PATH (aws-ofi-nccl VERSION)`.
         unread: NCCL variables of the ranks that no library of the environment reads.
     """
 
@@ -199,13 +200,13 @@ class ImageNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRow:
-    """One variable of the decision: set, kept, or left out, each with its reason.
+    """One variable of the decision, and the reason why hpcenv sets it, keeps it or leaves it out.
 
     Attributes:
-        action: `set` (hpcenv decided), `host` (imported from a file of the host), `given` (user, project, site
+        action: `set` (hpcenv chose the value), `host` (from a file of the host), `given` (from user, project, site
             profile or job), `skip` (left at the library's default on purpose).
         rule: id of the rule; empty if the value was only given.
-        source: where the rule comes from, with its date.
+        source: the document from which the rule comes, with its date.
         evidence: the facts that the rule was applied to.
         nodes: the nodes to which it applies; empty for all.
     """
@@ -223,7 +224,7 @@ class NetworkRow:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkWarning:
-    """Something that is slow, wrong or has no effect, and what to do."""
+    """A warning about something that is slow, wrong or without effect, and what to do about it."""
 
     rule: str
     what: str
@@ -234,10 +235,11 @@ class NetworkWarning:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingEffect:
-    """A setting, compared with what was read back.
+    """A setting, compared with the value that was read back.
 
     Attributes:
-        took_effect: `yes`: what was read fits; `no`: the setting is ignored; `unknown`: it could not be read.
+        took_effect: `yes`: the value that was read fits the setting. `no`: the setting is ignored. `unknown`: the value
+            could not be read.
         where, found: the place that was read, and its content.
         why, todo: the consequence if the setting is ignored, and what to do in that case.
         nodes: the nodes to which it applies; empty for all.
@@ -257,7 +259,7 @@ class SettingEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOption:
-    """An option that srun's launch step needs for a setting to take effect."""
+    """An option of srun that the launch step needs, so that a setting takes effect."""
 
     option: str
     reason: str
@@ -281,7 +283,7 @@ class NetworkDecision:
     Attributes:
         effects: the settings that can be read back before the training.
         profile: the kind of network that the ranks use.
-        why: the facts that led to it.
+        why: the facts from which hpcenv chose the profile.
     """
 
     schema: int = FABRIC_SCHEMA

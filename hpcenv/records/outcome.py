@@ -20,15 +20,16 @@ class RankExit:
     Attributes:
         rank, local_rank: global rank, and rank on its node; -1 if not known.
         pid: process id on its node.
-        status: exit status, 128 + number for a signal; None if not known.
+        status: exit status; if a signal ended the rank, 128 + its number; None if not known.
         signal: name of the signal, for example `SIGKILL`; empty without a signal.
         ended: seconds since the epoch; None if not known.
         message: the exception in one line, or other information.
         traceback: the Python traceback; empty if not known.
-        source: where message and traceback come from: torchelastic's `error-file`, the
-            rank's `stderr`, or nowhere.
-        log: the rank's standard error, relative to the run folder.
-        program: whether this is not a rank, but the program that `--launcher none` started and that starts the ranks.
+        source: where message and traceback were found: in torchelastic's `error-file`, or in the rank's `stderr`; empty
+            if they were not found.
+        log: path of the file with the rank's standard error, relative to the run folder.
+        program: whether this record is about the program that `--launcher none` started, and not about a rank. That
+            program starts the ranks itself.
     """
 
     rank: int
@@ -49,29 +50,29 @@ class NodeExit:
     """How the launch ended on one node, independent of Slurm's accounting.
 
     Attributes:
-        status: exit status of torchrun, 128 + number for a signal.
-        asked_to_end: name of the signal that asked this node to end before it ended by
-            itself; empty without such a signal. Such a node ended because another one failed, or was
-            cancelled; its status says nothing about the training.
-        stopped: why the training was asked to save itself and end; empty when it was not.
-            `unknown`: it was asked, and Slurm gave no reason.
-        saved: the script reported that it saved its state (`hpcenv.training`).
-        asked_at: time of that request, in seconds since the epoch.
-        ranks: the ranks that failed here, the first one first.
-        oom_kills: processes of this job step that the kernel killed for lack of memory on
-            this node; None if that could not be read.
-        changed: files of the environment that changed while the run ran.
-        not_looked_again: why the environment was not looked at when the run ended; empty where it was, or where a
-            SIF needs no second look.
+        status: exit status of torchrun; if a signal ended it, 128 + the signal's number.
+        asked_to_end: name of the signal that asked the launch on this node to end; empty without such a signal.
+            The node then ended because another node failed or because the job was cancelled, so its status says
+            nothing about the training.
+        stopped: why the training was asked to save its state and end; empty if it was not asked. `unknown`: Slurm gave
+            no reason for the request.
+        saved: whether the script reported that it saved its state (`hpcenv.training`).
+        asked_at: when the signal `asked_to_end` arrived, in seconds since the epoch; None without such a signal.
+        ranks: the ranks that failed on this node, in the order in which they failed.
+        oom_kills: how many processes of this job step the kernel killed on this node because memory ran out; None if
+            the number could not be read.
+        changed: files of the environment that changed during the run.
+        not_looked_again: why the environment was not compared again at the end of the run. Empty if it was compared, or
+            if a SIF needs no second comparison.
         detail: further information, in words.
-        refused: the launch step refused to start, and no line of the script ran here.
-        differences: why it refused, where libraries that torch had loaded are not the locked ones.
-        full: why nothing more could be written to the run folder when this node ended; empty if it could.
-        alone: no rank of the whole run joined a process group. Also False if that is not known.
+        refused: whether the launch step refused to start, so that no line of the script ran on this node.
+        differences: if it refused because of libraries that torch had loaded: how they differ from the locked ones.
+        full: why nothing could be written to the run folder when this node ended; empty if writing was possible.
+        alone: whether no rank of the whole run joined a process group. It is also False if this is not known.
         port_errors: error counters of RDMA ports that grew while the ranks ran.
         port_errors_unknown: why some or all counters are not known; empty if all are known, or without RDMA.
         launcher: what started the ranks.
-        tasks: with `--launcher srun`, how many tasks of this node have recorded their end; else 0.
+        tasks: with `--launcher srun`, how many tasks of this node have recorded their end; otherwise 0.
     """
 
     schema: int
@@ -107,9 +108,9 @@ class StopRequest:
 
     Attributes:
         signal: the signal that this node received, `SIGUSR2` or `SIGTERM`.
-        reason: Slurm's reason; `unknown` until Slurm has answered.
+        reason: why the training must end; `unknown` until Slurm has given its reason.
         asked: time of the request, in seconds since the epoch.
-        ends: when Slurm ends the job; None while not known.
+        ends: when Slurm will end the job, in seconds since the epoch; None while not known.
     """
 
     schema: int

@@ -5,8 +5,8 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 from __future__ import annotations
 
-# Keys of [packages] in a lockfile. Each has its own row in the table of fields, most of them with a lower severity than
-# a package has; a test compares them with the lockfile's table. A package can have such a name, too.
+# Keys of [packages] in a lockfile. Each key has its own row in the table of fields, most of them with a lower severity
+# than a package. A package can have the same name as a key. A test compares this list with the lockfile's table.
 KEYS = frozenset(
     {
         *("count", "env-digest", "content-digest", "unlisted-count", "unlisted-digest"),

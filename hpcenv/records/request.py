@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One submission (`request.json`): the login node writes it once.
+    """The request of one submission (`request.json`). The login node writes this file once.
 
-    It holds what the user typed, without additions from hpcenv.toml, the environment and the site profile. For secrets
-    it holds the sources, never the values.
+    The record contains what the user typed, without additions from hpcenv.toml, the environment and the site profile.
+    For secrets it contains the sources, never the values.
 
     Attributes:
         script: path of the script, relative to the folder of the submission.
         args: arguments of the script.
-        options: name in the table of options -> value; only options that were given.
+        options: name in the table of options -> value, for the options that the user gave.
     """
 
     schema: int

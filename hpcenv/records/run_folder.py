@@ -1,4 +1,4 @@
-"""The names of the files of a run: no other module knows them.
+"""The names of the files of a run. No other module contains these names.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 class RunFolder:
     """Every path of a run, named once.
 
-    The files of one attempt of the job (`ATTEMPT_FOLDERS`) are moved to
-    `attempts/N/` when the job starts again, so that the top level always is the newest.
+    When the job starts again, the files of the earlier attempt (`of_one_attempt`) are moved to `attempts/N/`. So the
+    top level of the run folder always belongs to the newest attempt.
     """
 
     path: Path
@@ -64,12 +64,12 @@ class RunFolder:
         return self.code / "hpcenv.zip"
 
     def shared_archive(self, sha256: str) -> Path:
-        """The same archive in the folder of runs: all runs with this content have hard links to it."""
+        """The archive with this content in the folder of runs. All runs with this content have hard links to it."""
         return self.path.parent / ".data" / f"sha256-{sha256}.zip"
 
     @property
     def inside(self) -> Path:
-        """The modules that ranks can import: `hpcenv.training`, and the start of torchrun."""
+        """The modules that ranks can import: `hpcenv.training`, and the module that starts torchrun."""
         return self.path / "inside"
 
     @property
@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def listing(self) -> Path:
-        """The record of the files in the copy, with their digests, written when it was made."""
+        """The record of the files in the copy, with their digests, as they were when the copy was made."""
         return self.path / "source.json"
 
     @property
@@ -128,7 +128,7 @@ class RunFolder:
 
     @property
     def use(self) -> Path:
-        """What the samples say, where they are not there: in an unpacked bundle (`runs.use`)."""
+        """A summary of the samples, in an unpacked bundle, which has no samples (`runs.use`)."""
         return self.path / "use.json"
 
     @property
@@ -143,7 +143,7 @@ class RunFolder:
 
     @property
     def stopping(self) -> Path:
-        """Requests to stop, and the ranks' answers: of one attempt."""
+        """Requests to stop, and the ranks' answers, of one attempt."""
         return self.path / "stop"
 
     @property
@@ -152,7 +152,7 @@ class RunFolder:
 
     @property
     def waiting(self) -> Path:
-        """Why a run without Slurm has not begun: it waits for GPUs; not there once it has them."""
+        """Why a run without Slurm has not begun: it waits for GPUs. The file is removed when the run has its GPUs."""
         return self.path / "waiting.json"
 
     @property
@@ -189,7 +189,7 @@ class RunFolder:
 
     @property
     def smoke_ended(self) -> Path:
-        """Report of a node that could not go on with the smoke test: then the other nodes end the test, too."""
+        """Report of a node that could not continue the smoke test. The other nodes then end the test, too."""
         return self.smoke / "ended.json"
 
     @property
@@ -198,7 +198,7 @@ class RunFolder:
 
     @property
     def session(self) -> Path:
-        """What the nodes of a session say of it: a file for each node."""
+        """What the nodes report about a session: a file for each node."""
         return self.path / "session"
 
     @property
@@ -223,7 +223,7 @@ class RunFolder:
 
     @property
     def hub(self) -> Path:
-        """The cache of a hub's library: the repositories that hpcenv.toml names, each at its commit."""
+        """The cache folder for a hub's library. It has the repositories that hpcenv.toml names, each at its commit."""
         return self.path / "hub"
 
     @property
@@ -256,7 +256,7 @@ class RunFolder:
         return self.stage / f"{node}.json"
 
     def looked_of(self, node: str) -> Path:
-        """What a node found on its disk before anything was copied."""
+        """What a node found on its own disk before anything was copied."""
         return self.stage / "look" / f"{node}.json"
 
     @property
@@ -268,7 +268,7 @@ class RunFolder:
         return self.preflight / family / f"{node}.json"
 
     def smoke_of(self, node: str, *, pairs: bool) -> Path:
-        """Report of a node on the smoke test: of all nodes together, or of pairs."""
+        """Report of a node on the smoke test of all nodes together, or on the test of pairs of nodes."""
         return (self.smoke_pairs if pairs else self.smoke) / f"{node}.json"
 
     @property
@@ -278,11 +278,11 @@ class RunFolder:
 
     @property
     def session_end(self) -> Path:
-        """Made when a session must end: then what holds its job ends."""
+        """Marker that a session must end. The program that keeps the job of the session open then ends."""
         return self.session / "end"
 
     def session_start_of(self, node: str) -> Path:
-        """Made by the launch step when the start gate has passed the node."""
+        """Marker of the launch step: the start gate has let this node pass."""
         return self.session / f"{node}.start"
 
     def session_of(self, node: str) -> Path:
@@ -292,7 +292,7 @@ class RunFolder:
         return self.env / f"{node}.json"
 
     def ray_of(self, rendezvous: str) -> Path:
-        """How the names of two files begin: the token of Ray, which is removed, and the mark that its script ended."""
+        """The prefix of two files: `.token` has Ray's token and is removed; `.ended` says that the script has ended."""
         return self.env / f"ray-{rendezvous}"
 
     @property
@@ -313,7 +313,7 @@ class RunFolder:
         return self.stopping / f"saved-{node}"
 
     def gpus_of(self, node: str, local_rank: int | None) -> Path:
-        """The GPUs that torch saw before the first rank; with `--launcher srun`, a file for each task."""
+        """The GPUs that torch saw before the first rank started; with `--launcher srun`, a file for each task."""
         return self.ranks / node / ("gpus.json" if local_rank is None else f"gpus.{local_rank}.json")
 
     def metrics_of(self, attempt: int, rank: int) -> Path:
@@ -335,7 +335,7 @@ class RunFolder:
         return self.homes / node
 
     def of_one_attempt(self) -> tuple[Path, ...]:
-        """Files of an attempt that the next attempt must not take for its files."""
+        """Files of an attempt that the next attempt must not mistake for its own files."""
         return (
             *(self.facts, self.modules, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
             *(self.smoke, self.smoke_result, self.stopping, self.session, self.started, self.finished),

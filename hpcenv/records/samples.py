@@ -1,4 +1,4 @@
-"""What a run used while its ranks ran: one line for each sample of a node, in `samples/attempt-K/NODE.jsonl`.
+"""Samples of what a run uses while its ranks run: `samples/attempt-K/NODE.jsonl` has a line for each sample of a node.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. `watch/` writes these files on the nodes.
 
@@ -29,13 +29,13 @@ class GpuUse:
         power, power_limit: in watts.
         temperature: in degrees Celsius.
         clock, clock_limit: of the SMs, in MHz.
-        slow: why the clock is lower than it could be: NVML's reasons, except "idle".
+        slow: NVML's reasons why the clock is lower than it could be, without the reason "idle".
         ecc: uncorrected errors since the driver was loaded.
-        replays: packets that PCIe repeated since the driver was loaded.
+        replays: number of PCIe packets that were sent again since the driver was loaded.
         energy: energy used since the driver was loaded, in joules.
         sm, tensor, dram: shares of time in which SMs, tensor cores and memory were busy (NVML's GPM: Hopper and newer).
         ranks: the ranks that have processes on this GPU.
-        others: number of further processes on this GPU: they are counted, never named.
+        others: number of further processes on this GPU. They are counted, but no record names them.
         unknown: what could not be read, and why.
     """
 
@@ -67,14 +67,14 @@ class NodeUse:
 
     Attributes:
         cpu, cpus: CPUs that were busy since the last sample, and CPUs that the job has.
-        memory, memory_peak, memory_limit: of the job's processes on this node, without files that the kernel keeps. The
-            peak is the highest of the samples.
-        pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for this.
-        read, written: bytes of block devices since the job began.
+        memory, memory_peak, memory_limit: memory of the job's processes on this node, without the kernel's page cache.
+            The peak is the highest value of all samples.
+        pressure_cpu, pressure_memory, pressure_io: share of the last 10 s in which a process waited for this resource.
+        read, written: bytes read from and written to block devices since the job began.
         shm, shm_total, disk, disk_total: used and total size of /dev/shm, and of the node's temporary folder.
         received, sent: bytes of the node's network devices, without loopback, since the node was started.
         rdma_received, rdma_sent: bytes of the node's RDMA ports since the node was started.
-        rdma_errors: errors that these ports counted (machine/network/port_errors.py); None without ports.
+        rdma_errors: errors that the RDMA ports counted (machine/network/port_errors.py); None without RDMA ports.
         connections: open shells and connections of a session; None for a run that is not a session.
         unknown: what could not be read, and why.
     """
@@ -107,15 +107,16 @@ class RankUse:
     """One rank at the time of a sample.
 
     Attributes:
-        step: optimizer steps of this process; None if no step is seen.
+        step: number of optimizer steps of this process; None if hpcenv sees no steps.
         step_seconds: mean time of a step since the last sample; None if no step ended since then.
-        wait_seconds: the part of that time in which the rank waited for its DataLoader.
+        wait_seconds: the part of `step_seconds` in which the rank waited for its DataLoader.
         last_step: when the last step ended, in seconds since the epoch; None before the first step.
         saving: whether the rank is inside `hpcenv.training.saving`.
         state: the state of the process, a letter of proc(5): R, S, D, T.
         cpu: CPUs that the process and its children kept busy since the last sample.
         workers: processes of its DataLoaders; None if unknown.
-        torch_memory, torch_peak: memory that torch holds on the GPU, now and at its peak.
+        torch_memory, torch_peak: memory of torch's tensors on the GPU (`torch.cuda.memory_allocated`), now and at its
+            peak.
     """
 
     rank: int
@@ -133,7 +134,7 @@ class RankUse:
 
     @property
     def wait_percent(self) -> float | None:
-        """The part of a step in which the rank waited for data; None if it is unknown."""
+        """The share of a step's time in which the rank waited for data; None if unknown."""
         if self.wait_seconds is None or not self.step_seconds:
             return None
         return 100 * self.wait_seconds / self.step_seconds
@@ -144,9 +145,10 @@ class Sample:
     """One sample of a node or, after some hours, a summary of all samples in a minute.
 
     Attributes:
-        at: the end of the time that the sample covers, in seconds since the epoch.
-        seconds: length of that time.
-        least, most: least and greatest values in a minute; `gpus`, `node` and `ranks` then hold the means.
+        at: when the interval of the sample ended, in seconds since the epoch.
+        seconds: length of this interval.
+        least, most: in a summary, the least and greatest values of the minute; `gpus`, `node` and `ranks` then hold the
+            means. None in a single sample.
     """
 
     at: float
@@ -163,7 +165,7 @@ class NodeSamples:
     """The samples of one node in one attempt, in the order of time.
 
     Attributes:
-        problem: why a part of the file could not be read; empty without one.
+        problem: why a part of the file could not be read; empty if all of it could.
     """
 
     node: str
@@ -198,15 +200,15 @@ def read_attempt(run: RunFolder, attempt: int) -> Iterator[NodeSamples]:
         yield read_samples(path, node=path.name.removesuffix(".jsonl"), attempt=attempt)
 
 
-# How much of the end of a file is read at once: a page of 64 nodes comes in seconds.
+# At most so many bytes at the end of a file are read at once, so that a page with 64 nodes appears in seconds.
 _MOST_AT_ONCE = 128 * 1024
 
 
 class NewSamples:
-    """Reads the samples of an attempt again and again: of each file only what is new.
+    """Reads the samples of an attempt again and again. Each call reads only the new part of each file.
 
     Args of the constructor:
-        seconds: older samples than these, by the newest one of a node, are forgotten.
+        seconds: samples of a node that are this much older than its newest sample are forgotten.
     """
 
     def __init__(self, seconds: float) -> None:

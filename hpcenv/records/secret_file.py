@@ -1,8 +1,8 @@
-"""The values of `env:NAME` secrets from submission to launch: a file for each run, which only its user can read.
+"""The file that keeps the values of `env:NAME` secrets from submission to launch. Only its user can read it.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The file is in the user's state folder, not in the run
-folder, which others may read. It is written before the job is queued, read at each launch, and removed when the run has
-ended. No message contains a value.
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. Each run has its own file. The file is in the user's state
+folder, because others may be able to read the run folder. It is written before the job is queued, read at each launch,
+and removed when the run has ended. No message contains a value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_BYTES = 16 << 20
 
 
 def path_of(state: Path, run_folder: str) -> Path:
-    """Return the file of a run.
+    """Return the path of the file of a run.
 
     Args:
         state: hpcenv's folder in the user's state folder.
@@ -42,10 +42,10 @@ def name_of(run_folder: str) -> str:
 
 
 def write(state: Path, run_folder: str, values: Mapping[str, str]) -> None:
-    """Write the values of a run, and remove the files of runs whose folder was removed.
+    """Write the values of a run, and remove the files of runs whose run folder does not exist any more.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = path_of(state, run_folder)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,11 +73,11 @@ def _remove_orphans(folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, str]:
-    """Return name -> value.
+    """Return name -> value of the secrets in a file.
 
     Raises:
-        OSError: it does not exist, or does not belong to the user; `strerror` says which.
-        ValueError: it is damaged.
+        OSError: the file does not exist, or other users could read or change it; `strerror` has the reason.
+        ValueError: the file is damaged.
     """
     data = _load(path)
     try:

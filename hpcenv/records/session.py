@@ -14,11 +14,11 @@ ServiceKind = Literal["jupyter", "tensorboard", "command"]
 
 @dataclass(frozen=True, kw_only=True)
 class SessionService:
-    """A program that a session starts, with a web page.
+    """A program with a web page, which a session starts.
 
     Attributes:
-        argv: of `command`, its command; of `tensorboard`, the runs.
-        port: where a `command` listens; None for a program that listens on a socket.
+        argv: for `command`, the command line; for `tensorboard`, the runs to show.
+        port: TCP port on which a `command` listens; None for a program that listens on a Unix socket.
     """
 
     kind: ServiceKind
@@ -31,11 +31,12 @@ class SessionOptions:
     """What makes a run a session.
 
     Attributes:
-        name: all runs of this name are one session, one after the other.
-        folder: on the shared disk, of this user only; it outlives the run. See `SessionFolder`.
+        name: name of the session. All runs with this name belong to one session; they run one after the other.
+        folder: folder on the shared disk, which only this user can read and which is kept after the run. See
+            `SessionFolder`.
         services: programs that the first node starts.
-        allow_port: a service may listen on 127.0.0.1 of the node, where it can have no separate network.
-        ends_unused: seconds without a shell after which the session ends (`hpcenv shell`); 0 for never.
+        allow_port: whether a service may listen on 127.0.0.1 of the node, if it can have no separate network.
+        ends_unused: the session ends after so many seconds without a shell (`hpcenv shell`); 0 for never.
     """
 
     name: str
@@ -47,9 +48,9 @@ class SessionOptions:
 
 @dataclass(frozen=True)
 class SessionFolder:
-    """The lasting files of a session, of all its runs. Only their user can read them.
+    """The files of a session that are kept over all its runs. Only the user of the session can read them.
 
-    The host key is among them: so what a laptop knows of a session holds for its next run.
+    They include the host key, so a laptop that knows the host key of a session can also connect to its next run.
     """
 
     path: Path
@@ -66,34 +67,34 @@ class SessionFolder:
 
     @property
     def public_key(self) -> Path:
-        """The public key of it, for the laptop."""
+        """The public key of the session's sshd, for the laptop."""
         return self.path / "host_key.pub"
 
     @property
     def jupyter(self) -> Path:
-        """What the user sets in Jupyter."""
+        """The settings that the user changes in Jupyter."""
         return self.path / "jupyter"
 
     @property
     def authorized_keys(self) -> Path:
-        """The public keys that open the session."""
+        """The public keys with which a user can connect to the session."""
         return self.path / "authorized_keys"
 
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """The files of a session on one node's own disk: they end with the session."""
+    """The files of a session on one node's own disk. They are removed when the session ends."""
 
     path: Path
 
     @property
     def environment(self) -> Path:
-        """The variables of the launch step, which sshd drops."""
+        """The environment variables of the launch step, because sshd does not pass them to its shells."""
         return self.path / "environment.json"
 
     @property
     def sshd_config(self) -> Path:
-        """What the node's sshd reads."""
+        """The configuration of the node's sshd."""
         return self.path / "sshd_config"
 
     @property
@@ -103,12 +104,12 @@ class NodeFolder:
 
     @property
     def sockets(self) -> Path:
-        """What is TMPDIR for ssh in a container: sshd, outside of it, opens the sockets that programs make there."""
+        """TMPDIR for ssh in a container. The sshd outside of the container can open the sockets in this folder."""
         return self.path / "run"
 
     @property
     def open(self) -> Path:
-        """One locked file for each open shell or connection."""
+        """A folder with one locked file for each open shell or connection."""
         return self.path / "open"
 
 
@@ -117,13 +118,13 @@ class SessionNode:
     """An open session on one node (`session/NODE.json`).
 
     Attributes:
-        folder: its folder on the node's own disk.
-        sshd: path of the node's sshd; empty where the node has none.
-        ready: its services have started, too.
-        problem: why a service has not started; then the session ends.
+        folder: the session's folder on the node's own disk.
+        sshd: path of the node's sshd; empty if the node has no sshd.
+        ready: whether the services have started, too.
+        problem: why a service has not started. The session then ends.
         sockets: service -> its Unix socket.
-        token_file: of Jupyter; empty without it.
-        ports: `ADDRESS:PORT (PROGRAM)` of what programs of the session listen to.
+        token_file: file with Jupyter's token; empty without Jupyter.
+        ports: the ports on which programs of the session listen, each as `ADDRESS:PORT (PROGRAM)`.
     """
 
     schema: int

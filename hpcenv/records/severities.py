@@ -20,13 +20,13 @@ ANY_NAME = "**"
 
 
 class Severities:
-    """Severities by field name. The rule for exactly this name counts, otherwise the first rule that fits.
+    """Severities by field name. A rule with exactly the field's name counts, otherwise the first pattern that fits.
 
     Args:
-        rules: from a manifest, or from `project.severities.resolve`.
+        rules: the rules from a manifest, or from `project.severities.resolve`.
 
     Raises:
-        RecordInvalid: there are no rules at all, so nothing can be judged.
+        RecordInvalid: there are no rules, so nothing can be judged.
     """
 
     def __init__(self, rules: Iterable[FieldSeverity]) -> None:
@@ -85,5 +85,5 @@ def fits(pattern: str, name: str) -> bool:
 
 
 def strictest(severities: Iterable[Severity]) -> Severity:
-    """Return the strictest of several severities; there is at least one."""
+    """Return the strictest of the given severities. At least one must be given."""
     return min(severities, key=STRICTEST_FIRST.index)

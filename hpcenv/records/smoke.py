@@ -20,12 +20,12 @@ SMOKE_PHASES = ("init", "correct", "second-group", "bandwidth")
 
 @dataclass(frozen=True, kw_only=True)
 class SmokeNode:
-    """One node that takes part.
+    """One node that takes part in the smoke test.
 
     Attributes:
-        address, interface: what hpcenv chose for sockets on this node.
-        interfaces: interface -> its addresses, for those of the node that have one.
-        speed_mbit: of the interface; None where the kernel does not know it.
+        address, interface: the address and interface that hpcenv chose for sockets on this node.
+        interfaces: interface -> its addresses, for all interfaces of the node that have an address.
+        speed_mbit: speed of `interface`; None if the kernel does not know it.
         pair_port: TCP port on which this node can listen for one other node.
     """
 
@@ -43,15 +43,15 @@ class SmokePlan:
 
     Attributes:
         nodes: in the order of their node ranks.
-        port: TCP port of the test's rendezvous on the first node; not the one of the training.
-        seconds: limit of each phase.
-        start_seconds: limit of the start of the container and of `import torch`.
+        port: TCP port of the test's rendezvous on the first node. The training uses another port.
+        seconds: time limit of each phase.
+        start_seconds: time limit for the start of the container and for `import torch`.
         profile: profile of the network decision.
         network: `NCCL_NET` of the ranks; empty if not set.
-        gpudirect: whether the hardware of every node can give GPU memory to the adapter.
-        rates_gbit: rate of all active adapters of a node, for RDMA and Slingshot; 0 where it is unknown.
+        gpudirect: whether on every node the network adapter can reach GPU memory.
+        rates_gbit: rate of all active RDMA and Slingshot adapters of a node together; 0 if unknown.
         skipped: ids of checks that must not run.
-        settings: node -> variables of its ranks whose effect NCCL's log or libraries show.
+        settings: node -> variables of its ranks whose effect is visible in NCCL's log or in the loaded libraries.
     """
 
     schema: int
@@ -81,8 +81,8 @@ class NcclTransport:
         adapters: the adapters in the line `NET/IB : Using`, or the selected provider.
         via: transport (`NET/IB`, `P2P/CUMEM`, `SHM`) -> number of channels.
         gpudirect: whether a channel has GDRDMA.
-        channels: number of collective channels; 0 if the log does not say it.
-        nvls: `yes`, `no`, or empty if the log does not say it.
+        channels: number of collective channels; 0 if it is not in the log.
+        nvls: whether NVLS multicast is available: `yes` or `no`; empty if this is not in the log.
         errors: lines at the level WARN, at most a few.
     """
 
@@ -98,12 +98,12 @@ class NcclTransport:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseResult:
-    """One phase in one rank, or one pair.
+    """One phase of the test in one rank, or the test of one pair.
 
     Attributes:
-        state: `running`: it has begun, and nothing more is known.
-        seconds: how long it took; if it did not end, how long the test waited for it.
-        bus_gb_s: bus bandwidth of all_reduce, in 1e9 bytes per second; 0 where it was not measured.
+        state: `end`, `failed`, or `running`: the phase has begun, and nothing more is known.
+        seconds: how long the phase took. If it did not end, how long the test waited for its end.
+        bus_gb_s: bus bandwidth of all_reduce, in 1e9 bytes per second; 0 if not measured.
     """
 
     phase: str
@@ -118,9 +118,9 @@ class SmokeRank:
     """What one rank reported.
 
     Attributes:
-        connections: both addresses of each TCP connection to other ranks, after the first group.
+        connections: both addresses of each TCP connection to other ranks, after the first process group was made.
         not_run: collective -> why it was not tested.
-        transport: from NCCL's log; None with another backend, or without a log.
+        transport: what NCCL's log says about the transport; None with another backend, or without a log.
         libraries: libraries of NCCL and its plugins that the rank had loaded, from /proc/self/maps.
     """
 
@@ -139,16 +139,17 @@ class SmokeReport:
     """What one node reported (`smoke/NODE.json`, and `smoke/pairs/NODE.json` for the pairs).
 
     Attributes:
-        ended: `done`: every rank gave its result and has ended; `failed`: a rank did not; `timeout`: a phase took
-            longer than its limit, and the ranks were killed; `unreachable`: no packet came back from the first node;
-            `not-started`: the container or torch did not start; `stopped`: a signal asked this step to end;
-            `other-ended`: the ranks waited for the ranks of a node that could not go on.
-        problem: the reason, for all values except `done`.
-        moved_bytes: what the interface sent and received in the last seconds before the ranks were killed; None where
-            that is unknown.
-        ras: what NCCL's RAS service said about a hang, or why it was not asked.
+        ended: how the test ended on this node. `done`: every rank gave its result and has ended. `failed`: a rank ended
+            without a result. `timeout`: a phase took longer than its limit, and the ranks were killed. `unreachable`:
+            no packet came back from the first node. `not-started`: the container or torch did not start. `stopped`: a
+            signal asked this step to end. `other-ended`: the ranks waited for the ranks of a node that could not
+            continue.
+        problem: the reason for the value of `ended`; empty for `done`.
+        moved_bytes: bytes that the interface sent and received in the last seconds before the ranks were killed; None
+            if unknown.
+        ras: what NCCL's RAS service reported about a hang, or why the service was not asked.
         diagnostics: lines of NCCL's diagnostics; empty if NCCL has no diagnostics (before 2.31).
-        seconds: from the start of the container to the end.
+        seconds: time from the start of the container to the end of the test.
     """
 
     schema: int
@@ -169,10 +170,10 @@ class SmokeResult:
     """The result over all nodes (`smoke.json`).
 
     Attributes:
-        tested: time of the test, in seconds since the epoch, by the clock of the batch node.
+        tested: when the test ran, in seconds since the epoch, by the clock of the batch node.
         checks: node -> the results of the checks `smoke.*`.
         result: the result for the run, by the severities of the run.
-        seconds: part -> how long it took on the slowest rank or node.
+        seconds: part of the test -> how long this part took on the slowest rank or node.
     """
 
     schema: int

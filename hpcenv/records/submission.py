@@ -1,7 +1,7 @@
 """How a run was submitted.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. It is not in `records/outcome.py`, because that module
-imports the facts of the nodes, which `hpcenv submit` does not need.
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. This record is not in `records/outcome.py`, because that
+module imports the records of facts, which `hpcenv submit` does not need.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """How a run was submitted (`submission.json`): the login node writes it once."""
+    """How a run was submitted (`submission.json`). The login node writes this file once."""
 
     schema: int
     run: str

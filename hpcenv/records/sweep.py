@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from hpcenv.errors import UsageError
 
-# Slurm's MaxArraySize is 1001 unless the site says otherwise, and indices end one below it
-# (slurm.conf(5), 22.05 to 26.05).
+# Slurm's MaxArraySize is 1001 by default, and the largest index is one less (slurm.conf(5), 22.05 to 26.05).
 MOST_ELEMENTS = 1000
 _HIGHEST_INDEX = 4_000_000
 
@@ -24,7 +23,7 @@ _RANGE = re.compile(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})")
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One name of a sweep with all its values."""
+    """One name of a sweep, with all values that the sweep gives it."""
 
     name: str
     values: tuple[str, ...]
@@ -35,7 +34,7 @@ class Elements:
     """The elements of a sweep or array.
 
     Attributes:
-        names: in the order in which they were given; empty for an array.
+        names: names of the sweep, in the order in which they were given; empty for an array.
         values: index in the array -> name -> value.
         at_once: how many elements may run at a time; None for no limit.
     """
@@ -67,7 +66,7 @@ class SweepElement:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRecord:
-    """The elements of a sweep or array (`sweep.json`): the login node writes the file once.
+    """The elements of a sweep or array (`sweep.json`). The login node writes this file once.
 
     Attributes:
         names: names of the sweep, in the order in which they were given; empty for an array.
@@ -86,11 +85,11 @@ def of_sweep(words: Sequence[str], at_once: int | None) -> Elements:
     r"""Return every combination of the values; the last name varies fastest.
 
     Args:
-        words: `NAME=V1,V2` (values are literal, `\,` is a comma) or `NAME=0..4` (both ends
+        words: `NAME=V1,V2` (values are literal, `\,` is a comma in a value) or `NAME=0..4` (from 0 to 4, both
             included).
 
     Raises:
-        UsageError: a text has neither of these forms, a name or value is given twice, or there are too many elements.
+        UsageError: a word has neither of these forms, a name or value is given twice, or there are too many elements.
     """
     axes = [_axis(word) for word in words]
     names = tuple(axis.name for axis in axes)
@@ -141,10 +140,10 @@ def _require_count(count: int) -> None:
 
 
 def of_array(spec: str, at_once: int | None) -> Elements:
-    """Return the elements that sbatch's --array means: `0-9`, `1,3,7`, `0-20:5`, each also with `%N` at the end.
+    """Return the elements for a value of sbatch's --array, for example `0-9`, `1,3,7`, `0-20:5` or `0-9%N`.
 
     Raises:
-        UsageError: it is not such a list, or `%N` is given together with --max-parallel.
+        UsageError: `spec` has another form, or `%N` is given together with --max-parallel.
     """
     text, percent, limit = spec.partition("%")
     if percent and (not re.fullmatch("[1-9][0-9]{0,8}", limit) or at_once is not None):
@@ -186,9 +185,8 @@ def array_spec(indices: Sequence[int], at_once: int | None = None) -> str:
 def arguments(args: Sequence[str], values: Mapping[str, str], index: int) -> tuple[str, ...]:
     """Return the script's arguments for one element.
 
-    `{NAME}` in an argument is replaced by the value. A name that no argument contains is
-    appended as `--NAME=VALUE`. `{element}` is the index. Values are literal: braces in them
-    are not replaced.
+    `{NAME}` in an argument is replaced by the value of NAME. If no argument contains `{NAME}`, `--NAME=VALUE` is
+    appended. `{element}` is replaced by the index. Values are literal, so braces in a value are not replaced.
     """
     known = {"element": str(index), **values}
     used: set[str] = set()
@@ -203,10 +201,10 @@ def arguments(args: Sequence[str], values: Mapping[str, str], index: int) -> tup
 
 
 def require_names(args: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse an argument that looks like a misspelt `{NAME}`: every element would get it literally.
+    """Refuse an argument that looks like a misspelt `{NAME}`, because every element would get it unchanged.
 
     Raises:
-        UsageError: an argument holds `{word}` with a word close to a name of the sweep.
+        UsageError: an argument contains `{WORD}`, and WORD is similar to a name of the sweep.
     """
     for word in args:
         for hole in re.findall(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}", word):
@@ -218,5 +216,5 @@ def require_names(args: Sequence[str], names: Sequence[str]) -> None:
 
 
 def folder_name(index: int) -> str:
-    """Return the name of an element's run folder: the index as Slurm's `%4a` writes it."""
+    """Return the name of an element's run folder: the index with four digits, as Slurm's `%4a` writes it."""
     return f"{index:04d}"

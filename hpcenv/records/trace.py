@@ -1,29 +1,31 @@
 """The trace of chosen optimizer steps: each operation of torch that a rank called, with hashes of inputs and outputs.
 
-Runs on: LOGIN NODE. Standard library only. The ranks write these files (incontainer/start_hook/trace.py). A line that
-does not fit is recorded as a problem, and raises no error.
+Runs on: LOGIN NODE. Standard library only. The ranks write these files (incontainer/start_hook/trace.py). A line in
+another form is recorded as a problem, and raises no error.
 
 One file for each rank and attempt: `trace/attempt-K/rank-R.jsonl`, at most 32 MiB. Each line is one JSON object:
 
-`start`: a process of this rank begins. `first`, `last`: the steps that are wanted.
+`start`: a process of this rank begins. `first`, `last`: the first and last step that shall be traced.
     {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4,
      "first": 1, "last": 1}
-`begin`: a step begins. What was recorded of an earlier step that has no end does not count. `resumed`: the step of the
-    checkpoint that the process began with, 0 without one. The first step of a process holds the start of the model too.
+`begin`: a step begins. If the step before has no `end` line, its operations do not count. `resumed`: the step of the
+    checkpoint with which the process began, 0 without a checkpoint. The first step of a process also contains the
+    operations that set up the model.
     {"kind": "begin", "resumed": 0}
 `op`: one operation, in the order of the calls.
     {"kind": "op", "i": 17, "name": "aten.addmm.default", "phase": "forward", "module": "Net.head", "class": "Linear",
      "at": "source/train.py:11", "in": [["self", "float32[5]", "c4bf..."], ...], "args": "beta=1", "out": [...]}
     `phase`: `setup` (before the first module is called), `forward`, `backward`, `gradients` (between the backward pass
-    and the optimizer) or `optimizer`. `module`: in the module that the script called. `at`: line of the script; in the
-    backward pass, that of the forward pass. `in` and `out`: name in the operation's schema (a number for a returned
-    value), type, and the first 32 digits of sha256 over the bytes in order; `-` where there is no hash: memory
-    that nothing was written to yet, results of a send or receive. Of a list of tensors also eight digits for
-    each, and its type. `generator` is the state from which random numbers are drawn. `args`: other arguments.
+    and the optimizer) or `optimizer`. `module`, `class`: name and class of the module that called the operation. `at`:
+    line of the script; in the backward pass, the line of the forward pass. `in` and `out`: for each tensor, its name in
+    the operation's schema (a number for a returned value), its type, and the first 32 digits of the sha256 over its
+    bytes in order. Instead of a hash, `-` stands for memory to which nothing was written yet, and for results of a send
+    or receive. A list of tensors also has the type and the first eight digits of the hash of each tensor. `generator`
+    is the state from which random numbers are drawn. `args`: the arguments that are not tensors.
 `end`: the step has ended; `step` is its number.
     {"kind": "end", "step": 1, "operations": 214}
-`note`: something that the trace does not show, in words.
-`limit`: the file has reached its limit; no step after this is whole.
+`note`: a sentence about something that the trace does not show.
+`limit`: the file has reached its size limit, so no step after this line is complete.
     {"kind": "limit", "bytes": 33554432}
 """
 
@@ -44,7 +46,7 @@ PHASES: tuple[TracePhase, ...] = get_args(TracePhase)
 
 UNKNOWN = "-"
 
-# A damaged file has many bad lines: the first ones say enough.
+# A damaged file has many bad lines, and the first of them are enough for a reader.
 _MOST_PROBLEMS = 20
 _HASH = re.compile(r"[0-9a-f]{8,32}\Z")
 
@@ -54,9 +56,9 @@ class TracedTensor:
     """An argument or a result of an operation.
 
     Attributes:
-        name: in the schema of the operation; a number for a returned value.
+        name: its name in the schema of the operation; a number for a returned value.
         type: dtype, shape and device, for example `float32[16, 5] cuda`; `number` for a result that is not a tensor.
-        hash: hash of its bytes; `-` if there is no hash. For a `number`, its text.
+        hash: hash of its bytes, or `-` without a hash; for the type `number`, the number as text.
         each: for a list of tensors, the first digits of the hash of each tensor; empty if there are too many.
         types: for a list of tensors, the type of each tensor.
     """
@@ -93,10 +95,10 @@ class TracedOperation:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """One whole optimizer step.
+    """One complete optimizer step.
 
     Attributes:
-        resumed: the step of the checkpoint that the process began with; 0 without one.
+        resumed: the step of the checkpoint with which the process began; 0 without a checkpoint.
     """
 
     step: int
@@ -109,7 +111,7 @@ class RankTrace:
     """What one rank traced in one attempt.
 
     Attributes:
-        steps: number -> step, only complete steps; if a step was traced twice, the later one.
+        steps: number -> step, only complete steps. If a step was traced twice, it is the later one.
         notes: what the trace does not show, in words.
         problems: lines of the file that could not be read, and whether the limit was reached.
     """
@@ -122,7 +124,7 @@ class RankTrace:
 
 
 def read_run_trace(run: RunFolder) -> dict[int, RankTrace]:
-    """Return rank -> its trace over all attempts; a later attempt replaces equal steps. Empty without a trace."""
+    """Return rank -> its trace over all attempts. If two attempts have the same step, the later attempt counts."""
     found: dict[int, RankTrace] = {}
     for attempt, rank, path in rank_files(run.trace, ".jsonl"):
         new, old = read_trace(path, attempt, rank), found.get(rank)

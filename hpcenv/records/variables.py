@@ -1,9 +1,10 @@
-"""How a variable is written into a record, by its name: with its value, or only its name.
+"""Whether a record contains a variable with its value, or only the name of the variable.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-A variable whose name looks like that of a credential is recorded by its name only. So its value is in no lockfile, log,
-verdict, report or script. The manifest of a run has it where the user gives it with --env or [env]: the nodes need it.
+If the name of a variable looks like the name of a credential, only the name is recorded. So the value is in no
+lockfile, log, verdict, report or script. There is one exception: a value that the user gives with --env or [env] is in
+the run's manifest, because the nodes need it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ WITHHELD = "(value not recorded)"
 # In a setting that extends a variable (`Setting.expands`), this text means the variable's earlier value.
 OLD_VALUE = "${value}"
 
-# What stands before `key` and `token` in the name of a credential. Alone, both mean something else in a training.
+# The words before `key` and `token` in the name of a credential. In a training, the bare words `key` and `token` mean
+# something else.
 _OF_KEY = r"api|access|account|auth|client|consumer|deploy|encryption|private|secret|service|signing|ssh|storage|wandb"
 _PROVIDERS = (
     r"access|api|auth|bearer|bot|ci|clearml|comet|deploy|gh|git|github|gitlab|hf|hub|hugging_?face|id|job|jwt|mlflow|"
@@ -39,7 +41,7 @@ _FOLDER = "PWD"
 # `http_proxy=http://user:password@proxy:3128`
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
-# In a URL of http, a name alone can be a token. `ssh://git@host` has none.
+# In a URL of http, a user name without a password can be a token. In `ssh://git@host`, it is not a token.
 _PASSWORD = re.compile(r"(?<=http://)[^/@\s]+@|(?<=https://)[^/@\s]+@|(?<=://)[^/@:\s]*:[^/@\s]+@")
 
 # Variables of the libraries with which ranks communicate. If the user sets one anywhere, it wins over a detected one.
@@ -50,22 +52,22 @@ def names_credential(name: str) -> bool:
     """Return whether the name of an option, or of a key in a file, says that its value is a credential.
 
     The words are chosen for projects that train models: `pad_token`, `max_tokens`, `key_dim` and `tokenizer` are not
-    credentials. The keyword detector of detect-secrets 1.5.0 suspects each of them, which is why it is not used.
+    credentials. The keyword detector of detect-secrets 1.5.0 suspects all four names, so hpcenv does not use it.
     """
     return _NAME.fullmatch(_CAMEL.sub("_", name)) is not None
 
 
 def looks_like_credential(name: str) -> bool:
-    """Return whether the name of a variable looks like that of a credential.
+    """Return whether the name of a variable looks like the name of a credential.
 
-    This test is stricter than the test for options: it is no loss if a record leaves out a value, and a variable is
-    rarely a setting of the model.
+    This test finds more names than the test for options. A value that is missing in a record is no great loss, and an
+    environment variable is rarely a setting of the model.
     """
     return name != _FOLDER and (_IN_VARIABLE.search(name) is not None or names_credential(name))
 
 
 def recorded_value(name: str, value: str) -> str:
-    """Return the value of a variable for a record: without credentials."""
+    """Return the value of a variable as a record may contain it, without credentials."""
     return WITHHELD if looks_like_credential(name) else _IN_URL.sub("***@", value)
 
 
@@ -91,5 +93,5 @@ def is_tuning(name: str) -> bool:
 
 
 def is_left_alone(name: str) -> bool:
-    """Return whether an empty value means that hpcenv sets nothing: a rule or a file of the host could set it."""
+    """Return whether an empty value of a variable forbids hpcenv to set it from a rule or from a file of the host."""
     return name.startswith(("NCCL_", "FI_", "GLOO_"))

@@ -15,17 +15,17 @@ from hpcenv.records.network import NetworkDecision
 Result = Literal["match", "mismatch", "unknown"]
 
 
-# How a finding begins if a node reported nothing because srun could not start there.
+# With this text a finding begins if a node reported nothing because srun could not start on it.
 SRUN_GAVE_UP = "srun could not start on this node"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One comparison that did not end in `match`, or that users should know.
+    """One comparison that did not end in `match`, or whose result users should know.
 
     Attributes:
-        owner: for a check, who can remove the cause: `node` is hardware or a service of the node, `user` is the job.
-        remedy: for a check, what to do.
+        owner: for a check, where the cause is: `node` (hardware or a service of the node) or `user` (the user's job).
+        remedy: for a check, what to do about the cause.
     """
 
     node: str
@@ -44,8 +44,8 @@ class NodeVerdict:
     """One node's result.
 
     Attributes:
-        compared: how many fields could be compared because the node reported them.
-        sif: how the SIF was checked, for people; empty without one.
+        compared: how many fields were compared. Only fields that the node reported can be.
+        sif: a text for people on how the SIF was checked; empty without a SIF.
     """
 
     node: str
@@ -56,10 +56,10 @@ class NodeVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks meet: torchrun's c10d arguments.
+    """The rendezvous of the ranks: the arguments of torchrun's c10d backend.
 
-    `host` and `port` name the endpoint on the first node, `id` changes with every restart
-    so that a stale store is never rejoined.
+    `host` and `port` name the endpoint on the first node. `id` changes with every restart, so that no rank joins the
+    store of an earlier attempt.
     """
 
     host: str
@@ -88,8 +88,8 @@ class Verdict:
 
     Attributes:
         settings: node -> variables that hpcenv sets for its ranks; credentials without their value.
-        inherited: node -> variables of the job that its ranks get, if they can change results.
-        launched: the nodes that train, in the order of their node ranks; without nodes that a spare node replaces.
+        inherited: node -> variables of the job that its ranks get and that can change results.
+        launched: the nodes that train, in the order of their node ranks, without nodes that a spare node replaces.
         notes: which data were compared, and which parts of the code were not.
         network: the reasons of the network settings; None in a verdict from before they were recorded.
         preflight: which checks ran, with their results; None if no check ran.
@@ -111,6 +111,6 @@ class Verdict:
 
     @property
     def of_checks(self) -> bool:
-        """Whether only checks (network, GPUs, files) stopped the run: they have an owner, fields have none."""
+        """Whether only checks (network, GPUs, files) stopped the run. A finding of a check has an owner."""
         blocking = [one for one in self.findings if one.severity == "must" and one.result == "mismatch"]
         return bool(blocking) and all(one.owner for one in blocking)

@@ -1,1 +1,1 @@
-"""The results of a run, and whether another run gives the same results: record, comparison, reproduction, report."""
+"""The results of a run, and whether other runs give the same results: records, comparison, reproduction, reports."""

@@ -1,4 +1,4 @@
-"""How well the results of a run on different hardware can agree, and why not better. Pure. Runs on: LOGIN NODE.
+"""How well the results of a repeated run can agree with the original, and why not better. Pure. Runs on: LOGIN NODE.
 
 Sources: cuBLAS promises equal bits only for one toolkit, one architecture and one number of SMs (cuBLAS documentation,
 "Results reproducibility"); PyTorch promises no equal results across releases, platforms, or CPU and GPU (PyTorch notes,
@@ -18,7 +18,7 @@ from hpcenv.text import cut
 
 Best = Literal["equal", "within", "nothing"]
 
-# Facts of nodes that decide whether the last bit can agree, each with words for messages.
+# Facts of nodes that decide whether results can agree to the last bit, each with words for messages.
 _HARDWARE = {
     "host.machine": "another processor architecture",
     "host.gpu-models": "another GPU model",
@@ -27,7 +27,7 @@ _HARDWARE = {
     "host.gpu-mig": "a different division of the GPU (MIG)",
 }
 _SWITCHES = ("threads", "capability")
-# Groups of differences after which bits can still be equal, but no source promises that they are.
+# With these groups of differences, results can still be equal to the last bit, but no source promises it.
 _UNPROMISED = ("ranks per node", "torch and its libraries", "packages", "Python")
 # The most characters of a value in a sentence.
 _LONGEST = 80
@@ -39,7 +39,7 @@ class Attainable:
 
     Attributes:
         best: `equal` to the last bit, `within` the tolerance, or `nothing` if the new run is a different experiment.
-        reasons: why `equal` cannot be expected; or the conditions for `equal`.
+        reasons: for `equal`, the conditions for it; otherwise why `equal` cannot be expected.
     """
 
     best: Best
@@ -57,10 +57,10 @@ def expect(
     """Return the agreement that can be expected before a job runs, from the record and the options of the job.
 
     Args:
-        world_size: ranks of the new job.
-        accumulated: whether fewer ranks keep the global batch, in the way that the authors state.
+        world_size: number of ranks of the new job.
+        accumulated: whether fewer ranks keep the global batch through `[reproduce] one-node` of the authors.
         args: script arguments that the user typed instead of the run's arguments; None for the run's arguments.
-        lockfile: a lockfile that is not the run's lockfile; empty for the run's lockfile.
+        lockfile: path of the lockfile that is used instead of the run's own; empty if the run's own is used.
     """
     reasons = []
     if args is not None and tuple(args) != record.args:
@@ -96,8 +96,8 @@ def expect_after(
     """Return the agreement that can be expected of two runs that have ended, from their records.
 
     Args:
-        reference, other: the records.
-        causes: what differs between them.
+        reference, other: the records of the two runs.
+        causes: the differences between the runs.
         accumulated: whether the arguments differ only in the option with which fewer ranks keep the global batch.
     """
     found = _of_records(reference, other, accumulated=accumulated)
@@ -142,7 +142,7 @@ def _of_records(reference: RunRecord, other: RunRecord, *, accumulated: bool) ->
 
 
 def _profile(record: RunRecord) -> str:
-    """Return the determinism profile that was applied; if this is not known, the profile in the lockfile."""
+    """Return the determinism profile that the ranks applied. If it is not known, return the profile in the lockfile."""
     applied = {str(values["profile"]) for values in record.determinism.values() if values.get("profile")}
     return applied.pop() if len(applied) == 1 else "" if record.lock is None else record.lock.determinism
 

@@ -1,4 +1,4 @@
-"""The attempts of a run: when each began and ended, how its nodes ended, and how long its parts took.
+"""The attempts of a run: when each attempt began and ended, how its nodes ended, and how long its parts took.
 
 Runs on: LOGIN NODE.
 """
@@ -24,7 +24,7 @@ class ExitRecord:
     """How one node ended.
 
     Attributes:
-        launched, ended: seconds since the epoch.
+        launched, ended: when the launch began and ended, in seconds since the epoch.
         stopped: why the training was asked to end; empty if it was not asked.
         saved: whether the training reported that it saved its state.
         failed_ranks: how many ranks failed on this node.
@@ -80,7 +80,7 @@ class Timings:
 
 
 def read_attempts(run: RunFolder) -> tuple[AttemptRecord, ...]:
-    """Return the attempts of a run, in order; the last item is the present attempt, or the attempt that ended last."""
+    """Return the attempts of a run, in order. The last item is the newest attempt, which may still be running."""
     folders = [*sorted(_earlier(run), key=_numbers), run.path][-_MOST_ATTEMPTS:]
     return tuple(found for path in folders if (found := _read_attempt(RunFolder(path))) is not None)
 
@@ -168,6 +168,6 @@ def _span(began: float, launched: float | None, ended: float | None) -> float | 
 
 
 def total(parts: Sequence[float | None]) -> float | None:
-    """Return the sum of parts; None if one is unknown, or there is no part."""
+    """Return the sum of the parts; None if a part is unknown, or if there is no part."""
     known = [part for part in parts if part is not None]
     return math.fsum(known) if known and len(known) == len(parts) else None

@@ -1,7 +1,7 @@
 """Differences between two runs that can explain different results, the most likely difference first. Pure.
 
-Runs on: LOGIN NODE. Which settings change results was tried on a CPU with torch 2.13 (2026-11-22): threads, CPU
-capability, MKL and oneDNN settings each changed some operations. If the source is a vendor's table, the table is named.
+Runs on: LOGIN NODE. Trials on a CPU with torch 2.13 (2026-11-22) showed which settings change results: threads, CPU
+capability, MKL and oneDNN settings each changed some operations. If a vendor's table is the source, its name is given.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Cause:
 
     Attributes:
         group: the group's name.
-        likelihood: `another-experiment` if the runs were not asked to do the same work.
+        likelihood: how likely the differences change results. `another-experiment`: the runs had to do different work.
         why: how the differences change results.
-        changes: field, value in the reference, value in the other run.
+        changes: for each difference, the field, its value in the reference, and its value in the other run.
     """
 
     group: str
@@ -47,10 +47,10 @@ def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _CauseGr
     return _CauseGroup(name=name, likelihood=likelihood, fields=re.compile(fields, re.IGNORECASE), why=why)
 
 
-# Used instead of "number of ranks" if this number is equal.
+# This group replaces "number of ranks" if both runs have the same number of ranks.
 _SAME_RANKS = "ranks per node"
-# The first group that fits a field has it; the order is the rank. What a run was asked to do comes before how it
-# computed: with other arguments no comparison of libraries explains anything.
+# A field belongs to the first group that fits. The order of the groups is the order in the output. Groups about the
+# task of a run (arguments, seed, code, data) come first: if they differ, different libraries explain nothing.
 _GROUPS = (
     _group(
         "arguments",
@@ -144,7 +144,7 @@ _GROUPS = (
     _group("for the record", "unlikely", r".*", "no effect on results is known"),
 )
 
-# Fields of a group above that explain nothing alone, or repeat another field.
+# Fields that a group above would fit, but that explain nothing alone or repeat another field.
 _FOR_THE_RECORD = re.compile(
     r"code\.(commit|dirty|workdir|reason)|container\.(sif\..*|reference|binds|index-digest)|policy|host\.(hostname|"
     r"gpu-uuids|kernel|cpus|memlock|shm-mib|slurm|apptainer|glibc)|env\.(HPCENV_.*|MASTER_.*|NCCL_SOCKET_IFNAME|"
@@ -158,13 +158,13 @@ def rank_causes(
     """Return the differences of two runs in groups, the most likely cause first.
 
     Args:
-        changes: from `hpcenv diff`.
-        effective: switch -> its value in the reference and in the other run, where they differ.
+        changes: the changes that `hpcenv diff` finds.
+        effective: switch -> its values in the reference and in the other run, for the switches that differ.
     """
     found: dict[str, list[tuple[str, str, str]]] = {}
     rows = [(change.field, change.left, change.right) for change in changes]
     rows += [(f"determinism.{name}", _shown(pair[0]), _shown(pair[1])) for name, pair in sorted(effective.items())]
-    # What both runs have makes no row: a number that is missing is the same on both sides.
+    # Equal values make no row, so a number that is missing here is equal in both runs.
     shape = [row[1:] for row in rows if row[0] in ("run.nodes", "run.nproc-per-node")]
     same_ranks = math.prod(int(left) for left, _ in shape) == math.prod(int(right) for _, right in shape)
     for field, left, right in rows:
@@ -192,7 +192,7 @@ def _shown(value: Value | None) -> str:
 def different_switches(
     reference: Mapping[str, Mapping[str, Value | None]], other: Mapping[str, Mapping[str, Value | None]]
 ) -> dict[str, tuple[Value | None, Value | None]]:
-    """Return the switches whose values differ between two runs, on the first common rank that differs."""
+    """Return the switches whose values differ between two runs. If several ranks differ, the lowest rank counts."""
     found: dict[str, tuple[Value | None, Value | None]] = {}
     for rank in sorted(reference.keys() & other.keys(), key=lambda one: (len(one), one)):
         left, right = reference[rank], other[rank]

@@ -1,4 +1,4 @@
-"""Measure how close two numbers are: equal bits, units in the last place, tolerance, an interval over seeds. Pure.
+"""Measure how close numbers are: by equal bits, units in the last place, tolerance, or an interval over seeds. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # rtol and atol of `torch.testing.assert_close` (torch 2.13, testing/_comparison.py, read 2026-11-22). Values that were
-# printed with few digits are compared as float32: a training rarely computes its loss in float64.
+# printed with few digits are compared as float32, because a training rarely computes its loss in float64.
 ASSERT_CLOSE = {
     "float64": (1e-7, 1e-7),
     "float32": (1.3e-6, 1e-5),
@@ -19,11 +19,11 @@ ASSERT_CLOSE = {
     "bfloat16": (1.6e-2, 1e-5),
     "printed": (1.3e-6, 1e-5),
 }
-# From the most exact type to the coarsest type: if two types differ, the coarser type decides.
+# The types from the most exact to the coarsest. If two values have different types, the coarser type is used.
 _COARSER = ("float64", "float32", "printed", "float16", "bfloat16")
 
-# Format of the number and of its bits (struct), and bits that are cut off at the end: bfloat16 is the upper half of
-# a float32.
+# For each type: the format of a number, the format of its bits (both for struct), and how many low bits are cut off.
+# A bfloat16 is the upper half of a float32.
 _BITS = {
     "float64": ("<d", "<q", 0),
     "float32": ("<f", "<i", 0),
@@ -44,8 +44,8 @@ class Tolerance:
     """What counts as close: `|value - reference| <= atol + rtol * |reference|`, or at most `ulp` ULP apart.
 
     Attributes:
-        rtol, atol: None for the tolerance of `assert_close` for the type of the values.
-        ulp: units in the last place; None for the rule above.
+        rtol, atol: the tolerance. If both are None, `assert_close`'s tolerance for the type of the values is used.
+        ulp: largest distance in units in the last place; None if rtol and atol are used.
     """
 
     rtol: float | None = None
@@ -87,17 +87,17 @@ def coarser(first: str, second: str) -> str:
 
 
 def same_bits(first: float, second: float) -> bool:
-    """Return whether two numbers have the same bits; every NaN equals every other NaN, 0.0 and -0.0 differ."""
+    """Return whether two numbers have the same bits. All NaN count as equal; 0.0 and -0.0 count as different."""
     if math.isnan(first) or math.isnan(second):
         return math.isnan(first) and math.isnan(second)
     return first == second and math.copysign(1.0, first) == math.copysign(1.0, second)
 
 
 def ulps(first: float, second: float, dtype: str) -> int | None:
-    """Return how many numbers of a type lie between two numbers, plus one; 0 for 0.0 and -0.0.
+    """Return the distance of two numbers in units in the last place of a type. The distance of 0.0 and -0.0 is 0.
 
     Returns:
-        None without a distance: NaN, infinity, a type without bits, or a number that the type cannot hold.
+        The distance; None for NaN, infinity, an unknown type, or a number that the type cannot represent.
     """
     if dtype not in _BITS or not (math.isfinite(first) and math.isfinite(second)):
         return None
@@ -108,7 +108,7 @@ def ulps(first: float, second: float, dtype: str) -> int | None:
 
 
 def _ordered(value: float, dtype: str) -> int:
-    """Return the bits of a number as an integer that grows with it."""
+    """Return the bits of a number as an integer. A larger number has a larger integer."""
     number, bits, cut = _BITS[dtype]
     packed = struct.pack(number, value)
     raw: int = struct.unpack(bits, packed)[0]
@@ -135,6 +135,6 @@ def interval(values: Sequence[float]) -> Interval | None:
         return None
     mean = math.fsum(values) / count
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    # From 30 degrees of freedom on the quantile is at most 2.042, so the interval is a little too wide.
+    # With more than 30 degrees of freedom, the quantile for 30 is used, so the interval is a little too wide.
     half = _T95[min(count - 2, len(_T95) - 1)] * math.sqrt(variance / count)
     return Interval(count=count, mean=mean, low=mean - half, high=mean + half)

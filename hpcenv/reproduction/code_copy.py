@@ -1,7 +1,7 @@
 """Make a project from the copy of the code in a run folder, so that it can be submitted elsewhere.
 
-Runs on: LOGIN NODE. The run folder may be anybody's: only listed files with the listed content are copied, names stay
-inside the new folder, and links that lead out of it are left out.
+Runs on: LOGIN NODE. The run folder may belong to somebody else, so it is not trusted. Only listed files with the listed
+content are copied, all names stay inside the new folder, and links that lead out of this folder are left out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class CodeCopy:
     """The code of a run in a new folder.
 
     Attributes:
-        code: the folder, and the listed files that it has.
-        folder: the folder in it from which the run was submitted.
-        left_out: the files that it does not have, in words.
+        code: the new folder, and the listed files in it.
+        folder: the folder in the copy that corresponds to the folder from which the run was submitted.
+        left_out: one sentence for each file that the copy does not have.
     """
 
     code: CopiedCode
@@ -46,12 +46,12 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
     """Copy the code of a run into a new folder.
 
     Args:
-        target: a new folder, or a folder from an earlier call; then its files are compared.
+        target: a new folder, or the folder of an earlier call. The files of an existing folder are compared.
 
     Raises:
-        UsageError: the run has no copy of its code.
-        WouldOverwrite: the folder exists.
-        FileUnusable: a file cannot be copied, or is not the file of the run; the new folder is removed again.
+        UsageError: the run has no copy of its code, or worked in a folder outside of its project.
+        WouldOverwrite: the folder exists, and a file in it differs from the file of the run.
+        FileUnusable: a file cannot be copied, or differs from the file of the run. The new folder is removed again.
         RecordInvalid: the list of the files cannot be read.
     """
     if manifest.source is None or not run.source.is_dir() or run.source.is_symlink():
@@ -76,7 +76,7 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
 
 
 def left_out_of(run: RunFolder) -> Mapping[str, str]:
-    """Return the files that are left out of an unpacked bundle: path -> why; empty for another folder."""
+    """Return path -> why, for the files that an unpacked bundle does not have; empty for another folder."""
     try:
         return load_record(About, run.path / ABOUT).left_out
     except RecordInvalid:
@@ -88,7 +88,7 @@ def _is_here(run: RunFolder, path: str) -> bool:
 
 
 def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
-    """Copy listed files, or compare the files of an earlier call; return what was left out, in words."""
+    """Copy the listed files, or compare the files of an earlier call. Return in words what was left out."""
     try:
         target.mkdir(parents=True)
     except FileExistsError as error:
@@ -148,7 +148,7 @@ def _copy_link(points_to: str, place: Path, target: Path, path: str) -> str:
 
 
 def _folder_of_submission(manifest: Manifest, root: Path) -> Path:
-    """Return the folder in a copy of the project from which the run was submitted."""
+    """Return the folder in a copy of the project that corresponds to the folder of the submission."""
     source = manifest.source
     if source is None:
         return root

@@ -1,7 +1,7 @@
-"""`hpcenv compare`: whether two runs gave the same results, and if not, from which step on and what can explain it.
+"""`hpcenv compare`: whether two runs gave the same results. If not, it shows from which step on, and possible causes.
 
-Runs on: LOGIN NODE. Three questions have separate answers: does a run give the same results again here, is it equal to
-the reference, and does a restart repeat the steps that it computes again.
+Runs on: LOGIN NODE. Three questions get separate answers. Does the run give the same results again on this cluster? Is
+the run equal to the reference? If a restart computes steps again, does it give the same results?
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Steps:
     last: int | None = None
 
     def of(self, series: Sequence[Series]) -> tuple[Series, ...]:
-        """Return this part of each series; leave out series without any of these steps."""
+        """Return the part of each series with these steps. A series without any of these steps is left out."""
         first, last = (
             self.first if self.first is not None else -(1 << 62),
             self.last if self.last is not None else 1 << 62,
@@ -80,12 +80,12 @@ class RunComparison(Shown):
         reference, other: names of the runs.
         verdict: `equal` to the last bit, `within` the tolerance, or `differs`.
         headline: the verdict in one sentence.
-        first: the first pair of values that differs, of all metrics and parameters; None if all are equal.
+        first: the first pair of values that differs, among all metrics and parameters; None if all are equal.
         answers: the answers to the three questions.
         global_batch: for each run, the samples of all ranks in an optimizer step; None if the number is not known.
         causes: differences between the runs, the most likely cause first.
         findings: what the ranks report about their determinism switches.
-        not_compared: what no record of a run contains, and what could not be read.
+        not_compared: what was not compared, because a run did not record it or because it could not be read.
     """
 
     reference: str
@@ -116,15 +116,17 @@ def compare(
     atol: float | None = None,
     ulp: int | None = None,
 ) -> RunComparison | SweepComparison:
-    """Compare the results of a run with a reference, or of two sweeps over seeds: `hpcenv compare`.
+    """Compare the results of a run with those of a reference, or the results of two sweeps over seeds.
+
+    This is `hpcenv compare`.
 
     Args:
-        reference, run: each is a run folder, name or job id; or both are sweeps.
-        again: more runs like `run`, which show whether it repeats here.
+        reference, run: a run folder, name or job id for each run; or two sweeps.
+        again: further runs with the same settings as `run`, which show whether the run repeats on this cluster.
         project: a folder of the project; relative paths begin there.
-        runs_dir: folder of runs, if not the project's.
-        steps: `A:B` compares only these steps; `N` compares the steps up to N.
-        metric: names of metrics; none for all.
+        runs_dir: folder of runs; None for the project's folder of runs.
+        steps: `A:B` compares only the steps from A to B; `N` compares the steps up to N.
+        metric: names of the metrics to compare; empty for all.
         rtol, atol: tolerance; None for the tolerance of torch.testing.assert_close.
         ulp: tolerance in units in the last place, instead of rtol and atol.
 
@@ -181,13 +183,13 @@ def compare_runs(
     """Compare a run with a reference.
 
     Args:
-        start: the folder where the user is.
+        start: the user's current folder.
         reference, other: a run folder, name or job id.
-        again: more runs like `other`, for the question whether the run repeats here.
-        runs: folder of runs, if not the project's.
+        again: further runs with the same settings as `other`, which show whether the run repeats on this cluster.
+        runs: folder of runs; None for the project's folder of runs.
         tolerance: the tolerance; None for the tolerance of torch.testing.assert_close.
         steps: the steps to compare; None for all.
-        metrics: names of metrics; none for all.
+        metrics: names of the metrics to compare; empty for all.
 
     Raises:
         RunNotFound, RecordInvalid, UsageError: a run cannot be found or read.
@@ -260,9 +262,9 @@ def causes_between(start: Path, reference: Side, other: Side) -> tuple[tuple[Cau
 
 
 def _changes(start: Path, reference: Side, other: Side) -> tuple[tuple[Change, ...], tuple[str, ...]]:
-    """Return the differences between the runs except their results, and what could not be compared."""
+    """Return the differences between the environments of two runs, and what could not be compared."""
     try:
-        # Both are folders of runs: git is not asked, so it needs no variables.
+        # `diff` gets two run folders, so it does not start git and needs no environment variables.
         found = diff(str(reference.folder), str(other.folder), project=start, environ={})
     except HpcenvError as error:
         return (), (f"the environments of the runs: {error.what}",)
@@ -340,7 +342,7 @@ def _equals(found: _Found) -> Answered:
 
 
 def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause], found: _Found) -> Answered:
-    """Answer whether the run repeats here: from further runs, or from the reference if nothing else differs."""
+    """Answer whether the run repeats here, from further runs, or from the reference if the runs differ in nothing."""
     question: Question = "repeats-here"
     if len(sides) == 2:
         if any(cause.likelihood != "unlikely" for cause in causes):
@@ -359,7 +361,11 @@ def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause
 
 
 def _replays(sides: Sequence[Side], found: _Found) -> Answered:
-    """Answer whether a restart repeats steps: from steps that a run computed twice, else from a run without restart."""
+    """Answer whether a restart gives the same results again.
+
+    The answer comes from steps that a run computed twice. Without such steps, it comes from an equal run without
+    restart.
+    """
     question: Question = "restart-replays"
     restarted = [side for side in sides if len(side.measured.starts) > 1]
     if not restarted:
@@ -385,7 +391,7 @@ def _replays(sides: Sequence[Side], found: _Found) -> Answered:
 
 
 def _replayed(starts: Sequence[Start]) -> Iterator[tuple[int, Divergence | None]]:
-    """Yield for each start the number of values that it computed again, and the first value that differs."""
+    """Yield for each pair of starts the number of values that both computed, and the first value that differs."""
     for number, later in enumerate(starts):
         for earlier in starts[:number]:
             metrics = comparison.compare_metrics(earlier.series, later.series, Tolerance(), same_ranks=True)

@@ -10,7 +10,7 @@ from hpcenv.reproduction.compare import Question, RunComparison
 from hpcenv.reproduction.comparison import Divergence, MetricComparison
 from hpcenv.text import columns, cut, visible, wrap
 
-# The most metrics, differences in one group, and lines about missing data that are printed. `--json` has all.
+# At most so many metrics, differences in one group, and lines about missing data are printed. `--json` has all of them.
 _METRICS, _CHANGES, _NOT_COMPARED = 12, 4, 8
 
 QUESTIONS: dict[Question, str] = {
@@ -104,7 +104,7 @@ def metric_rows(metrics: Sequence[MetricComparison]) -> list[tuple[str, ...]]:
 
 
 def _largest(one: MetricComparison) -> str:
-    """Return the largest difference of a metric: in ULP if the number of ULP is small, else relative."""
+    """Return the largest difference of a metric: in ULP if it is below 1000 ULP, otherwise as a relative difference."""
     if one.first is None:
         return "-"
     if one.largest_ulp is not None and one.largest_ulp < 1000:
@@ -139,12 +139,12 @@ def divergence_lines(pair: Divergence) -> Iterator[str]:
 
 
 def meaning_of_causes(result: RunComparison) -> str:
-    """Return how the differences between two runs relate to their results, in words."""
+    """Return the words that follow the title of the list of differences, according to the verdict."""
     return "the results are equal" if result.verdict == "equal" else "the most likely cause first"
 
 
 def how_it_changes(cause: Cause) -> str:
-    """Return how likely a group of differences changes results, and how; the text follows the group's name."""
+    """Return how likely a group of differences changes results, and how. The text follows the name of the group."""
     return f" ({LIKELIHOODS[cause.likelihood]}): {cause.why}"
 
 

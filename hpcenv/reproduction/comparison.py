@@ -1,7 +1,8 @@
-"""Compare the measured values of two runs: metric by metric, step by step. Pure. Runs on: LOGIN NODE.
+"""Compare the measured values of two runs, metric by metric and step by step. Pure. Runs on: LOGIN NODE.
 
 The first run is the reference. Every metric gets a level: `equal` to the last bit, `within` the tolerance, or
-`differs`. Hashes of the parameters are compared too: losses can be equal to the last bit while the weights differ.
+`differs`. Hashes of the parameters are compared too, because losses can be equal to the last bit although the weights
+differ.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _OF_MACHINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Two values of one step that differ.
+    """Two different values of the same step.
 
     Attributes:
-        reference, value: exact (`float.hex`), or a sha256.
-        reference_decimal, value_decimal: the values for human readers; empty for a hash.
-        ulp: units in the last place between the two values; None without such a distance.
+        reference, value: the exact values (`float.hex`), or two sha256.
+        reference_decimal, value_decimal: the values as decimal numbers for people; empty for a hash.
+        ulp: distance of the two values in units in the last place; None if they have no such distance.
     """
 
     step: int
@@ -58,10 +59,10 @@ class MetricComparison:
         compared: number of pairs of values.
         equal: how many pairs are equal to the last bit.
         level: `equal`, `within` or `differs`.
-        first: the first pair that differs; None if all are equal.
-        first_beyond: the first pair beyond the tolerance.
+        first: the first pair that differs; None if all pairs are equal.
+        first_beyond: the first pair whose difference is larger than the tolerance; None without such a pair.
         largest_ulp, largest_absolute, largest_relative: the largest difference of all pairs; None without such a value.
-        only_reference, only_other: number of values that the other run does not have.
+        only_reference, only_other: numbers of values that only the reference, or only the other run, has.
         judged: whether the metric counts for the verdict.
         rule: the tolerance, as text.
     """
@@ -86,7 +87,7 @@ class MetricComparison:
 
     @property
     def complete(self) -> bool:
-        """Whether both runs have the same steps of the metric."""
+        """Whether both runs have values of the metric for the same steps."""
         return not self.only_reference and not self.only_other
 
 
@@ -96,8 +97,8 @@ class ParameterComparison:
 
     Attributes:
         compared: number of pairs; 0 if the runs have no hash of the same rank and step.
-        first: the first pair that differs.
-        last_equal_step: the last step before which all pairs are equal; None without such a value.
+        first: the first pair that differs; None if all pairs are equal.
+        last_equal_step: the last compared step before the first difference; None if there is no such step.
     """
 
     compared: int
@@ -119,11 +120,11 @@ def is_of_machine(name: str) -> bool:
 def compare_metrics(
     reference: Sequence[Series], other: Sequence[Series], tolerance: Tolerance, *, same_ranks: bool
 ) -> tuple[MetricComparison, ...]:
-    """Return the comparison of every metric that both runs have; losses first.
+    """Return the comparison of every metric that both runs have, losses first.
 
     Args:
-        same_ranks: whether both runs have the same number of ranks. Otherwise each rank has different data, and only
-            the mean over all ranks is compared, which can be equal to the last bit only by chance.
+        same_ranks: whether both runs have the same number of ranks. If not, the data are split differently, so only the
+            mean over all ranks is compared. Two such means are equal to the last bit only by chance.
     """
     left, right = _grouped(reference), _grouped(other)
     if not same_ranks:
@@ -145,7 +146,7 @@ def _order(key: _SeriesKey) -> tuple[int, str, str]:
 
 
 def _grouped(series: Iterable[Series]) -> dict[_SeriesKey, dict[_SeriesPlace, Series]]:
-    """Return the series by source and name; if several files have the same name, the first file by path counts."""
+    """Return the series by source and name. If several files contain the same series, the first file by path counts."""
     found: dict[_SeriesKey, dict[_SeriesPlace, Series]] = {}
     for one in sorted(series, key=lambda each: each.file):
         place = -1 if one.rank is None else one.rank, one.part
@@ -154,16 +155,17 @@ def _grouped(series: Iterable[Series]) -> dict[_SeriesKey, dict[_SeriesPlace, Se
 
 
 def means_of(series: Iterable[Series]) -> dict[tuple[str, str], Series]:
-    """Return one series for each source and name: the mean over ranks; the calls of `backward` of a step add up."""
+    """Return one series for each source and name: the sum of a step's calls of `backward`, averaged over the ranks."""
     found = {key: next(iter(_means(group).values())) for key, group in _grouped(series).items()}
     return {key: one for key, one in found.items() if one.steps}
 
 
 def _means(group: Mapping[_SeriesPlace, Series]) -> dict[_SeriesPlace, Series]:
-    """Return the mean over ranks of each step that all ranks have; of several calls of `backward`, their sum.
+    """Return for each step that all ranks have the sum of its calls of `backward`, averaged over the ranks.
 
-    The gradients of the calls between two optimizer steps add up. So their sum, averaged over the ranks, is what a
-    step follows, however the batch is split into ranks and calls. A script divides each loss by the number of calls.
+    Between two optimizer steps, the gradients of several calls add up. So the optimizer uses the sum of these losses,
+    averaged over the ranks. This value does not depend on how the batch is split into ranks and calls, because a script
+    divides each loss by the number of calls.
     """
     if len(group) < 2:
         return dict(zip([(-1, 0)], group.values(), strict=False))
@@ -254,7 +256,7 @@ def _compare(
         only_right += len(others) - len(common)
     level: Nearness = "equal" if tally.equal == tally.compared else "within" if tally.beyond is None else "differs"
     if level == "equal" and mean:
-        level = "within"  # the sums have a different order, and agree by chance
+        level = "within"  # the sums were computed in a different order, and are equal by chance
     return MetricComparison(
         name=name, source=source, ranks=len({rank for rank, _ in left if rank >= 0}), dtype=dtype,
         compared=tally.compared, equal=tally.equal, level=level, first=tally.first, first_beyond=tally.beyond,
@@ -300,9 +302,10 @@ def compare_parameters(
 
 
 def overall(metrics: Sequence[MetricComparison]) -> Nearness | None:
-    """Return the level of two runs: the worst level of the judged metrics; None if no metric is judged.
+    """Return the level of two runs, which is the worst level of the judged metrics; None if no metric is judged.
 
-    A metric that was printed with few digits does not lower the level if it agrees and other metrics are exact.
+    A metric that was printed with few digits can be equal at best as text. It does not lower the level from `equal` to
+    `within` if another metric is exact.
     """
     judged = [one for one in metrics if one.judged]
     exact = [one for one in judged if one.dtype != PRINTED]

@@ -1,6 +1,6 @@
 """What a reproduction will cost: nodes, GPU hours, minutes, bytes to fetch. Pure. Runs on: LOGIN NODE.
 
-The estimate uses the record of the run that is reproduced, so it may come from different hardware. Unknown values are
+The estimate uses the record of the run that is reproduced, which may have run on different hardware. Unknown values are
 None.
 """
 
@@ -12,7 +12,7 @@ from hpcenv.project.lockfile import Lockfile
 from hpcenv.reproduction.measured import OF_RANKS
 from hpcenv.reproduction.run_record import RunRecord
 
-# Seconds for loading torch and joining the ranks, added to the steps themselves.
+# Seconds for loading torch and joining the ranks. They are added to the time of the steps.
 _START_SECONDS = 30.0
 
 
@@ -23,9 +23,9 @@ class Cost:
     Attributes:
         nodes, gpus_per_node: the size of the job; 0 without a job.
         minutes: the time of the job, without its time in the queue.
-        gpu_hours: 0 for a job without GPUs.
-        fetch_bytes: bytes of the image's compressed layers; 0 if the image is here.
-        basis: where the estimate comes from.
+        gpu_hours: GPU hours of the job; 0 for a job without GPUs.
+        fetch_bytes: bytes of the image's compressed layers; 0 if the image is already on this cluster.
+        basis: a text that says from which recorded values the estimate comes.
     """
 
     nodes: int
@@ -47,11 +47,11 @@ def estimate(
     """Return the cost of a job.
 
     Args:
-        record: of the run that is reproduced.
-        nodes: the nodes of the new job.
-        steps: the first steps that are repeated; None for all of them.
-        has_image: whether the SIF is here.
-        slower: how many times as long a step takes, because fewer ranks do the same work.
+        record: record of the run that is reproduced.
+        nodes: number of nodes of the new job.
+        steps: how many steps are repeated, from the first on; None for all steps.
+        has_image: whether the SIF is already on this cluster.
+        slower: factor by which a step takes longer, because fewer ranks do the same work.
     """
     seconds, basis = _seconds(record, steps, slower)
     gpus = record.shape.gpus_per_node

@@ -1,7 +1,7 @@
 """`hpcenv compare --explain-op`: the first operation at which two runs differ, and what explains the difference.
 
-Runs on: LOGIN NODE. Each run repeats a step from the last state that is known to be equal, and writes a trace of its
-operations (`repetition.py`), or it already has a trace. `operations.py` compares the traces.
+Runs on: LOGIN NODE. If a run has no trace yet, it is repeated from the last state that is known to be equal in both
+runs, and the repetition writes a trace of its operations (`repetition.py`). `operations.py` compares the traces.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hpcenv.reproduction.operations import (
 )
 from hpcenv.reproduction.repetition import TracedSteps
 
-# Few steps are traced: a traced step takes longer, and a difference of kernels shows in the first step after an equal
-# state.
+# Only a few steps are traced, because a traced step takes longer, and because different kernels already give different
+# results in the first step after an equal state.
 MOST_STEPS = 4
 
 Traces = Mapping[int, RankTrace]
@@ -50,13 +50,13 @@ _EXPLAINED_BY: dict[DifferenceKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSource:
-    """The source of one side's trace.
+    """The source of the trace of one of the two runs.
 
     Attributes:
-        run: the run that is explained.
+        run: the run that is compared.
         folder: the run folder with the trace.
-        how: `recorded` in the run itself, or `repeated` in another run.
-        repeats: for a repetition, whether its losses are the recorded losses, in words.
+        how: `recorded` (in the run itself) or `repeated` (in a repetition of the run).
+        repeats: for a repetition, a sentence that says whether its losses equal the recorded losses.
     """
 
     run: str
@@ -67,13 +67,13 @@ class TraceSource:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedOperation:
-    """The answer.
+    """The first operation that differs between two runs, and what explains it.
 
     Attributes:
-        verdict: `operation` if an operation differs, else `equal`.
+        verdict: `operation` if an operation differs, otherwise `equal`.
         headline: the answer in one sentence.
         meaning: the kind of difference, in words; empty without a difference.
-        resumed: the step of the checkpoint that both sides began with; 0 for the start of the training.
+        resumed: the step of the checkpoint with which both runs began; 0 for the start of the training.
         likely: differences between the runs that explain this kind of difference, the most likely first.
         others: all other differences between the runs.
         not_seen: what the traces do not show.
@@ -100,12 +100,13 @@ class ExplainedOperation:
 
 
 def steps_to_trace(reference: Side, other: Side, compared: RunComparison | None) -> TracedSteps:
-    """Return the steps after the last equal state, up to the first difference, at most MOST_STEPS.
+    """Return the steps after the last equal state, up to the first difference, but at most MOST_STEPS.
 
-    The training begins with the newest checkpoint of an equal state that both runs have, else at its start.
+    The repetition begins with the newest checkpoint of an equal state that both runs have. Without such a checkpoint,
+    it begins at the start of the training.
 
     Args:
-        compared: None if the runs have no metric in common.
+        compared: the comparison of the runs; None if they have no metric in common.
     """
     differs = _first_step(compared)
     equal = _equal_until(reference, other, before=differs)
@@ -116,7 +117,11 @@ def steps_to_trace(reference: Side, other: Side, compared: RunComparison | None)
 
 
 def begin_of(sides: Sequence[Side], traces: Sequence[Traces], first: int, last: int) -> TracedSteps:
-    """Return these steps and the checkpoint to begin with: from a trace with these steps, else an earlier one."""
+    """Return these steps, and the checkpoint with which a repetition begins.
+
+    If one of the traces has these steps, it is the checkpoint of that trace. If not, it is the newest checkpoint of an
+    equal state before these steps.
+    """
     steps = TracedSteps(first=first, last=last)
     for number, side in enumerate(sides):
         if has_steps(traces[number], side, steps):
@@ -129,7 +134,7 @@ def begin_of(sides: Sequence[Side], traces: Sequence[Traces], first: int, last: 
 
 
 def _first_step(compared: RunComparison | None) -> int | None:
-    """Return the first optimizer step that differs. The steps of other metrics are numbers that the script chose."""
+    """Return the first optimizer step that differs. Only losses and parameters count steps of the optimizer."""
     if compared is None:
         return None
     found = [one.first for one in compared.metrics if one.source == "backward" and one.judged]
@@ -138,7 +143,7 @@ def _first_step(compared: RunComparison | None) -> int | None:
 
 
 def _equal_until(reference: Side, other: Side, *, before: int | None) -> int:
-    """Return the last step whose hashes of the weights are equal on all ranks that have them; 0 without such a step."""
+    """Return the last step at which the hashes of the weights are equal on all ranks; 0 without such a step."""
     left, right = reference.measured.parameters, other.measured.parameters
     equal: dict[int, bool] = {}
     for rank in left.keys() & right.keys():
@@ -150,7 +155,7 @@ def _equal_until(reference: Side, other: Side, *, before: int | None) -> int:
 
 
 def _common_checkpoint(reference: Side, other: Side, *, at_most: int) -> tuple[int, str]:
-    """Return step and name of the newest checkpoint that both runs have, of a step whose hashes are equal."""
+    """Return step and name of the newest checkpoint that both runs have for a step with equal hashes."""
     left, right = (_checkpoints(RunFolder(side.folder)) for side in (reference, other))
     hashes = reference.measured.parameters
     hashed = {step for of_rank in hashes.values() for step in of_rank}
@@ -171,7 +176,7 @@ def _checkpoints(run: RunFolder) -> dict[int, str]:
 
 
 def recorded_steps(traces: Sequence[Traces]) -> tuple[int, ...]:
-    """Return the complete steps of the existing traces: steps in both traces, else the steps of one trace."""
+    """Return the steps that are complete in both traces. If only one run has a trace, return the steps in it."""
     if all(traces):
         return common_steps(traces[0], traces[1])
     return next((common_steps(one, one) for one in traces if one), ())
@@ -189,7 +194,7 @@ def resumed_in(traces: Traces) -> int:
 
 
 def missing(reasons: Mapping[str, str], steps: TracedSteps, sides: Sequence[Side]) -> NotComparable:
-    """Return the error for missing traces; it says how to make them.
+    """Return the error for missing traces. Its hint has the commands that make the traces.
 
     Args:
         reasons: name of a run -> why it cannot be repeated here.
@@ -215,7 +220,7 @@ def _with_trace(side: Side, first: Side) -> str:
 
 
 def how_it_repeats(original: Side, repetition: RunFolder, steps: TracedSteps) -> str:
-    """Return whether a repetition gave the recorded losses, in words."""
+    """Return a sentence that says whether a repetition gave the recorded losses."""
     until = Steps(last=steps.last)
     new = until.of(read_measured(repetition).series)
     old = until.of(original.measured.series)
@@ -253,9 +258,9 @@ def explain(
 
     Args:
         sides: the reference and the run.
-        traces: the traces of both sides; each has the steps.
-        causes: ranked differences between the runs.
-        not_compared: what no record of a run holds.
+        traces: the traces of both runs; each trace has the steps.
+        causes: differences between the runs, the most likely cause first.
+        not_compared: what could not be compared, because no record of a run contains it.
     """
     wanted = [step for step in common_steps(traces[0], traces[1]) if steps.first <= step <= steps.last]
     found = compare_traces(traces[0], traces[1], wanted)

@@ -1,7 +1,7 @@
-"""The measured values of a run: losses, metrics and parameter hashes of every rank, and the switches that ranks read.
+"""The measured values of a run: losses, metrics, parameter hashes and determinism switches of every rank.
 
-Runs on: LOGIN NODE. They come from the files of the ranks (`records/metrics.py`, `records/determinism.py`), and from
-the files that the training wrote itself (`metric_files.py`).
+Runs on: LOGIN NODE. The values come from the files of the ranks (`records/metrics.py`, `records/determinism.py`), and
+from files that the training itself wrote (`metric_files.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Start:
 
     Attributes:
         attempt: number of the attempt of the job.
-        process: the number of torchrun's start in that attempt, 0 for the first start.
+        process: how often torchrun had started the ranks before, in this attempt.
         parameters: rank -> step -> sha256 of the parameters.
     """
 
@@ -50,11 +50,11 @@ class Measured:
 
     Attributes:
         series: all metrics; if a step was computed again after a restart, the last value counts.
-        parameters: rank -> step -> sha256 of the parameters; the last value counts too.
-        starts: the same values for each start, in order.
-        effective: rank -> name of the switch -> value that was read last in the last attempt.
-        global_batch: samples of all ranks in an optimizer step of the last attempt, if each rank has its own samples;
-            None if a rank did not record it.
+        parameters: rank -> step -> sha256 of the parameters; also here, the last value counts.
+        starts: the same values, separately for each start, in order.
+        effective: rank -> name of the switch -> the newest value that the rank read in the last attempt.
+        global_batch: samples of all ranks together in an optimizer step of the last attempt. The number is right only
+            if each rank has different samples. None if a rank did not record its samples.
         findings: what the ranks report about their switches, in words.
         problems: what could not be read.
     """
@@ -69,7 +69,7 @@ class Measured:
 
 
 def read_measured(run: RunFolder) -> Measured:
-    """Return the measured values of a run. A file that cannot be read is not an error: it is named in `problems`."""
+    """Return the measured values of a run. A file that cannot be read raises no error, but is named in `problems`."""
     ranks = read_run_metrics(run)
     switches, unreadable = read_run_determinism(run)
     files = read_metric_files(run)
@@ -140,7 +140,7 @@ def _merged(starts: Iterable[Start]) -> tuple[tuple[Series, ...], dict[int, dict
 
 
 def _effective(switches: Sequence[RankDeterminism]) -> dict[str, dict[str, Value | None]]:
-    """Return what each rank read last: the attempts come in order."""
+    """Return what each rank read in its last attempt. `switches` must be in the order of the attempts."""
     found: dict[str, dict[str, Value | None]] = {}
     for one in switches:
         values: dict[str, Value | None] = {switch.name: switch.effective for switch in one.switches}

@@ -1,7 +1,7 @@
-"""Find and read the metrics that a training wrote itself into its run folder: TensorBoard, CSV and JSONL files.
+"""Find and read metrics that the training itself wrote into its run folder: TensorBoard, CSV and JSONL files.
 
-Runs on: LOGIN NODE. The files in a run folder are untrusted: the search is bounded, links are not followed, and files
-that were not read are named.
+Runs on: LOGIN NODE. The files in a run folder are untrusted. So the search is limited, links are not followed, and
+`problems` names files that were not read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.([0-9]{1,12})\..*", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class FoundMetrics:
-    """The metrics of all files, and the files that were not read."""
+    """The metrics of all files. `problems` says which files were not read, and why."""
 
     series: tuple[Series, ...]
     problems: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def read_metric_files(run: RunFolder) -> FoundMetrics:
 
 
 def _candidates(run: RunFolder) -> tuple[list[str], list[str]]:
-    """Return paths of files that can contain metrics, except the project's files; and notes on what was skipped."""
+    """Return paths of files that the run wrote and that can contain metrics, and notes on what was skipped."""
     try:
         brought = set(load_record(Listing, run.listing).files)
     except RecordInvalid:
@@ -89,7 +89,7 @@ def _is_candidate(name: str) -> bool:
 
 
 def _entries(folder: Path) -> tuple[list[tuple[str, bool]], str]:
-    """Return the files and folders in a folder, sorted, without links and special files; and why some are missing."""
+    """Return the sorted files and folders in a folder (no links, no special files), and why names may be missing."""
     found, problem = [], ""
     try:
         with os.scandir(folder) as entries:
@@ -106,7 +106,7 @@ def _entries(folder: Path) -> tuple[list[tuple[str, bool]], str]:
 def _read_events(run: RunFolder, folder: str, names: list[str]) -> tuple[list[Series], list[str]]:
     """Return the scalars of the event files in one folder, and notes on what was not read.
 
-    A training that starts again writes a new file.
+    A folder can have several files, because a training that starts again writes a new file.
     """
     series, problems = [], []
     found: dict[str, list[tuple[int, float]]] = {}
@@ -134,6 +134,6 @@ def _read_events(run: RunFolder, folder: str, names: list[str]) -> tuple[list[Se
 
 
 def _begun(path: str) -> tuple[int, str]:
-    """Return when a file was begun (the name has this time, in seconds), and the name."""
+    """Return a key for sorting: the time in the file's name at which the file was begun, in seconds, and the path."""
     match = _EVENTS.fullmatch(PurePosixPath(path).name)
     return int(match[1]) if match else 0, path

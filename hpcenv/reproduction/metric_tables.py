@@ -1,7 +1,7 @@
 """Read metrics from CSV and JSONL files that a training wrote: one row, or one object, for each step.
 
-Runs on: LOGIN NODE. Standard library only. Such a file is untrusted: rows, columns and sizes are bounded. Its numbers
-are texts; a text with few digits was rounded, and does not give the training's exact number.
+Runs on: LOGIN NODE. Standard library only. Such a file is untrusted, so the numbers of rows, columns and bytes are
+limited. The file has numbers as text. A text with few digits was rounded, so it is not the training's exact number.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _MOST_ROWS = 1_000_000
 _MOST_NAMES = 200
 _LONGEST_NAME = 200
 
-# Names of the column that counts steps; the first name that is in the file counts.
+# Names of the column with the step. If a file has several of these columns, the first name in this list is used.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
-# The shortest text that gives back a float64 has up to 17 digits, and most of them at least 15. (float32: 6 to 9.)
+# The shortest text from which Python reads the same float64 again has up to 17 digits, and mostly at least 15.
+# (float32: 6 to 9.)
 _DIGITS_OF_FLOAT64 = 15
-# No float needs a longer number.
+# Longer texts are not read as numbers, because no float needs so many characters.
 _LONGEST_NUMBER = 400
 _NUMBER = re.compile(
     r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,5})?|[-+]?(?:nan|inf|infinity)", re.IGNORECASE
@@ -40,7 +41,7 @@ def read_csv(path: Path, *, name: str) -> tuple[Series, ...]:
         name: path in the run folder, for the series.
 
     Raises:
-        OSError: it cannot be read, or is too large.
+        OSError: the file cannot be read, or is too large.
     """
     text = read_file(path, follow=False).decode("utf-8", errors="replace").replace("\0", "")
     rows = csv.DictReader(text.splitlines(), strict=True)
@@ -54,7 +55,7 @@ def read_csv(path: Path, *, name: str) -> tuple[Series, ...]:
 
 
 def _cells(rows: Iterable[Mapping[str, object]]) -> Iterator[Cells]:
-    """Yield the cells that are text. The csv module adds a list to rows that are too long, and None to short rows."""
+    """Yield the cells with text. The csv module puts a list into rows that are too long, and None into short rows."""
     for row in rows:
         yield {key: value for key, value in row.items() if isinstance(key, str) and isinstance(value, str)}
 
@@ -66,14 +67,14 @@ def read_jsonl(path: Path, *, name: str) -> tuple[Series, ...]:
         name: path in the run folder, for the series.
 
     Raises:
-        OSError: it cannot be read, or is too large.
+        OSError: the file cannot be read, or is too large.
     """
     text = read_file(path, follow=False).decode("utf-8", errors="replace")
     return _series(_objects(text), source="jsonl", name=name)
 
 
 class _Digits(str):
-    """A number of a JSON file, as it is written."""
+    """The text of a number in a JSON file, before it is parsed."""
 
     __slots__ = ()
 

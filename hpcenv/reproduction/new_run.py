@@ -1,7 +1,7 @@
 """The new run of a reproduction: what is submitted, where its image comes from, and the result.
 
 Runs on: LOGIN NODE. `reproduce_target` calls all steps: `plan_new_run` decides, `get_image` and `submit_new_run` act,
-`judge_new_run` compares. Only the copy of the code is written before the user accepts what the project asks.
+`judge_new_run` compares. Before the user accepts what the project asks for, hpcenv writes only a copy of the code.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class ReproductionWish:
         steps: how many optimizer steps rungs 1 and 2 repeat.
         options: the options of `submit` that the user gave, by name.
         args: arguments for the script; None keeps the arguments of the run.
-        copy_to: a new folder for the run's own copy of its code; None uses the project here, if there is one.
-        allow_changed: continue if the code here is not the code of the run.
-        dry_run: show the cost and what must be accepted; nothing is submitted.
+        copy_to: a new folder for the run's own copy of its code. None uses the project around the current folder, if
+            there is one.
+        allow_changed: whether to continue if the project's code differs from the code of the run.
+        dry_run: whether only to show the cost and what must be accepted, without submitting.
     """
 
     rung: Rung
@@ -85,10 +86,11 @@ class NewRun:
     """What will be submitted, and from which project.
 
     Attributes:
-        of, record, manifest: the run that is repeated.
-        folder: the folder in the project from which it is submitted.
-        has_image, bundled: whether the image is here, and the image's file in the bundle; None without such a file.
-        other_lockfile: path of a lockfile that is not the run's lockfile; empty for the run's lockfile.
+        of, record, manifest: folder, record and manifest of the run that is repeated.
+        folder: the folder in the project from which the new run is submitted.
+        has_image: whether the image is already on this cluster.
+        bundled: the file of the image in the bundle; None without such a file.
+        other_lockfile: path of the lockfile that is used instead of the run's own; empty if the run's own is used.
         recorded: what the record of the run asks for on this machine.
         notes: options that were left out, code that differs, and the like.
     """
@@ -127,7 +129,7 @@ class NewRun:
         return "in the bundle" if self.bundled is not None else "not here: it is fetched by its digest"
 
     def page(self, target: Target, proofs: tuple[StatementProof, ...], environ: Mapping[str, str]) -> Reproduction:
-        """Return the page before anything is submitted."""
+        """Return the page that the user sees before anything is submitted."""
         asked = (*acceptance.asked_by(self.workspace), *self.recorded)
         return Reproduction(
             target=target.name,
@@ -162,9 +164,10 @@ def reproduce_target(
     """Repeat a run, and return whether the result is the same.
 
     Args:
-        accept: called with the page before anything is submitted; raises if the user does not accept what is asked.
-        fetch: `get_image`, with the progress that the user sees.
-        wait: called after the run was submitted to Slurm; returns the status with which the run ended.
+        accept: called with the page before anything is submitted. It raises an error if the user does not accept what
+            the page asks for.
+        fetch: calls `get_image` and shows its progress to the user.
+        wait: called after the run was submitted. It waits for the end of the run and returns its status.
 
     Raises:
         HpcenvError: as for `plan_new_run`, `submit_new_run` and `judge_new_run`.
@@ -186,7 +189,7 @@ def plan_new_run(target: Target, wish: ReproductionWish, context: Context, open_
     """Decide everything about the new run. Only a copy of the code is written.
 
     Raises:
-        UsageError: the target is a lockfile, or the code here is not the code of the run.
+        UsageError: the target is a lockfile, or the project's code differs from the code of the run.
         HpcenvError: the project or its lockfile cannot be read, or the code cannot be copied.
     """
     if target.run is None or target.manifest is None or target.record is None:
@@ -249,7 +252,7 @@ def _steps(record: RunRecord, wanted: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Project:
-    """The project that the new run uses, the folder in it from which it is submitted, and the run's own copy."""
+    """The project of the new run, the folder from which it is submitted, and the copied code of the old run."""
 
     workspace: Workspace
     folder: Path
@@ -260,7 +263,7 @@ class _Project:
 def _find_project(
     run: RunFolder, manifest: Manifest, copy_to: str | None, here: Path, open_project: OpenProject
 ) -> _Project:
-    """Return the project around the current folder; without a project, or on request, the run's own copy."""
+    """Return the project around the current folder. Without such a project, or on request, copy the run's own code."""
     in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
     if in_project and copy_to is None:
         return _Project(workspace=open_project(here), folder=here)
@@ -270,10 +273,10 @@ def _find_project(
 
 
 def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: str) -> tuple[str, ...]:
-    """Return how the code differs from the code of the run, in words.
+    """Return in words how the code differs from the code of the run.
 
     Raises:
-        UsageError: the code differs, and this is not allowed.
+        UsageError: the code differs, and the user did not allow this.
     """
     before = new.manifest
     found = tuple(_code_differences(new.of, before, now, script_sha256))
@@ -290,13 +293,13 @@ def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: st
 
 
 def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | None, script_sha256: str) -> Iterator[str]:
-    """Yield how the code differs from a run's code, in words; nothing if it is the same.
+    """Yield in words how the code differs from a run's code; nothing if both are equal.
 
     Args:
         run: the folder of the run, or of its bundle.
         before: the run's manifest.
-        now: the copy that is planned; None if the script runs in the live project.
-        script_sha256: the sha256 of the planned script; empty if there is no file.
+        now: the planned copy of the code; None if the script runs in the live project.
+        script_sha256: the sha256 of the planned script; empty if there is no such file.
     """
     if before.script_sha256 != script_sha256:
         yield "the script differs from the script of the run"
@@ -317,13 +320,13 @@ def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | Non
 
 
 def _listing_of(run: RunFolder, shared: str) -> Listing:
-    """Return the list of a run's files. For a run of a sweep it is in the sweep's folder, except in a bundle."""
+    """Return the list of a run's files. Runs of a sweep share a list in the sweep's folder; a bundle has its own."""
     holder = RunFolder(Path(shared)) if shared and not run.listing.is_file() else run
     return load_record(Listing, holder.listing)
 
 
 def get_image(new: NewRun, environ: Mapping[str, str], on_event: OnEvent) -> tuple[NewRun, str]:
-    """Get the image from the bundle or by its digest; return the run that uses it, and how it was obtained, in words.
+    """Get the image from the bundle or by its digest. Return the run that uses it, and in words how it was obtained.
 
     Raises:
         ImageUnavailable, LockfileInvalid: the image cannot be obtained.
@@ -346,7 +349,7 @@ def get_image(new: NewRun, environ: Mapping[str, str], on_event: OnEvent) -> tup
 
 
 def _fetch_image(new: NewRun, container: ContainerTable, environ: Mapping[str, str], on_event: OnEvent) -> str:
-    """Fetch the image by its digest; return how it was fetched, in words."""
+    """Fetch the image by its digest, and return in words how it was fetched."""
     if new.locked.asked != stale.asked_by(new.workspace.project):
         raise LockfileInvalid(
             f"`{new.workspace.spec}` does not name the image in the lockfile of the run",
@@ -358,7 +361,7 @@ def _fetch_image(new: NewRun, container: ContainerTable, environ: Mapping[str, s
 
 
 def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
-    """Submit the run if the code is still unchanged: to get the image may have taken long.
+    """Submit the run if the code is still unchanged. The user may have edited it while the image was fetched.
 
     Raises:
         UsageError: the code has changed.
@@ -375,7 +378,7 @@ def judge_new_run(page: Reproduction, new: NewRun, result: SubmitResult, status:
 
     Args:
         page: the page of `NewRun.page`.
-        cwd: the folder where the user is, for paths in the page.
+        cwd: the user's current folder, for paths in the page.
 
     Raises:
         JobFailed: the new run did not complete.

@@ -1,8 +1,9 @@
 """Find the first operation at which two traces of the same optimizer steps differ. Pure. Runs on: LOGIN NODE.
 
-Operations are compared in the order in which each rank called them. If an operation read the same bytes on both sides
-and wrote different bytes, it is a cause: its kernel differs. If it read different bytes, it is only a consequence: of
-an operation on another rank, of data, or of something that the trace does not see.
+Operations are compared in the order in which each rank called them. If an operation read the same bytes in both runs
+and wrote different bytes, the operation is a cause, because its kernel gives different results. If the operation read
+different bytes, it is only a consequence of an operation on another rank, of data, or of something that the trace does
+not record.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 from hpcenv.records.trace import UNKNOWN, RankTrace, TracedOperation, TracedStep, TracedTensor, TracePhase
 
-# The kinds of difference, the most useful explanation first: if several ranks differ, the first kind is shown.
+# The kinds of difference, the best explanation first. If several ranks differ, the kind that is first here is shown.
 DifferenceKind = Literal["kernel", "random", "sequence", "collective", "inputs"]
 KINDS: tuple[DifferenceKind, ...] = ("kernel", "random", "sequence", "collective", "inputs")
 
@@ -27,10 +28,12 @@ class DifferingValue:
 
     Attributes:
         role: `input`, `output`, or `arguments` for arguments that are not tensors.
-        name: the name in the operation's schema, or a number for a returned value; with the place in a list of tensors.
-        type: dtype and shape in the reference, and also in the other run if they differ.
-        reference, value: the hashes, or the texts of arguments.
-        written_by: for an input, the operation of this step that wrote these bytes in the reference; empty if none did.
+        name: the name in the operation's schema, or a number for a returned value. For a tensor in a list, also its
+            place in the list.
+        type: dtype and shape in the reference. If the other run has others, they follow.
+        reference, value: the hashes, or the arguments as text.
+        written_by: for an input, the operation of this step that wrote its bytes in the reference; empty if no
+            operation of this step did.
     """
 
     role: Literal["input", "output", "arguments"]
@@ -46,15 +49,17 @@ class OperationDifference:
     """The first difference of one rank.
 
     Attributes:
-        kind: `kernel`: equal inputs, other outputs. `random`: the same, of an operation that draws random numbers from
-            a generator in another state. `collective`: equal inputs of this rank to an operation between ranks.
-            `sequence`: the runs called different operations. `inputs`: the inputs differ already.
+        kind: `kernel`: the inputs are equal, but the outputs differ. `random`: the outputs differ, and of the inputs
+            only the state of the random number generator. `collective`: the outputs of an operation between ranks
+            differ, although the inputs of this rank are equal. `sequence`: the runs called different operations.
+            `inputs`: the inputs already differ.
         step, rank: the step and the rank of the difference.
         index: place of the operation in the step, counted from 0; all operations before it are equal.
-        other_name: for a `sequence`, the operation that the other run called; empty if it called no further operation.
-        name, phase, module, module_class, at: the reference's operation; `name` is empty if it called no further
+        other_name: for a `sequence`, the operation that the other run called; empty if that run called no further
             operation.
-        other_at: for a `sequence`, the place in the code of the other run's operation.
+        name, phase, module, module_class, at: the operation of the reference. `name` is empty if the reference called
+            no further operation; the other fields then describe the operation of the other run.
+        other_at: for a `sequence`, the line of the script that called the other run's operation.
         values: the first values that differ.
     """
 
@@ -77,9 +82,9 @@ class TraceComparison:
     """The comparison of two traces.
 
     Attributes:
-        first: in the first step that differs, the difference that explains most; None if all operations are equal.
-        of_ranks: the first difference of each rank in that step, if the rank differs.
-        steps: which steps of how many ranks were compared.
+        first: the difference that explains most, in the first step that differs; None if all operations are equal.
+        of_ranks: for each rank that differs, its first difference in that step.
+        steps: the steps that were compared.
         ranks: the ranks that both traces have.
         operations: how many operations were compared, up to the first difference of each rank.
         not_seen: what the traces do not show, in words.
@@ -107,7 +112,7 @@ def compare_traces(
 
     Args:
         reference, other: rank -> the rank's trace.
-        steps: steps in both traces on all common ranks, see `common_steps`.
+        steps: the steps to compare. Both traces must have them on all common ranks, see `common_steps`.
     """
     ranks = tuple(sorted(reference.keys() & other.keys()))
     found: list[OperationDifference] = []
@@ -229,7 +234,7 @@ def _differing(
     *,
     writer: Callable[[str], str] = lambda _known: "",
 ) -> tuple[DifferingValue, ...]:
-    """Return the values that differ. A value without a hash on one side is unknown, and does not count as different."""
+    """Return the values that differ. If a value has no hash in one run, it does not count as different."""
     found = []
     for number in range(max(len(left), len(right))):
         a = left[number] if number < len(left) else None

@@ -1,8 +1,8 @@
-"""Curves of a metric, and the timeline of a run, as SVG that stands in an HTML page. Pure. Runs on: LOGIN NODE.
+"""Curves of a metric, and the timeline of a run, as SVG inside an HTML page. Pure. Runs on: LOGIN NODE.
 
-No library: two curves, axes and a mark are little code, the bytes are the same every time, and a reader with a screen
-reader gets a title and a description. Colours are variables of the page, so that light and dark both work; the curves
-also differ by their dashes.
+No library is used. Two curves, axes and a mark need little code, the bytes are the same every time, and a screen reader
+gets a title and a description. The colours are CSS variables of the page, for a light and a dark theme. The curves also
+differ by their dashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 34, 40
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One curve: a name and its points, steps ascending."""
+    """One curve: a name, and its points in ascending order of the steps."""
 
     name: str
     steps: tuple[int, ...]
@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """One part of a timeline: what happened, and from when to when, in seconds."""
+    """One part of a timeline: its name, its begin and its end, in seconds."""
 
     name: str
     begin: float
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From numbers to places in the picture."""
+    """A linear scale: it maps numbers to coordinates in the picture."""
 
     low: float
     high: float
@@ -46,7 +46,7 @@ class Scale:
     end: float
 
     def place(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the coordinate of a value."""
         width = self.high - self.low
         return self.start + (self.end - self.start) * ((value - self.low) / width if width else 0.5)
 
@@ -78,9 +78,9 @@ def curves(
 
     Args:
         title: name of the metric.
-        key: makes the ids of this picture unique in the page.
-        mark: the step of the first difference; None without one.
-        label: a value as text.
+        key: text that makes the ids of this picture unique in the page.
+        mark: the step of the first difference; None without a difference.
+        label: function that returns a value as text.
     """
     points = [(s, v) for one in found for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
     if not points:
@@ -94,7 +94,7 @@ def curves(
 
 
 def logarithmic(title: str, found: Sequence[Curve], *, key: str, mark: int | None = None) -> str:
-    """Return a picture of values from 0 on by their powers of ten; 0 has the place below the smallest one."""
+    """Return a picture of values that are not negative, on a logarithmic axis. 0 is drawn below the smallest power."""
     powers = [math.log10(v) for one in found for v in one.values if 0 < v < math.inf]
     zero = math.floor(min(powers, default=0.0)) - 1.0
 
@@ -117,7 +117,7 @@ def _described(title: str, found: Sequence[Curve], mark: int | None, label: Call
 
 
 def svg(key: str, title: str, description: str, height: int, body: Sequence[str]) -> str:
-    """Return a picture with a title and a description for a screen reader; `key` makes its ids unique."""
+    """Return a picture with a title and a description for screen readers. `key` makes its ids unique in the page."""
     return (
         f'<svg role="img" aria-labelledby="{key}-t {key}-d" viewBox="0 0 {_WIDTH} {height}">'
         f'<title id="{key}-t">{shown_text(title)}</title><desc id="{key}-d">{shown_text(description)}</desc>'
@@ -164,7 +164,7 @@ def _lines(found: Sequence[Curve], across: Scale, up: Scale) -> Iterator[str]:
 
 
 def _parts(curve: Curve) -> Iterator[list[tuple[int, float]]]:
-    """Yield the parts of a curve between values that are not finite."""
+    """Yield the parts of a curve. A value that is not finite ends a part."""
     part: list[tuple[int, float]] = []
     for step, value in zip(curve.steps, curve.values, strict=True):
         if math.isfinite(value):
@@ -177,7 +177,7 @@ def _parts(curve: Curve) -> Iterator[list[tuple[int, float]]]:
 
 
 def _reduced(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most four places for each column of pixels: its first, lowest, highest and last one."""
+    """Return at most four points for each column of pixels: the first, lowest, highest and last point."""
     columns: dict[int, list[tuple[float, float]]] = {}
     for place in places:
         columns.setdefault(int(place[0]), []).append(place)
@@ -189,7 +189,7 @@ def _reduced(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _legend(found: Sequence[Curve]) -> Iterator[str]:
-    # One line above the curves, which would lie under it.
+    # The legend is one line above the curves, so that it hides no curve.
     y = _TOP - 22
     for number, one in enumerate(found[:2]):
         x = _LEFT + 330 * number
@@ -198,7 +198,7 @@ def _legend(found: Sequence[Curve]) -> Iterator[str]:
 
 
 def timeline(spans: Sequence[Span], *, key: str) -> str:
-    """Return a picture of what happened when; the spans come in order."""
+    """Return a picture of the parts of a run over time. `spans` must be in order."""
     known = [one for one in spans if math.isfinite(one.begin) and math.isfinite(one.end) and one.end >= one.begin]
     if not known:
         return "<p>No times are recorded.</p>"
@@ -216,12 +216,12 @@ def timeline(spans: Sequence[Span], *, key: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the unit that fits it."""
+    """Return a duration as text, in s, min or h."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def shown_text(text: str) -> str:
-    """Return text for XML: no control character, which XML does not allow, and no markup."""
+    """Return a text that is safe in XML: without control characters, which XML forbids, and without markup."""
     return escape(visible(text), quote=True)

@@ -63,7 +63,7 @@ def prove_lockfile(path: Path) -> tuple[StatementProof, ...]:
 
 
 def _image_chain(locked: Lockfile) -> Iterator[StatementProof]:
-    """Yield whether the image's layers give its identity."""
+    """Try to prove that the image's layers give the identity of the image."""
     what = "the layers in the lockfile give the identity of the image"
     container = locked.container
     if container is None:
@@ -78,7 +78,7 @@ def _image_chain(locked: Lockfile) -> Iterator[StatementProof]:
 
 
 def prove_run(run: RunFolder, measured: Measured) -> tuple[StatementProof, ...]:
-    """Return what the folder of a run proves: environment, code, verdict, metrics."""
+    """Return what the folder of a run proves about its environment, code, verdict and metrics."""
     try:
         manifest = load_record(Manifest, run.manifest)
     except RecordInvalid as error:
@@ -93,7 +93,7 @@ def prove_run(run: RunFolder, measured: Measured) -> tuple[StatementProof, ...]:
 
 
 def _fits_manifest(run: RunFolder, manifest: Manifest) -> StatementProof:
-    """Return whether the manifest requires from the nodes the values in the lockfile."""
+    """Try to prove that the manifest requires the values of the lockfile from the nodes."""
     what = "the manifest has the environment of the lockfile"
     try:
         locked = read_lockfile(run.lockfile)
@@ -112,7 +112,7 @@ def _fits_manifest(run: RunFolder, manifest: Manifest) -> StatementProof:
 
 
 def _code(run: RunFolder, manifest: Manifest) -> StatementProof:
-    """Return whether the copy of the code is the code that ran."""
+    """Try to prove that the copy of the code is the code with which the run was submitted."""
     what = "the copy of the code is the code that the run was submitted with"
     source = manifest.source
     if source is None:
@@ -162,7 +162,7 @@ def _changed_files(run: RunFolder, listed: dict[str, str]) -> tuple[list[str], l
 
 
 def safe_place(run: RunFolder, path: str) -> Path | None:
-    """Return the place of a listed file; None if its path leads out of the run folder, also through a link."""
+    """Return the path of a listed file; None if it leads out of the run folder, directly or through a link."""
     parts = path.split("/")
     if path.startswith("/") or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
         return None
@@ -175,16 +175,16 @@ def safe_place(run: RunFolder, path: str) -> Path | None:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a regular file, which is read in pieces.
+    """Return the sha256 of a regular file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     return sha256_of(open_regular(path))
 
 
 def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
-    """Return whether the facts of the nodes give the recorded verdict. The rules of the gate judge the facts again."""
+    """Try to prove the recorded verdict: the rules of the gate judge the facts of the nodes again."""
     what = "the facts of all nodes give the recorded verdict"
     try:
         recorded = load_record(Verdict, run.verdict)
@@ -206,8 +206,8 @@ def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
     except HpcenvError as error:
         return StatementProof(what=what, result="unknown", why=error.what)
     if found.result == "unknown" and recorded.result == "match":
-        # Facts are missing here, or a rule of this hpcenv is newer than the run and needs facts that the run did not
-        # record.
+        # Some facts are missing in this copy, or this hpcenv has a rule that is newer than the run and needs facts that
+        # the run did not record.
         rows = (f"{row.node}, {row.field}: {row.found}" for row in found.findings if row.result == "unknown")
         return StatementProof(what=what, result="unknown", why=next(rows, "not all nodes can be judged again"))
     if found.result != recorded.result:
@@ -218,7 +218,7 @@ def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
 
 
 def _metrics(manifest: Manifest, measured: Measured) -> StatementProof:
-    """Return whether every rank recorded its losses."""
+    """Try to prove that every rank recorded its losses."""
     what = "every rank has recorded its losses to the last bit"
     ranks = {one.rank for one in measured.series if one.source in OF_RANKS and one.rank is not None}
     world = manifest.nodes * manifest.nproc_per_node

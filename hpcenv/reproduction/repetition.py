@@ -1,6 +1,7 @@
-"""Repeat the beginning of a run with the trace on: the same code, lockfile, options and shape. Runs on: LOGIN NODE.
+"""Repeat the beginning of a run with a trace, with the same code, lockfile, options and shape. Runs on: LOGIN NODE.
 
-If the code in the folder where the run was submitted is unchanged, it is used; otherwise the run's copy of the code.
+If the code in the folder where the run was submitted is unchanged, this code is used. Otherwise, the run's copy of the
+code is used.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class TracedSteps:
 
     Attributes:
         first, last: the first and the last traced step; the process ends after the last step.
-        resumed: step of the checkpoint that the training begins with; 0 to begin at the start.
-        checkpoint: name of that checkpoint in the run folder; empty without a checkpoint.
+        resumed: step of the checkpoint with which the training begins; 0 if it begins at its start.
+        checkpoint: name of this checkpoint in the run folder; empty without a checkpoint.
     """
 
     first: int
@@ -48,7 +49,7 @@ class TracedSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """What is submitted to trace the steps of a run.
+    """The job that is submitted to trace steps of a run.
 
     Attributes:
         recorded: what the record of the run asks for on this machine.
@@ -79,7 +80,7 @@ def traced_options(run: Run, steps: TracedSteps) -> SubmitOptions:
     if steps.checkpoint:
         wanted["resume_from"] = str(run.folder.checkpoints / steps.checkpoint)
     elif run.manifest.resume_from:
-        # Exactly this checkpoint is named: its run may have a newer checkpoint by now.
+        # The recorded checkpoint is named, because the run that saved it may have a newer checkpoint now.
         wanted["resume_from"] = run.manifest.resume_from
     name = rerun.free_name(f"{old.name or run.manifest.run}-trace"[:90], run.folder.path.parent)
     options = replace(old, **{**request.parse_flags(wanted), "name": name, "chain": None, "requeue": None})
@@ -144,7 +145,7 @@ def _from_copy(
 
 
 def _at_commit_of(before: Manifest, now: Manifest) -> Manifest:
-    """Return a run's manifest with the commit of another run: the files are compared, so the commit adds nothing."""
+    """Return a run's manifest with the commit of another run. The files are compared, so the commit is not needed."""
     if before.source is None or now.source is None:
         return before
     source = replace(before.source, commit=now.source.commit, diff_sha256=now.source.diff_sha256)
@@ -152,7 +153,7 @@ def _at_commit_of(before: Manifest, now: Manifest) -> Manifest:
 
 
 def earlier_repetitions(run: Run, steps: TracedSteps) -> Iterator[RunFolder]:
-    """Yield the runs beside a run that repeated it to trace these steps: same options, lockfile and inputs."""
+    """Yield earlier repetitions of a run that traced these steps, with the same options, lockfile and inputs."""
     try:
         wanted = traced_options(run, steps)
     except HpcenvError:
@@ -161,7 +162,7 @@ def earlier_repetitions(run: Run, steps: TracedSteps) -> Iterator[RunFolder]:
         with contextlib.suppress(HpcenvError, OSError):
             other = open_run(path)
             differing = {one.flag for one in rerun.changes(wanted, rerun.options_of_run(other))}
-            # These files always differ: each has the name, the code and the command of its run.
+            # The lockfiles are compared by their fingerprints. The names of the runs always differ.
             same_lock = run.manifest.fingerprint == other.manifest.fingerprint != ""
             if same_lock and differing <= {"--name", "--runs-dir"} and _has_same_inputs(run, other):
                 yield other.folder

@@ -1,7 +1,7 @@
-"""The report as one HTML file that needs nothing else: no script, no font, no network. Pure. Runs on: LOGIN NODE.
+"""The report as one HTML file that needs no script, font, other file or network. Pure. Runs on: LOGIN NODE.
 
-The content security policy of the page forbids loading anything, so a hostile text in a record can neither run nor
-call home, even if the escaping had a fault. Texts are escaped, and control characters are shown as escapes.
+All texts are escaped, and control characters are shown as escapes. The content security policy of the page forbids
+scripts and loading. So a hostile text in a record could not run or send data, even if the escaping had an error.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _pairs(caption: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _table(caption: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first row is its header, in a box that scrolls by itself."""
+    """Return a table in a box with its own scroll bar. The first row is the header."""
     head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in rows[0])
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[1:])
     label = escape(visible(caption), quote=True)
@@ -157,7 +157,7 @@ def _table(caption: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(cell: str) -> str:
-    """Return a cell; only a long word may be broken, so that a table fits a phone and a page."""
+    """Return a table cell. Only long words may be broken, so that a table fits on a phone and on paper."""
     long = any(len(word) > _WORD for word in cell.split())
     return f"<td{' class=long' if long else ''}>{_text(cell)}</td>"
 
@@ -175,5 +175,5 @@ def _text_lines(lines: Sequence[str]) -> str:
 
 
 def _command_lines(lines: Sequence[str]) -> str:
-    """Return lines that wrap between words only: `--` at the end of a line on paper would be read as a word."""
+    """Return command lines that wrap only between words, because on paper a `--` at a line's end looks like a word."""
     return "\n".join(" ".join(f"<span>{_text(word)}</span>" for word in line.split(" ")) for line in lines)

@@ -14,12 +14,12 @@ from hpcenv.reproduction.run_page import RunPage
 from hpcenv.text import visible
 
 _LONGEST = 500
-# Characters that Markdown acts on; those of HTML become entities.
+# Characters with a meaning in Markdown. Characters with a meaning in HTML are replaced by entities elsewhere.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|!~])")
 
 
 def render(page: RunPage) -> str:
-    """Return the page; texts of the records are escaped."""
+    """Return the page as Markdown. Texts from records are escaped."""
     return "\n".join(_lines(page)) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""Where a reported run comes from: bundle, site, Slurm, the verdict of its check, its hours, dates.
+"""Rows of a report about the origin of a run: bundle, site, Slurm, verdict of the check, hours, and dates.
 
-Runs on: LOGIN NODE. All of it is in records that are there already; what they do not say is `unknown`.
+Runs on: LOGIN NODE. All values come from existing records. A value that no record has is `unknown`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def origin_rows(
     """Yield name and value of each row.
 
     Args:
-        reference: the folder of the run that it is compared with; an unpacked bundle has its digest.
+        reference: the folder of the run with which the run is compared; None without a comparison. If one of the two
+            folders is an unpacked bundle, the row `Bundle` has its digest.
         now: the time of the report, in seconds since the epoch.
     """
     yield "Bundle", next(filter(None, map(_bundle, (run, *([] if reference is None else [reference])))), _UNKNOWN)
@@ -44,14 +45,14 @@ def origin_rows(
 
 
 def date_of(seconds: float) -> str:
-    """Return a time as ISO 8601 in UTC; empty if a record has a number that is not a time of a run."""
+    """Return a time as ISO 8601 in UTC; empty for a number that cannot be the time of a run."""
     if not 1e9 < seconds < 1e11:
         return ""
     return dt.datetime.fromtimestamp(seconds, tz=dt.timezone.utc).isoformat(timespec="seconds")
 
 
 def explained_lines(start: Path, reference: str, run: str, runs: str | None) -> tuple[str, ...]:
-    """Return what `compare --explain-op` says of two runs that have their traces; else how to find out."""
+    """Return the text of `compare --explain-op` for two runs that have traces; otherwise, why the text is unknown."""
     try:
         pair = find_pair(start, reference, run, runs=runs)
         if pair is None:
@@ -90,7 +91,7 @@ def _check(run: RunFolder) -> str:
 
 
 def _hours(record: RunRecord) -> str:
-    """Return node, CPU and GPU hours over all attempts, from the start of a job to its end."""
+    """Return node, CPU and GPU hours over all attempts, each from its start to its end."""
     cpus = {node.node: node.values.get("host.cpus") for node in record.nodes}
     spans = [(one.nodes, None if one.ended is None else (one.ended - one.began) / 3600) for one in record.attempts]
     of_nodes = [None if hours is None else len(names) * hours for names, hours in spans]

@@ -59,7 +59,7 @@ class Target:
             return None
 
     def proofs(self) -> tuple[StatementProof, ...]:
-        """Return the proofs from the files alone."""
+        """Return what the files alone prove."""
         if self.run is None:
             return prove_lockfile(self.lockfile)
         return prove_run(self.run, self.measured)
@@ -67,7 +67,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Reproduction(Shown):
-    """One page: the verdict, and everything that it is based on.
+    """The result of a reproduction: the verdict, and everything on which it is based.
 
     Attributes:
         headline: the verdict in one sentence.
@@ -96,7 +96,9 @@ class Reproduction(Shown):
 
 
 def find_target(start: Path, word: str, *, runs: str | None = None) -> Target:
-    """Return what `word` names: a run (folder, name, job id), the lockfile in a run folder, or a lockfile.
+    """Return the run or the lockfile that `word` names.
+
+    `word` is a run folder, the name or job id of a run, the path of a lockfile (also in a run folder), or its name.
 
     Raises:
         UsageError: the file is neither a lockfile nor in a run folder.
@@ -143,7 +145,7 @@ def _target_of(folder: Path) -> Target:
 
 
 def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Reproduction:
-    """Return the page of rung 0."""
+    """Return the result of rung 0."""
     wrong = [one for one in proofs if one.result == "differs"]
     unknown = [one for one in proofs if one.result == "unknown"]
     good = len(proofs) - len(wrong) - len(unknown)
@@ -162,7 +164,7 @@ def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Re
 
 
 def why_rejected(folder: Path) -> tuple[str, ...]:
-    """Return why the gate rejected a run, one line for each field that differs on its nodes; empty if unknown."""
+    """Return why the gate rejected a run, with one line for each field that did not match; empty if unknown."""
     try:
         verdict = load_record(Verdict, RunFolder(folder).verdict)
     except RecordInvalid:

@@ -56,7 +56,7 @@ def _lines(page: Reproduction) -> Iterator[str]:
 
 
 def before_lines(page: Reproduction) -> Iterator[str]:
-    """Yield the cost of a reproduction, and what must be accepted."""
+    """Yield the lines about the cost of a reproduction, and about what the user must accept."""
     yield "what it costs:"
     yield from cost_lines(page.cost)
     yield "what must be accepted:"
@@ -73,7 +73,7 @@ def before_lines(page: Reproduction) -> Iterator[str]:
 
 
 def cost_lines(cost: Cost) -> Iterator[str]:
-    """Yield the cost of a job; a value that is not known is shown as unknown."""
+    """Yield the lines about the cost of a job. A value that is not known is shown as `unknown`."""
     gpus = f", {cost.gpus_per_node} GPUs on each" if cost.gpus_per_node else ", no GPU"
     yield f"  nodes      {cost.nodes}{gpus if cost.nodes else ''}"
     yield f"  GPU hours  {'unknown' if cost.gpu_hours is None else f'{cost.gpu_hours:.2f}'}"

@@ -1,4 +1,4 @@
-"""The content of a report for people: what the HTML and the Markdown page say. Pure. Runs on: LOGIN NODE."""
+"""The content of a report for people, for the HTML and the Markdown page. Pure. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcenv.reproduction.series import Series
 from hpcenv.reproduction.use_over_time import UseOverTime
 from hpcenv.text import plural
 
-# Plots, and rows of a table of values.
+# The most plots in a page, and the most rows in a table of values.
 _PLOTS, _ROWS = 6, 40
 _HARDWARE = ("host.machine", "host.gpu-models", "host.gpu-count", "host.driver-version", "host.cpus", "host.kernel")
 
@@ -30,7 +30,8 @@ class PlotContent:
     """One plot: its curves, the first step that differs, and exact values around it and at both ends.
 
     Attributes:
-        gaps: the difference of two runs at each step, and the one that the tolerance allows; empty without two.
+        gaps: two curves: the difference of the two runs at each step, and the largest difference that the tolerance
+            allows. Empty without a second run.
         rule: the tolerance, as text.
     """
 
@@ -44,16 +45,16 @@ class PlotContent:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPage:
-    """What a report says.
+    """The content of a report.
 
     Attributes:
-        verdict: the word by which the page chooses its colours: `equal`, `within`, `differs`, or `none`
+        verdict: the word from which the page chooses its colours: `equal`, `within`, `differs`, or `none`
             without a comparison.
-        summary: name and value of what a reader looks for first.
-        explained: lines of what `compare --explain-op` says; empty without a comparison.
-        nodes: header, and one row for each node.
-        checklist: question and answer of a paper's checklist; an empty answer is not known.
-        use: what it used over time; None without samples.
+        summary: name and value of the facts that a reader needs first.
+        explained: the lines that `compare --explain-op` prints; empty without a comparison.
+        nodes: the header of a table, and one row for each node.
+        checklist: question and answer of a paper's checklist. An answer is empty if it is not known.
+        use: what the run used over time; None without samples.
     """
 
     title: str
@@ -86,10 +87,11 @@ def make_page(
     """Return the content of the report of a run.
 
     Args:
-        record, measured: of the run; of a comparison, the run that is compared with the reference.
-        other, other_name: of the reference, if there is a comparison, which has the usual tolerance.
-        origin: more rows of the summary, see `report_origin.py`.
-        explained: lines of what `compare --explain-op` says.
+        record, measured: record and measured values of the run. In a comparison, this is not the reference.
+        other, other_name: measured values and name of the reference, for a comparison.
+        comparison: the comparison of both runs with the default tolerance; None for a report of one run.
+        origin: further rows of the summary, see `report_origin.py`.
+        explained: the lines that `compare --explain-op` prints.
         use: what the run used over time.
     """
     return RunPage(
@@ -156,7 +158,7 @@ def _plots(
 
 
 def _gaps(reference: Series, run: Series, dtype: str) -> tuple[Curve, ...]:
-    """Return how far a run is from its reference at the steps that both have, and how far it may be."""
+    """Return the difference between a run and its reference at their common steps, and the allowed difference."""
     theirs, values = (dict(zip(one.steps, one.values, strict=True)) for one in (reference, run))
     steps = tuple(step for step in run.steps if step in theirs)
     if not steps:
@@ -175,7 +177,7 @@ def _order(key: tuple[str, str]) -> tuple[int, str, str]:
 
 
 def _value_rows(pair: Sequence[tuple[str, Series]], mark: int | None) -> Iterator[tuple[str, ...]]:
-    """Yield header and rows: the first and the last steps, and those around the first difference."""
+    """Yield a header and rows of values for the first steps, the last steps and the steps at the first difference."""
     yield ("step", *(label for label, _ in pair))
     values = [dict(zip(one.steps, one.values, strict=True)) for _, one in pair]
     steps = sorted(set().union(*values))
@@ -202,7 +204,7 @@ def _node_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:
 
 
 def _shown(value: Value | None) -> str:
-    """Return a value as text; equal parts of a list are counted."""
+    """Return a value as text. In a list, equal parts are joined to `COUNT x PART`."""
     if isinstance(value, tuple):
         counts = Counter(value)
         return ", ".join(f"{count} x {part}" if count > 1 else part for part, count in counts.items())
@@ -232,7 +234,7 @@ def _again(record: RunRecord) -> Iterator[str]:
 
 
 def _checklist(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield what checklists of papers ask for, as far as the record has it (NeurIPS, ACM artifacts)."""
+    """Yield questions of papers' checklists (NeurIPS, ACM artifacts), with the answers that the record gives."""
     models = sorted({_shown(node.values.get("host.gpu-models")) for node in record.nodes} - {"unknown", "absent", ""})
     shape = record.shape
     yield "Type of compute", "CPU" if not shape.gpus_per_node else ", ".join(models)

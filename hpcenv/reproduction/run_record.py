@@ -1,8 +1,8 @@
 """The run record: all known facts of a run, in one value and one file (`record.json`).
 
-Runs on: LOGIN NODE. `read_record` reads the run folder and nothing else, so it works without Slurm, and on run folders
-of other people. A value that cannot be read is None or missing, and `notes` says why. Values of credentials are left
-out (`records/variables.py`).
+Runs on: LOGIN NODE. `read_record` reads only the run folder, so it works without Slurm, and with run folders of other
+people. A value that cannot be read is None or missing, and `notes` has the reason. Values of credentials are left out
+(`records/variables.py`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class CodeRecord:
     """The state of the code.
 
     Attributes:
-        commit: empty without git.
-        dirty: whether tracked files differed from the commit; None if that is not known.
-        diff_sha256: digest of that difference (`source.diff`); empty without one.
+        commit: the git commit; empty without git.
+        dirty: whether tracked files differed from the commit; None if unknown.
+        diff_sha256: sha256 of this difference (`source.diff`); empty without a difference.
         digest: the digest over all copied files; empty without a copy.
         script_sha256: the script's sha256; empty if the script's file is not known.
     """
@@ -76,7 +76,7 @@ class CodeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRecord:
-    """How many nodes, ranks and GPUs."""
+    """The numbers of nodes, ranks, GPUs and CPUs."""
 
     nodes: int
     nproc_per_node: int
@@ -88,7 +88,12 @@ class ShapeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """The facts of one node and of the environment on it: field -> value, and field -> why it could not be read."""
+    """The facts of one node and of its environment.
+
+    Attributes:
+        values: field -> value.
+        unknown: field -> why it could not be read.
+    """
 
     node: str
     values: dict[str, Value]
@@ -100,8 +105,8 @@ class EnergyRecord:
     """The energy that the jobs used.
 
     Attributes:
-        joules: None if it is unknown.
-        source: where the number comes from, or why it is unknown.
+        joules: the energy in joules; None if unknown.
+        source: the source of the number, or why the energy is unknown.
     """
 
     joules: float | None
@@ -113,7 +118,7 @@ class MetricRecord:
     """One metric: the number of values, the last value, and a digest over all values.
 
     Attributes:
-        last: the last value, exact (`float.hex`), or `nan`, `inf`, `-inf`.
+        last: the last value in exact form (`float.hex`), or `nan`, `inf`, `-inf`.
         digest: sha256 over steps and values, see `hpcenv.reproduction.series.Series`.
     """
 
@@ -134,13 +139,13 @@ class RunRecord:
     """All known facts of a run.
 
     Attributes:
-        command: the command as it was typed, without values of credentials.
+        command: the command as the user typed it, without values of credentials.
         program: the program that Python started: `-m MODULE`, or the script's path in the project.
         args: the program's arguments.
         outcome: `completed`, or how the run ended.
-        environment: variable -> value in the ranks on the first node; if no node has answered, the manifest's value.
+        environment: variable -> value in the ranks on the first node. Without a verdict, the values of the manifest.
         secrets: names of variables whose values were read on the nodes.
-        determinism: rank -> setting -> value that was read in the running rank; empty if nothing was read.
+        determinism: rank -> setting -> the value that the running rank read back; empty if nothing was read.
         notes: what could not be read.
     """
 
@@ -184,7 +189,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def record_of(run: RunFolder, measured: Measured) -> RunRecord:
-    """Return the record of a run whose metrics were already read; otherwise like `read_record`."""
+    """Return the record of a run, like `read_record`, but with metrics that the caller has already read."""
     manifest = load_record(Manifest, run.manifest)
     submission = load_record(Submission, run.submission)
     locked, lock_notes = _locked(run)
@@ -258,7 +263,7 @@ def _packages(locked: Lockfile) -> tuple[PackageRecord, ...]:
 
 
 def _program(manifest: Manifest) -> tuple[str, ...]:
-    """Return the program that Python started; a script by its path in the project, which is equal on every machine."""
+    """Return the program that Python started. A script is given by its path in the project, equal on every machine."""
     if manifest.module or manifest.entry:
         return manifest.program
     path = Path(manifest.script)
@@ -315,7 +320,7 @@ def _without_credential(name: str, value: Value) -> Value:
 
 
 def _gpu_hours(manifest: Manifest, attempts: tuple[AttemptRecord, ...]) -> float | None:
-    """Return the GPU hours of all attempts, from the start of the job to its end; None if an end is not known."""
+    """Return the GPU hours of all attempts, each from its start to its end; None if the end of one is not known."""
     if manifest.gpus_per_node == 0:
         return 0.0
     spans = [(len(one.nodes), one.ended - one.began) for one in attempts if one.ended is not None]

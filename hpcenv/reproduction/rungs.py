@@ -25,7 +25,7 @@ RUNGS: dict[Rung, str] = {
 }
 STEPS = 20
 
-# Options for the authors' cluster, or for one submission of the authors. The user gives his own options.
+# Options that are only for the authors' cluster, or only for one submission of the authors. The user gives other ones.
 _OF_CLUSTER = (
     "partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "dependency", "after", "comment",
     "sbatch", "srun", "site", "gpu_type", "gpu_request", "cluster", "assume_shared", "setup",
@@ -40,8 +40,8 @@ class RungPlan:
 
     Attributes:
         steps: the number of optimizer steps after which the training ends; None for all steps.
-        factor: the number of the run's ranks whose work each rank of the new run does.
-        left_out: options of the run that belong to the authors' cluster, as a user types them.
+        factor: how many ranks of the old run each rank of the new run replaces.
+        left_out: options of the old run that belong to the authors' cluster, as a user types them.
     """
 
     rung: Rung
@@ -68,9 +68,9 @@ def plan_rung(
         old: options of the run that is reproduced.
         given: options that the user typed for the new run, by name.
         rung: 1, 2 or 3.
-        shape: nodes and ranks per node of the run.
-        args: the arguments of the run's script.
-        one_node: `[reproduce] one-node` of hpcenv.toml.
+        shape: number of nodes, and of ranks on each node, of the run that is reproduced.
+        args: arguments of the script.
+        one_node: the value of `[reproduce] one-node` in hpcenv.toml.
         steps: how many optimizer steps rungs 1 and 2 repeat.
 
     Raises:

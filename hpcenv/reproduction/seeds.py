@@ -1,7 +1,7 @@
 """Compare two sweeps over seeds: the mean of the last value of each metric, with its confidence interval.
 
-Runs on: LOGIN NODE. If both sweeps have the same values (the same seeds), the differences of pairs are used. A value
-inside the interval cannot be distinguished from the reference; this does not mean that it is equal.
+Runs on: LOGIN NODE. If both sweeps have the same parameter values (the same seeds), the runs are compared in pairs. A
+mean inside the interval cannot be distinguished from the reference. This does not mean that both are equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SeedComparison:
     """The last values of one metric in two sweeps.
 
     Attributes:
-        paired: whether both sweeps have the same values of their parameters, so that `difference` compares the pairs.
+        paired: whether both sweeps have the same parameter values, so that `difference` compares the runs in pairs.
         difference: confidence interval (95 %) of the mean of the paired differences; None if not paired.
     """
 
@@ -88,7 +88,7 @@ def compare_sweeps(
 
 
 def _last_values(sweep: object, metrics: Sequence[str]) -> _Values:
-    """Return (source, metric) -> values of the sweep's parameters, as text -> last value of the metric."""
+    """Return (source, metric) -> parameter values of a run as text -> last value of the metric in this run."""
     found: _Values = {}
     if not isinstance(sweep, Sweep):
         return found

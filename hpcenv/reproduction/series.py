@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# The type of numbers that are known only as decimal texts with too few digits.
+# The dtype of numbers that are known only as decimal text with too few digits.
 PRINTED = "printed"
 
 
@@ -16,15 +16,15 @@ class Series:
     """The values of one metric.
 
     Attributes:
-        name: the metric's name: `loss`, `val/acc`.
-        rank: the rank that recorded it; None if its source names no rank.
+        name: name of the metric, for example `loss` or `val/acc`.
+        rank: the rank that recorded the values; None if the source names no rank.
         part: for a loss, its place among the calls of `backward` for one step.
         source: what recorded the values: `backward` (for the loss), `log_metrics`, `tensorboard`, `csv`, `jsonl`.
-        file: path in the run folder, or the folder of the files.
+        file: path of the file in the run folder; for `tensorboard`, the folder of the event files.
         dtype: the type of the recorded values; `printed` if digits are missing.
         steps: the steps in ascending order, each once.
         values: one value for each step.
-        notes: what a reader must know, for example that a file was cut.
+        notes: sentences that a reader must know, for example that a file was cut.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Series:
 
     @property
     def label(self) -> str:
-        """The name; for a loss that is not the first of its step, with its place."""
+        """The name. For the second and later losses of a step, the place is added: `loss[1]`."""
         return f"{self.name}[{self.part}]" if self.part else self.name
 
     @property
     def exact(self) -> bool:
-        """Whether the values are the recorded numbers, not rounded texts."""
+        """Whether the values are the exact numbers. Numbers that were printed with few digits are not exact."""
         return self.dtype != PRINTED
 
     @property
     def digest(self) -> str:
-        """sha256 over steps and values, each in one line: `STEP HEX`."""
+        """sha256 over one line for each step: `STEP HEX`, where HEX is the exact value."""
         lines = (f"{step} {exact(value)}\n" for step, value in zip(self.steps, self.values, strict=True))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -65,7 +65,7 @@ def exact(value: float) -> str:
 
 
 def by_step(pairs: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Return steps in order, their values, and how many steps were recorded twice: then the later value counts."""
+    """Return the steps in order, their values, and how many values were replaced by a later value of the same step."""
     found = dict(pairs)
     steps = tuple(sorted(found))
     return steps, tuple(found[step] for step in steps), len(pairs) - len(found)

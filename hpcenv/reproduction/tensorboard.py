@@ -1,8 +1,8 @@
 """Read all scalars of TensorBoard's event files, at full precision.
 
-Runs on: LOGIN NODE. Standard library only. `records/event_file.py` says what a file is. TensorBoard's own reader keeps
-a random sample of 10,000 scalars for each tag unless told otherwise. A file is untrusted: its size, its frames and its
-tags are bounded.
+Runs on: LOGIN NODE. Standard library only. `records/event_file.py` describes the format. TensorBoard's own reader is
+not used, because by default it keeps a random sample of 10,000 scalars for each tag. A file is untrusted, so its size,
+its frames and its tags are limited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcenv.records.event_file import masked_crc
 from hpcenv.records.files import read_file
 
-# Longer records have images or graphs, not scalars.
+# Longer records contain images or graphs and no scalars, so they are skipped.
 _LONGEST_EVENT = 64 << 10
 _LONGEST_TAG = 200
 MOST_TAGS = 1000
@@ -36,10 +36,10 @@ class Scalar:
 
 @dataclass(frozen=True, kw_only=True)
 class EventFile:
-    """The scalars of one file, in the file's order.
+    """The scalars of one file, in the order of the file.
 
     Attributes:
-        problem: why reading stopped before the end; empty if all was read.
+        problem: why reading stopped before the end of the file; empty if the whole file was read.
     """
 
     scalars: tuple[Scalar, ...]
@@ -47,10 +47,10 @@ class EventFile:
 
 
 def read_events(path: Path) -> EventFile:
-    """Return the scalars of an event file. The last frame of a run that was killed may be cut: reading stops there.
+    """Return the scalars of an event file. Reading stops at a cut frame, which a run that was killed may have left.
 
     Raises:
-        OSError: it cannot be read, or is too large.
+        OSError: the file cannot be read, or is too large.
     """
     content = read_file(path, follow=False)
     found: list[Scalar] = []
@@ -68,7 +68,7 @@ def read_events(path: Path) -> EventFile:
 
 
 def _frames(content: bytes) -> Iterator[memoryview]:
-    """Yield the events of a file that can hold scalars.
+    """Yield those events of a file that can contain scalars.
 
     Raises:
         ValueError: a frame is cut or damaged.
@@ -135,10 +135,10 @@ def _tensor(message: memoryview) -> tuple[float, str] | None:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | bytes | memoryview]]:
-    """Yield number and value of each field of a protobuf message: an int, 4 or 8 bytes, or a part of the message.
+    """Yield number and value of each field of a protobuf message. A value is an int, bytes, or a part of the message.
 
     Raises:
-        ValueError: it is not such a message.
+        ValueError: the bytes are not such a message.
     """
     position = 0
     while position < len(message):

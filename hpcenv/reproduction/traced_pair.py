@@ -1,7 +1,7 @@
 """Two runs whose operations are compared: the steps to compare, and the traces of both runs.
 
-Runs on: LOGIN NODE. A run without a trace of these steps is repeated: `plan_missing` plans it, the command submits it
-and waits, and `with_repetitions` reads the new trace.
+Runs on: LOGIN NODE. A run without a trace of these steps is repeated: `plan_missing` plans the repetition, the command
+submits it and waits for its end, and `with_repetitions` reads the new trace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TracedPair:
     """The reference and the run, in this order.
 
     Attributes:
-        traces: for each run, rank -> its trace; empty or with different steps if the run must be repeated.
+        traces: for each of the two runs, rank -> its trace. It is empty or has other steps if the run must be repeated.
     """
 
     runs: tuple[Run, ...]
@@ -48,11 +48,11 @@ class TracedPair:
 def find_pair(
     cwd: Path, reference: str, run: str, *, runs: str | None = None, trace_steps: str | None = None
 ) -> TracedPair | None:
-    """Return the two runs, and the steps to compare; None if the runs are equal, so that nothing differs.
+    """Return the two runs and the steps to compare; None if the runs have equal results.
 
     Args:
-        runs: folder of runs, if it is not the project's folder of runs.
-        trace_steps: `A:B`; None takes the steps that are already traced, or the steps after the last equal state.
+        runs: folder of runs; None for the project's folder of runs.
+        trace_steps: `A:B`. None takes the steps that are already traced, or else the steps after the last equal state.
 
     Raises:
         RunNotFound, RecordInvalid: there is no such run, or it cannot be read.
@@ -99,14 +99,14 @@ def _compared(cwd: Path, reference: str, run: str, runs: str | None) -> RunCompa
 def plan_missing(
     pair: TracedPair, context: Context, copies: Path, open_project: Callable[[Path], Workspace]
 ) -> dict[int, Repetition]:
-    """Plan the repetitions that make the missing traces. The keys of the result say which of the two runs is repeated.
+    """Plan the repetitions that make the missing traces. Return number of the run (0 or 1) -> its repetition.
 
     Args:
-        copies: a folder outside of every project, for copies of the code; not needed after the submission.
+        copies: a folder outside of every project, for copies of the code. It is not needed after the submission.
 
     Raises:
         NotComparable: a run cannot be repeated here.
-        UsageError: both sides are the same run.
+        UsageError: reference and run are the same run.
     """
     planned, reasons = {}, {}
     for number in pair.missing():
@@ -128,7 +128,7 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
     """Return the pair with the traces of repetitions.
 
     Args:
-        ended: which of the two runs -> the run folder of its repetition, and the status.
+        ended: number of the run (0 or 1) -> the run folder of its repetition, and the status with which that ended.
 
     Raises:
         NotComparable: a repetition gave no trace.
@@ -144,7 +144,7 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
 
 
 def _with_traces(pair: TracedPair, repeated: Mapping[int, Sequence[RunFolder]]) -> TracedPair:
-    """Return the pair with the traces of the repetitions that have the steps."""
+    """Return the pair with the traces of those repetitions that traced all steps to compare."""
     traces, sources = list(pair.traces), list(pair.sources)
     for number, folders in repeated.items():
         side = pair.sides[number]

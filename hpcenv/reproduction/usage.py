@@ -1,6 +1,7 @@
-"""What runs cost: GPU hours asked, used and idle, energy of the GPUs, and hours that failed runs lost.
+"""What runs cost: GPU hours requested, used and idle, energy of the GPUs, and hours that failed runs lost.
 
-Runs on: LOGIN NODE. The run folders say it. If a folder was removed, Slurm's accounting has the requested hours.
+Runs on: LOGIN NODE. The numbers come from the run folders. For a run whose folder was removed, Slurm's accounting still
+has the requested hours.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ _STATES_OF_FAILURE = ("failed", "timeout", "node-fail", "out-of-memory")
 
 @dataclass(frozen=True, kw_only=True)
 class UsageRow:
-    """What the runs of one row cost. Hours are GPU hours; None where nothing is known.
+    """What the runs of one row cost. All hours are GPU hours. A number is None if it is unknown.
 
     Attributes:
-        name: of the run, the lockfile's fingerprint, or the partition; `unknown` is a name too.
-        asked: the GPUs that the jobs had, times their hours.
-        used, idle: of these, by the GPUs' use in the samples.
-        unknown: of these, without a sample.
-        energy: of the GPUs alone, in joules, for `energy_hours` of these.
+        name: name of the run, fingerprint of the lockfile, or name of the partition; `unknown` if it is not known.
+        asked: GPU hours of the jobs: their hours times the GPUs that they had.
+        used, idle: the parts of `asked` in which the GPUs were in use or idle, from the samples.
+        unknown: the part of `asked` for which there is no sample.
+        energy: energy of the GPUs alone, in joules. It covers `energy_hours` of the hours.
         failed: how many of the runs failed.
         lost: hours of failed runs after their last checkpoint.
-        without_hours: runs that are not in `asked`, because it is not known how long they ran or with how many GPUs.
-        without_checkpoint: failed runs that are not in `lost`, because hpcenv knows no checkpoint of them.
-        gone: runs whose folder was removed.
+        without_hours: number of runs that are not in `asked`, because their time or their number of GPUs is unknown.
+        without_checkpoint: number of failed runs that are not in `lost`, because hpcenv knows no checkpoint of them.
+        gone: number of runs whose folder was removed.
     """
 
     name: str
@@ -65,12 +66,12 @@ class UsageRow:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Usage(Shown):
-    """What the runs of a time cost.
+    """What the runs since some time cost.
 
     Attributes:
-        since: in seconds since the epoch; attempts that began later count.
-        rows: the one with most GPU hours first.
-        no_accounting: why sacct did not answer; jobs whose folder was removed are missing then.
+        since: time in seconds since the epoch. Attempts that began at this time or later count.
+        rows: the rows, the row with most GPU hours first.
+        no_accounting: why sacct did not answer. Jobs whose folder was removed are then missing.
     """
 
     since: float
@@ -80,8 +81,8 @@ class Usage(Shown):
     no_accounting: str = ""
 
 
-# Of a GPU in a sample (`records/samples.py`), what is summed here: index, use, power and energy. Decoding the whole
-# record takes ten times as long.
+# Index, use, power and energy of one GPU in a sample (`records/samples.py`). Only these are read, because decoding the
+# whole record takes ten times as long.
 _Look = tuple[int, "float | None", "float | None", "float | None"]
 
 
@@ -91,14 +92,14 @@ def read_usage(
     """Return what the runs of a project cost.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current folder; the project is searched in this folder and the folders above it.
         environ: environment variables, for sacct.
-        since: attempts and jobs that began later count, in seconds since the epoch.
-        by: what a row stands for.
-        runs: folder of runs, if not the project's.
+        since: time in seconds since the epoch. Attempts and jobs that began at this time or later count.
+        by: whether a row stands for a run, a lockfile or a partition.
+        runs: folder of runs; None for the project's folder of runs.
 
     Raises:
-        RunNotFound: no project.
+        RunNotFound: there is no project.
     """
     parent = runs_folder(start, runs)
     try:
@@ -174,14 +175,14 @@ def _of_run(
 def _hours(
     manifest: Mapping[str, Any], attempts: Sequence[AttemptRecord], jobs: Sequence[AccountedJob], *, after: float
 ) -> float | None:
-    """Return the GPU hours of attempts after a moment; None if one has no known end, or the GPUs are unknown."""
+    """Return the GPU hours of attempts after a time; None if the end of one, or the number of GPUs, is unknown."""
     gpus, hours = manifest.get("gpus_per_node"), 0.0
     if type(gpus) is not int:
         return None
     for one in attempts:
         ended = one.ended
         if ended is None:
-            # The batch script was killed, or runs. Slurm starts it some seconds after the job.
+            # The batch script was killed, or still runs. Slurm starts the script some seconds after the job.
             own = [job for job in jobs if job.job_id == one.job_id]
             job = min(own, key=lambda job: abs(job.started - one.began), default=None)
             if job is None:
@@ -200,7 +201,7 @@ def _last_checkpoint(folder: RunFolder) -> float | None:
 
 
 def _partition(folder: RunFolder) -> str:
-    """Return the partition that the batch script names; the default one has no name there."""
+    """Return the partition that the batch script names. For the default partition the script has no such line."""
     try:
         text = read_file(folder.script, follow=False).decode(errors="replace")
     except OSError:
@@ -213,7 +214,7 @@ def _partition(folder: RunFolder) -> str:
 
 
 def _with_samples(row: UsageRow, folder: RunFolder, attempts: Iterable[int]) -> UsageRow:
-    """Return the row of one run with what its samples say."""
+    """Return the row of one run with the numbers from its samples added."""
     used, idle, joules, seconds = 0.0, 0.0, 0.0, 0.0
     for attempt in attempts:
         for path in folder.samples_of(attempt, "x").parent.glob("*.jsonl"):
@@ -236,7 +237,7 @@ def _with_samples(row: UsageRow, folder: RunFolder, attempts: Iterable[int]) -> 
 
 
 def _joules(before: float | None, energy: float | None, power: float | None, seconds: float) -> float | None:
-    """Return the energy of a GPU in a sample: from its counter, which begins with the driver, else from its power."""
+    """Return the energy of a GPU in a sample, from its energy counter. Without a usable counter, use its power."""
     if before is not None and energy is not None and energy >= before:
         return energy - before
     return None if power is None else power * seconds
@@ -245,7 +246,7 @@ def _joules(before: float | None, energy: float | None, power: float | None, sec
 def _samples(path: Path) -> Iterator[tuple[float, list[_Look]]]:
     with suppress(OSError):
         for line in read_lines(path):
-            # A line without an end is being written, or its node was lost.
+            # A line without a line end is still being written, or its node was lost.
             with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 data = json.loads(line)
                 gpus = [_look(gpu) for gpu in data.get("gpus", ())]
@@ -264,7 +265,7 @@ def _number(value: Any) -> float | None:
 
 
 def _of_jobs(jobs: Sequence[AccountedJob], parent: Path, by: By) -> Iterator[UsageRow]:
-    """Yield a row for each job that no run folder records, with what sacct says of all its starts."""
+    """Yield a row for each job that no run folder records, with the numbers of sacct for all its starts."""
     for job_id, job in {job.job_id: job for job in jobs}.items():
         starts = [(one.gpus or 0) * one.seconds for one in jobs if one.job_id == job_id]
         asked = None if job.gpus is None else sum(starts) / 3600

@@ -1,4 +1,4 @@
-"""The page of `hpcenv usage`. Pure, but for the time zone. Runs on: LOGIN NODE."""
+"""The output of `hpcenv usage`. Pure, but it depends on the local time zone. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADER = ("RUNS", "ASKED", "USED", "IDLE", "UNKNOWN", "KWH", "FAILED", "LOST")
 
 
 def usage_lines(usage: Usage) -> Iterator[str]:
-    """Yield the lines of the page; a name that is longer than its column has one line alone."""
+    """Yield the lines of the output. A name that is longer than its column has a separate line."""
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(usage.since))
     yield f"GPU hours by {usage.by} since {since}"
     yield ""

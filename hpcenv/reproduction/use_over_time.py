@@ -1,4 +1,4 @@
-"""What a run used, on one time axis, from its samples: the values that the pictures of a report show.
+"""What a run used over time, from its samples. A report shows these values as pictures.
 
 Runs on: LOGIN NODE.
 """
@@ -15,13 +15,13 @@ from hpcenv.reproduction.attempt_record import AttemptRecord
 from hpcenv.reproduction.comparison import means_of
 from hpcenv.reproduction.measured import OF_RANKS, Measured
 
-# A column is 5 pixels of a picture on a wide screen, and 2 on a phone.
+# The time axis has so many columns. A column is 5 pixels wide on a large screen, and 2 pixels on a phone.
 COLUMNS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track:
-    """One GPU or rank: its mean in each column of the time axis; None where it is unknown."""
+    """The mean values of one GPU or rank in each column of the time axis; None where a value is unknown."""
 
     name: str
     values: tuple[float | None, ...]
@@ -33,9 +33,9 @@ class UseOverTime:
 
     Attributes:
         seconds: length of the time axis; it begins with the first attempt.
-        use, memory: of each GPU, by node and index.
-        step_time, waiting: of each rank; `waiting` is the part of a step in which it waited for data.
-        loss: the mean of the ranks; no track where the samples do not say when a step was.
+        use, memory: use and memory of each GPU, by node and index.
+        step_time, waiting: for each rank, the time of a step, and the part of it in which the rank waited for data.
+        loss: the mean loss of the ranks; empty if the samples do not show when the steps were made.
         unread: what could not be read, and why.
     """
 
@@ -50,7 +50,7 @@ class UseOverTime:
 
 @dataclass
 class _Columns:
-    """Sums and counts of one track."""
+    """Sums and counts of the values in each column of one track."""
 
     sums: list[float] = field(default_factory=lambda: [0.0] * COLUMNS)
     counts: list[int] = field(default_factory=lambda: [0] * COLUMNS)
@@ -75,12 +75,12 @@ def read_use(run: RunFolder, attempts: Sequence[AttemptRecord], measured: Measur
 
 
 def _newest(run: RunFolder, attempt: int) -> float:
-    """Return when the samples of an attempt were written last: it has no recorded end."""
+    """Return when the samples of an attempt were last written. It replaces the end if no end is recorded."""
     return max((path.lstat().st_mtime for path in run.samples_of(attempt, "x").parent.glob("*.jsonl")), default=0.0)
 
 
 def make_use(nodes: Iterable[NodeSamples], measured: Measured, *, begin: float, end: float) -> UseOverTime | None:
-    """Return the columns of all samples; of one node after the other, so that 64 nodes need little memory."""
+    """Return the columns of all samples. The nodes are read one by one, so that 64 nodes need little memory."""
     kinds = ("use", "memory", "step_time", "waiting")
     found: dict[str, dict[tuple[str, int], _Columns]] = {kind: {} for kind in kinds}
     times: dict[int, list[tuple[int, float]]] = {}
@@ -125,7 +125,10 @@ def _name(node: str, number: int) -> str:
 
 
 def _loss(measured: Measured, steps: Sequence[tuple[int, float]], begin: float, end: float) -> Iterator[Track]:
-    """Yield the loss over time, by when a rank had made a step: of the first attempt; a later one counts from 0."""
+    """Yield the loss over time. The samples of the first attempt show when a step was made.
+
+    Later attempts are not used, because their count of steps begins at 0 again.
+    """
     means = means_of(measured.series)
     key = min(
         means, key=lambda key: (OF_RANKS.index(key[0]) if key[0] in OF_RANKS else len(OF_RANKS), key), default=None
@@ -137,7 +140,7 @@ def _loss(measured: Measured, steps: Sequence[tuple[int, float]], begin: float, 
         place = bisect_left(counts, step)
         if place < len(steps):
             column = _column(steps[place][1], begin, end)
-            # Up to the next look all steps have the same time: the columns between belong to it.
+            # All steps up to the next sample have the time of that sample, so they fill the columns before it, too.
             columns.add(column if before in (None, column) else before + 1, column, value)
             before = column
     yield columns.track(key[1])

@@ -1,7 +1,7 @@
 """The pictures of what a run used, as HTML with SVG in it. Pure. Runs on: LOGIN NODE.
 
-A band shows the GPUs or ranks together: the line is their median, the area reaches from the least to the most. So a
-page of 512 GPUs is as long as one of 1.
+One picture shows all GPUs or ranks together: the line is their median, and the area reaches from the lowest to the
+highest value. So a page for 512 GPUs is about as long as a page for one GPU.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _band(
     for part in _parts(tracks):
         xs = [across.place((column + 0.5) * width) for column, _ in part]
         rows = [(min(values), median(values), max(values)) for _, values in part]
-        # One column is a line of its width.
+        # A part of one column is drawn as a short horizontal line.
         xs, rows = ([xs[0] - 2, xs[0] + 2], rows * 2) if len(xs) == 1 else (xs, rows)
         least, middle, most = ([(x, up.place(row[n])) for x, row in zip(xs, rows, strict=True)] for n in range(3))
         if len(tracks) > 1:
@@ -119,7 +119,7 @@ def _levels(up: Scale) -> Iterator[str]:
 
 
 def _parts(tracks: Sequence[Track]) -> Iterator[list[tuple[int, list[float]]]]:
-    """Yield the columns with their known values, in parts between columns where nothing is known."""
+    """Yield the columns with known values, in parts. A column without known values ends a part."""
     for known, part in groupby(enumerate(_columns(tracks)), key=lambda one: bool(one[1])):
         if known:
             yield list(part)
@@ -145,7 +145,7 @@ def _small(tracks: Sequence[Track]) -> Iterator[str]:
 
 
 def _rows(tracks: Sequence[Track], worst: Callable[[list[float]], float]) -> list[Track]:
-    """Return at most 64 rows: one that is thinner than a pixel hides the GPU or rank that is looked for."""
+    """Return at most 64 rows, each for one or more GPUs or ranks. More rows would be thinner than a pixel."""
     size, rows = math.ceil(len(tracks) / _MOST_ROWS), []
     for first in range(0, len(tracks), size):
         part = tracks[first : first + size]
@@ -155,7 +155,7 @@ def _rows(tracks: Sequence[Track], worst: Callable[[list[float]], float]) -> lis
 
 
 def _heat(title: str, tracks: Sequence[Track], seconds: float, key: str, most: float) -> Iterator[str]:
-    """Yield a picture with a row for each GPU or rank; the stronger the colour, the higher the value."""
+    """Yield a picture with one row for each track. A stronger colour means a higher value."""
     size = 7
     across, unit, _ = _axis(seconds)
     bottom, step = size * len(tracks) + _TOP, (across.end - across.start) / COLUMNS
@@ -174,7 +174,7 @@ def _heat(title: str, tracks: Sequence[Track], seconds: float, key: str, most: f
         body.append(f'<path class="heat" {look} d="{"".join(lines)}"/>')
     for row in range(0, len(tracks), max(1, len(tracks) // 8)):
         y = _TOP + (row + 0.5) * size + 4
-        # Of `n07 GPU 1 to n07 GPU 4` and of `rank 8 to rank 15`.
+        # `n07` of `n07 GPU 1 to n07 GPU 4`, and `8` of `rank 8 to rank 15`.
         name = tracks[row].name.removeprefix("rank ").split(" ")[0]
         body.append(f'<text x="{_LEFT - 6}" y="{y:.0f}" text-anchor="end">{shown_text(name[-8:])}</text>')
     told = f"first row: {tracks[0].name}; strongest colour: {most:.3g} or more; grey: unknown"

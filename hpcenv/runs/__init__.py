@@ -1,4 +1,4 @@
-"""Find runs and follow them: state, logs, wait, cancel, report, clean; also list and prune the store.
+"""Find runs and follow them (state, logs, wait, cancel, report, clean), and list and prune the image store.
 
 Runs on: LOGIN NODE.
 """

@@ -25,9 +25,9 @@ class Attachment:
     """A command in a running run, ready to be started.
 
     Attributes:
-        run, node: name of the run and of the node.
-        argv: command that starts it from this machine.
-        env: complete environment of `argv`; it is never printed.
+        run, node: name of the run, and name of the node.
+        argv: command that starts the program from this machine.
+        env: complete environment of `argv`. hpcenv never prints this environment.
     """
 
     run: str
@@ -50,19 +50,19 @@ def plan_attach(
     """Return the command that starts a program in the environment of a run's ranks.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current directory. The project is in this folder or in a folder above.
         word: run folder, run name or job id; None for the latest run.
         environ: environment variables of the caller.
         node: a node of the run; None for the first node that trains.
-        command: argv of the program; a shell if it is empty.
+        command: argv of the program. If it is empty, a shell is started.
         secrets: whether the program gets the run's secrets.
-        tty: whether there is a terminal.
-        runs: folder of runs, if not the project's.
+        tty: whether hpcenv runs on a terminal.
+        runs: folder of runs, if it is not the project's folder of runs.
 
     Raises:
         RunNotRunning: the run waits, is being checked, or has ended.
-        UsageError: it is the run of another user, the node does not train in it, or a shell is requested without a
-            terminal.
+        UsageError: the run belongs to another user, the node does not train in this run, or a shell is requested
+            without a terminal.
     """
     run = find_run(start, word, runs=runs)
     owner = os.stat(run.folder.path).st_uid
@@ -92,7 +92,11 @@ def plan_attach(
 
 
 def nodes_of(status: RunStatus) -> tuple[str, ...]:
-    """Return the nodes that train now."""
+    """Return the nodes on which the run trains now.
+
+    Raises:
+        RunNotRunning: the run waits, is being checked, or has ended.
+    """
     verdict = status.verdict
     if status.state != "running":
         detail = f" ({status.detail})" if status.detail else ""
@@ -111,7 +115,7 @@ def nodes_of(status: RunStatus) -> tuple[str, ...]:
 
 
 def python_of(run: Run) -> str:
-    """Return the Python that the batch script uses for its steps. The nodes have it."""
+    """Return the path of the Python that the batch script uses for its steps. The nodes have this Python."""
     try:
         script = read_file(run.folder.script, follow=False).decode("utf-8")
         match = re.search(r"^python=(.+)$", script, re.MULTILINE)

@@ -1,6 +1,6 @@
-"""Read what one attempt of a run left in its folder: start, verdict, exits of nodes, end.
+"""Read the records of one attempt of a run: its start, its verdict, the exits of its nodes, and its end.
 
-Runs on: LOGIN NODE. A record that cannot be read counts as missing.
+Runs on: LOGIN NODE. A record that cannot be read is treated as missing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def read_finished(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def read_down_nodes(folder: RunFolder) -> dict[str, str]:
-    """Return the nodes that were down for Slurm when an attempt ended, each with the reason."""
+    """Return the nodes that Slurm reported as down when an attempt ended, each with the reason."""
     return down_nodes(read_finished(folder))
 
 
 def down_nodes(finished: Mapping[str, Any]) -> dict[str, str]:
-    """Return the nodes that were down for Slurm, each with the reason, from the record of an attempt's end."""
+    """Return the nodes that Slurm reported as down, each with the reason, from the record of an attempt's end."""
     down = finished.get("down")
     return {str(node): str(reason) for node, reason in down.items()} if isinstance(down, dict) else {}
 
 
 def describe_chain_link(run: Submitted, attempt: RunFolder) -> str:
-    """Return which job of a chain an attempt belongs to, `link 2 of 3, job 124`; empty without a chain."""
+    """Return the job of a chain to which an attempt belongs: `link 2 of 3, job 124`; empty if there is no chain."""
     chain = run.submission.chain
     job_id = (read_record(attempt.started) or {}).get("job_id")
     if len(chain) < 2 or job_id not in chain:
@@ -66,7 +66,7 @@ def _describe_exit(record: NodeExit) -> str:
 
 
 def read_verdict(folder: RunFolder) -> tuple[Verdict | None, str]:
-    """Return the verdict, and why it cannot be read: (None, "") if there is no verdict."""
+    """Return the verdict, and why it cannot be read. Without a verdict, both are empty: (None, "")."""
     if not os.path.lexists(folder.verdict):
         return None, ""
     try:
@@ -76,26 +76,26 @@ def read_verdict(folder: RunFolder) -> tuple[Verdict | None, str]:
 
 
 def attempt_number(started: Mapping[str, Any] | None) -> int:
-    """Return the number of an attempt from its start record; 0 without one."""
+    """Return the number of an attempt from its start record; 0 if there is no start record."""
     value = (started or {}).get("attempt")
     return value if type(value) is int else 0
 
 
 def nodes_started(started: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the nodes of an attempt from its start record; empty without one."""
+    """Return the nodes of an attempt from its start record; empty if there is no start record."""
     value = (started or {}).get("nodes")
     return tuple(str(node) for node in value) if isinstance(value, list) else ()
 
 
 def nodes_without_facts(folder: RunFolder) -> tuple[str, ...]:
-    """Return the nodes of an attempt whose check has not ended, if other nodes have facts and there is no verdict."""
+    """Return the nodes whose check has not ended, if other nodes of the attempt have facts and there is no verdict."""
     if os.path.lexists(folder.verdict):
         return ()
     return silent_nodes(folder, nodes_started(read_record(folder.started)))
 
 
 def read_exits(folder: RunFolder) -> tuple[NodeExit, ...]:
-    """Return the exit records of an attempt's nodes; skip records that cannot be read."""
+    """Return the exit records of an attempt's nodes. Records that cannot be read are skipped."""
     exits = []
     for path in sorted(folder.exits.glob("*.json")):
         try:
@@ -124,7 +124,7 @@ def state_after_stop(finished: Mapping[str, Any]) -> str:
 
 
 def describe_stop(finished: Mapping[str, Any]) -> str:
-    """Describe why an attempt was stopped before its training started; empty if it was not."""
+    """Describe why an attempt was stopped before its training started; empty if it was not stopped then."""
     reason = stopped_before_training(finished)
     if not reason:
         return ""
@@ -132,25 +132,25 @@ def describe_stop(finished: Mapping[str, Any]) -> str:
 
 
 def stopped_before_training(finished: Mapping[str, Any]) -> str:
-    """Return why an attempt was stopped before its training started, as in `NodeExit.stopped`; empty if it was not."""
+    """Return why an attempt was stopped before its training started, as in `NodeExit.stopped`; else empty."""
     reason = finished.get("stopped")
     return reason if finished.get("before_training") is True and isinstance(reason, str) else ""
 
 
 def describe_unfinished(finished: Mapping[str, Any]) -> str:
-    """Describe why a training was stopped before it was finished; empty if it ended by itself."""
+    """Describe why a training was stopped before it was finished; empty if the training was not stopped."""
     if finished.get("unfinished") is not True:
         return ""
     stopped, not_again = (str(finished.get(key) or "") for key in ("stopped", "not_again"))
     return failure.unfinished(stopped, saved=finished.get("saved") is True, not_again=not_again)
 
 
-# Longest reason in a line of `hpcenv status`; the table of the verdict has the whole reason.
+# The longest reason in a line of `hpcenv status`. The table of the verdict has the whole reason.
 _LONGEST_REASON = 160
 
 
 def describe_rejection(folder: RunFolder, result: Result) -> str:
-    """Return why the gate stopped a run, with its first finding if this is not a difference from the lockfile."""
+    """Return why the gate stopped a run. If a check failed or a value is unknown, add the first finding."""
     verdict, _ = read_verdict(folder)
     rows = () if verdict is None else verdict.findings
     blocking = [row for row in rows if row.severity == "must" and row.result == result]
@@ -166,6 +166,6 @@ def describe_rejection(folder: RunFolder, result: Result) -> str:
 
 
 def read_verdict_result(folder: RunFolder) -> str | None:
-    """Return the verdict's result; None without a readable verdict."""
+    """Return the result of the verdict; None if no verdict can be read."""
     value = (read_record(folder.verdict) or {}).get("result")
     return value if isinstance(value, str) else None

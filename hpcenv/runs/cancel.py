@@ -52,16 +52,16 @@ def cancel_all(
     """Cancel runs, wait until they have ended, and return their statuses.
 
     Args:
-        start: current directory; the project is searched from here upwards.
-        words: runs as for `find_one`; a sweep means all of its runs. If one of them does not exist,
-            none is cancelled. Empty for the latest run.
+        start: current directory. The project is in this folder or in a folder above.
+        words: runs as for `find_one`. A sweep means all runs of the sweep. If a run does not exist,
+            no run is cancelled. Empty for the latest run.
         environ: environment variables, for the Slurm commands.
         pause: called with the seconds to sleep between two queries.
-        runs: folder of runs, if not the project's.
+        runs: folder of runs, if it is not the project's folder of runs.
 
     Raises:
-        RunNotFound: no such run.
-        ToolFailed: a run has not ended, even after KILL. It may still end later.
+        RunNotFound: there is no such run.
+        ToolFailed: a run has not ended, even after KILL. The run may still end later.
     """
     entries = [find_submitted(start, word, runs=runs) for word in words or (None,)]
     selected = {run.folder.path: run for entry in entries for run in runs_of(entry)}
@@ -82,14 +82,14 @@ def cancel_runs(
     pause: Callable[[float], None],
     arrays: frozenset[str] = frozenset(),
 ) -> tuple[RunStatus, ...]:
-    """Cancel runs: scancel, wait for KillWait, then kill.
+    """Cancel runs: call scancel, wait as long as KillWait says, then kill their processes.
 
     Args:
         runs: the runs.
         environ: environment variables, for the Slurm commands.
         pause: called with the seconds to sleep between two queries.
-        arrays: ids of job arrays that are cancelled as a whole. Slurm keeps no record of an array
-            element that is cancelled alone before it started (seen: 24.11).
+        arrays: ids of job arrays that are cancelled as a whole. If a single element of an array is
+            cancelled before it started, Slurm keeps no record of the element (seen: 24.11).
 
     Raises:
         ToolFailed: see `cancel_all`.
@@ -100,7 +100,7 @@ def cancel_runs(
         return tuple(statuses)
     down = next((status.detail for status in statuses if munge.DOWN in status.detail), "")
     if down:
-        # scancel would fail again after the same time.
+        # scancel would fail for the same reason, after the same time.
         raise munge.describe(down.partition(munge.DOWN)[2].lstrip(": "))
     began = time.monotonic()
     _send_cancel(going, environ, arrays, kill=False)
@@ -146,7 +146,7 @@ def _send_cancel(runs: Sequence[Submitted], environ: Mapping[str, str], arrays: 
 def _end_local(run: Submitted, *, kill: bool) -> None:
     pid = int(run.submission.job_id.rpartition("-")[2])
     if kill:
-        # Kill the descendants before the process that would otherwise restart or end them.
+        # Kill the descendants first. Their parent would otherwise restart them, or end them in its own way.
         processes.send((*process.below(pid), pid), signal.SIGKILL)
         return
     with contextlib.suppress(ProcessLookupError):

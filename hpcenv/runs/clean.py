@@ -1,7 +1,7 @@
 """`hpcenv clean`: remove old run folders, and packed data that no run needs.
 
-Runs on: LOGIN NODE. A run that waits, runs, or may still run is never removed. A folder is renamed
-before it is removed, so that a run folder is either complete or gone.
+Runs on: LOGIN NODE. The folder of a run that waits, runs, or may still run is never removed. A folder is
+renamed before it is removed. So a run folder is never left half removed under its own name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcenv.runs.run_list import STATES
 from hpcenv.runs.state import RunState, read_states
 from hpcenv.runs.unrecorded import read_unrecorded
 
-# A submission packs data before it writes the run folder that names them.
+# A submission packs data first, and then writes the run folder that names the packed data. Newer data are kept.
 _SECONDS_FRESH = 3600.0
 
 _LEFTOVER = ".removing-"
@@ -35,14 +35,14 @@ _LEFTOVER = ".removing-"
 
 @dataclass(frozen=True, kw_only=True)
 class CleanRequest:
-    """Which runs to remove: a run must match all of these conditions.
+    """Which runs to remove. A run is removed only if it matches all conditions.
 
     Attributes:
         words: runs and sweeps by name, folder or job id; empty for all runs of the project.
-        older_than: seconds since the run ended; since its submission if the end is unknown.
-        states: only runs in one of these states; empty for all states.
-        keep: number of newest runs to keep.
-        runs: folder of runs, if not the project's.
+        older_than: remove only runs whose last change is more than this number of seconds ago.
+        states: remove only runs in one of these states; empty for all states.
+        keep: how many of the newest runs are kept.
+        runs: folder of runs, if it is not the project's folder of runs.
     """
 
     words: tuple[str, ...] = ()
@@ -58,9 +58,9 @@ class RunRemoval:
 
     Attributes:
         size: bytes on disk.
-        why: state of the run, or the reason for the removal.
+        why: state of the run. If it is not a run, the reason for the removal.
         outputs: number of files that the script left in the run's copy of the project.
-        some_outputs: the first few of them.
+        some_outputs: the first few names of these files.
     """
 
     name: str
@@ -73,10 +73,10 @@ class RunRemoval:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRun:
-    """A run that matches the request and is kept.
+    """A run that matches the request, but is kept.
 
     Attributes:
-        failed: whether it should have been removed, but the operating system refused.
+        failed: whether hpcenv tried to remove the run, but the operating system refused.
     """
 
     name: str
@@ -107,7 +107,7 @@ class CleanPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaned:
-    """What was removed, and what was kept, with the reason."""
+    """What was removed, and what was kept. Everything that was kept has a reason."""
 
     removed: tuple[RunRemoval, ...]
     kept: tuple[KeptRun, ...] = field(default_factory=tuple)
@@ -127,7 +127,7 @@ def plan_clean(start: Path, request: CleanRequest, *, environ: Mapping[str, str]
     """Return what would be removed. Nothing is changed.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current directory. The project is in this folder or in a folder above.
         request: which runs to remove.
         environ: environment variables, for the Slurm commands.
         now: current time in seconds since the epoch.
@@ -238,7 +238,7 @@ def _last(entry: Entry) -> float:
 
 
 def _protected(entry: Entry, states: Sequence[RunState], *, named: bool) -> str | None:
-    """Return why a run must be kept; None if it may be removed."""
+    """Return why a run must be kept; None if the run may be removed."""
     if isinstance(entry, Damaged):
         return f"its state is unknown: {entry.problem}"
     if _path(entry).is_symlink():
@@ -274,9 +274,10 @@ def _holds_checkpoint(folder: RunFolder) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file or folder on disk. Each file counts once; unreadable ones do not count.
+    """Return how many bytes a file or folder needs on disk. Each file counts once. Unreadable files do not count.
 
-    A file with a further name outside this folder does not count either: its bytes stay when this folder is removed.
+    A file that has another hard link outside this folder does not count either, because its bytes stay when this folder
+    is removed.
     """
     seen: Counter[tuple[int, int]] = Counter()
     total, waiting = 0, [path]
@@ -300,7 +301,7 @@ _TAR = re.compile(r"sha256-[0-9a-f]{64}\.tar")
 
 
 def _unneeded_data(folder: Path, gone: set[Path], now: float) -> Iterator[RunRemoval]:
-    """Yield the packed data folders that no run names any more."""
+    """Yield the packed data, and the shared archives of hpcenv, that no run names any more."""
     yield from _unneeded_archives(folder, gone)
     store = folder / ".data"
     tars = [path for path in store.glob("sha256-*.tar") if _TAR.fullmatch(path.name)]
@@ -326,7 +327,7 @@ def _unneeded_archives(folder: Path, gone: Iterable[Path]) -> Iterator[RunRemova
 
 
 def _needed_data(folder: Path, gone: Iterable[Path]) -> set[str] | None:
-    """Return the packed files that runs name; None if a manifest cannot be read, because it may name any file."""
+    """Return the packed files that runs name. If a manifest cannot be read, return None: it could name any file."""
     names: set[str] = set()
     try:
         for run in folder.iterdir():
@@ -340,7 +341,7 @@ def _needed_data(folder: Path, gone: Iterable[Path]) -> set[str] | None:
 
 
 def _leftovers(folder: Path) -> Iterator[RunRemoval]:
-    """Yield folders that an interrupted clean renamed and did not remove."""
+    """Yield folders that an interrupted `hpcenv clean` has renamed, but not removed."""
     for path in sorted(folder.glob(f"{_LEFTOVER}*")):
         yield RunRemoval(name=path.name, path=path, size=size_of(path), why="left by an interrupted clean")
 
@@ -349,7 +350,7 @@ def _leftovers(folder: Path) -> Iterator[RunRemoval]:
 
 
 def clean(plan: CleanPlan, *, environ: Mapping[str, str]) -> Cleaned:
-    """Remove what was planned; runs that have become active since then are kept.
+    """Remove what was planned. Runs that have become active since the plan was made are kept.
 
     Args:
         plan: what to remove.
@@ -366,7 +367,7 @@ def clean(plan: CleanPlan, *, environ: Mapping[str, str]) -> Cleaned:
 
 
 def _remove_each(plan: CleanPlan, environ: Mapping[str, str]) -> Iterator[tuple[RunRemoval, str, bool]]:
-    """Remove the items in order; yield each with the reason why it still exists (or ""), and `KeptRun.failed`."""
+    """Remove the items in order; yield each item, the reason why it still exists (or ""), and `KeptRun.failed`."""
     entries = {removal.path: open_folder(removal.path) for removal in plan.runs}
     states = _states(list(entries.values()), environ)
     for removal in plan.runs:
@@ -385,7 +386,7 @@ _NEEDED_NOW = "a run needs it now"
 
 
 def _remove_run(path: Path) -> str:
-    """Remove a run folder; return why that failed, empty on success."""
+    """Remove a run folder. Return why it could not be removed; empty if it was removed."""
     aside = path.with_name(f"{_LEFTOVER}{path.name}-{secrets.token_hex(4)}")
     try:
         os.rename(path, aside)
@@ -397,7 +398,7 @@ def _remove_run(path: Path) -> str:
 
 
 def _remove_data(folder: Path, tar: Path) -> str:
-    """Remove a packed data folder, unless a new run needs it; return why it was kept, empty if it was removed."""
+    """Remove packed data if no new run needs them. Return why they were kept; empty if they were removed."""
     aside = tar.with_name(f".{tar.name}.{secrets.token_hex(4)}")
     try:
         if tar.suffix == ".zip":  # if a run links to the file at this moment, the content stays

@@ -1,8 +1,8 @@
 """Compute the clock differences between a run's nodes from the facts that the nodes wrote. Runs on: LOGIN NODE.
 
-A node writes its own time into its facts. The file server sets the time of the file from its clock, which is the same
-for all nodes. The difference is the error of the node's clock. If nodes share one clock, or if the file system uses the
-node's time, the difference is almost 0, and nothing is corrected.
+A node writes its own time into its facts. The file server sets the modification time of the file of facts from the
+server's clock, which is the same for all nodes. The difference of both times is the error of the node's clock. If nodes
+share one clock, or if the file system uses the node's time, the difference is almost 0, and nothing is corrected.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.text import visible
 
-# Smaller differences come from the duration of a write.
+# Smaller differences are caused by the duration of a write.
 _NOTHING = 1.0
 _NOTES = 4
 
 
 def node_clocks(folder: RunFolder) -> tuple[dict[str, float], list[str]]:
-    """Return the seconds to add to the times of each node, and notes on wrong clocks.
+    """Return the seconds to add to the times of each node with a wrong clock, and notes on the wrong clocks.
 
-    A node whose facts are missing, or were written by an hpcenv that recorded no time, has no entry.
+    A node has no entry if its facts are missing, or if they were written by an hpcenv that recorded no time.
     """
     behind: dict[str, float] = {}
     for path in sorted(folder.facts.glob("*.json")):

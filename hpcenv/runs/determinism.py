@@ -20,9 +20,9 @@ class OverriddenSwitch:
     """A switch whose value differed from the value in the profile.
 
     Attributes:
-        found: the other values that were read.
-        ranks: the ranks where they were read.
-        changed_at: `file:line` of the script; empty if that was not seen.
+        found: the values that were read and differ from the profile.
+        ranks: the ranks that read these values.
+        changed_at: `file:line` of the script that changed the switch; empty if hpcenv did not see the change.
     """
 
     name: str
@@ -34,22 +34,24 @@ class OverriddenSwitch:
 
 @dataclass(frozen=True, kw_only=True)
 class DeterminismReport:
-    """What the ranks of one attempt read back.
+    """The values of the determinism switches that the ranks of one attempt read back.
 
     Attributes:
-        profile: what the run asks for.
-        seeds: whether the run asks for seeds and for no profile.
+        profile: the determinism profile that the run asks for.
+        seeds: whether the run asks only for seeds, and for no profile.
         attempt: the newest attempt with records; None if no attempt has records.
         ranks: how many ranks the run has.
         applied: how many ranks have recorded that they applied the profile.
-        not_applied: ranks without such a record; nothing is known about them.
+        not_applied: ranks without such a record. Whether they applied the profile is unknown.
         overridden: switches that a script or a variable set to another value.
-        without_deterministic_kernel: operation -> how often torch warned of it, over all ranks.
-        problems: what ranks could not apply or record, and unreadable records.
-        stopped_after: after how many optimizer steps the start hook ended the training; 0 if it did not.
-        apart: whether each rank trained alone. Then all ranks recorded optimizer steps, and no collective operation.
-        unseen: whether the run has completed, and no program that `--launcher none` started had a rank when it loaded
-            torch.
+        without_deterministic_kernel: operation -> how many times torch warned that it is not deterministic, over all
+            ranks.
+        problems: what ranks could not apply or record, and which records cannot be read.
+        stopped_after: the number of optimizer steps after which the start hook ended the training; 0 if the start
+            hook did not end the training.
+        apart: whether each rank trained alone: all ranks recorded optimizer steps, but no collective operation.
+        unseen: whether the run has completed, but no program that `--launcher none` started had the variable RANK
+            when it loaded torch.
     """
 
     profile: DeterminismProfile
@@ -67,7 +69,7 @@ class DeterminismReport:
 
 
 def report_determinism(run: RunFolder, manifest: Manifest) -> DeterminismReport | None:
-    """Return what the newest attempt of a run read back; None if the run has no start hook."""
+    """Return what the ranks of the newest attempt read back; None if the run has no start hook."""
     if not manifest.start_hook_sha256:
         return None
     found, unreadable = read_run_determinism(run)
@@ -119,7 +121,7 @@ def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
 
 
 def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
-    """Return a line if the ranks trained without contact to each other, or if that is not known."""
+    """Return a line if each rank trained alone, or if it is not known whether they trained together."""
     if report is not None and report.unseen:
         what = "no program had the variable RANK when it loaded torch"
         return (f"{what}: whether the programs of the nodes trained one model is not known",)
@@ -130,7 +132,7 @@ def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
 
 
 def lines(report: DeterminismReport) -> Iterator[str]:
-    """Yield the report as text for `hpcenv report`; nothing if there is nothing to report. Pure."""
+    """Yield the report as text for `hpcenv report`. If there is nothing to report, no line is yielded. Pure."""
     if report.profile != "off" or report.seeds:
         what = "seeded, kernels not deterministic" if report.seeds else f"determinism {report.profile}"
         yield f"  switches  {what}: applied by {report.applied} of {report.ranks} ranks"

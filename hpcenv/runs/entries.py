@@ -1,6 +1,6 @@
-"""The entries of a folder of runs: one run, a sweep of runs, or a folder whose records are missing or damaged.
+"""The entries of a folder of runs. An entry is a run, a sweep of runs, or a folder with missing or damaged records.
 
-Runs on: LOGIN NODE. Only the files are read; Slurm is not asked.
+Runs on: LOGIN NODE. Only files are read. Slurm is not asked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SWEEP_RECORD = "sweep.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A run folder and its submission record. A line of `hpcenv list` needs no more.
+    """A run folder and its submission record. `hpcenv list` needs nothing else to print a run.
 
     Attributes:
         problem: why the manifest cannot be read; empty if it was read, or not needed.
@@ -37,13 +37,13 @@ class Submitted:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Job ids of this run: one, or those of a chain in their order."""
+        """Job ids of this run: one job id, or all job ids of a chain in their order."""
         return self.submission.chain or (self.submission.job_id,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Submitted):
-    """A run folder with its submission record and its manifest. Both never change."""
+    """A run folder with its submission record and its manifest. These two records never change."""
 
     manifest: Manifest
 
@@ -54,7 +54,7 @@ class Sweep:
 
     Attributes:
         elements: the runs that could be read.
-        record: the list of all its runs; None if it cannot be read.
+        record: the list of all runs of the sweep; None if the list cannot be read.
     """
 
     folder: Path
@@ -78,9 +78,9 @@ class Unrecorded:
 
     Attributes:
         run: name of the run, and of its job.
-        job_folder: the run folder as its job knows it.
+        job_folder: the path of the run folder when the job was submitted.
         changed: modification time of the folder, in seconds since the epoch.
-        started: whether a job of it has started.
+        started: whether a job of the run has started.
     """
 
     folder: RunFolder
@@ -113,7 +113,7 @@ def not_submitted(path: Path) -> RunNotFound:
 
 
 def runs_of(entry: Submitted | Sweep) -> tuple[Submitted, ...]:
-    """Return the runs of a sweep, or the run itself."""
+    """Return the runs of a sweep. For a single run, return this run."""
     return entry.elements if isinstance(entry, Sweep) else (entry,)
 
 
@@ -123,7 +123,7 @@ def is_element(folder: Path) -> bool:
 
 
 def open_folder(folder: Path) -> Entry:
-    """Read one folder in the folder of runs. Its manifest, which is long, is not read."""
+    """Read one folder in the folder of runs. If its submission was recorded, the long manifest is not read."""
     try:
         if os.path.lexists(folder / SWEEP_RECORD):
             return _open_sweep(folder)
@@ -140,7 +140,7 @@ def _open_unrecorded(path: Path) -> Unrecorded | None:
     if is_interrupted_submission(path):
         return _unrecorded(path, path.name, str(path), "", started=False)
     manifest = load_record(Manifest, folder.manifest)
-    # A copy of a run folder is not a run.
+    # A copy of a run folder does not count as a run.
     if not _is_same_folder(manifest.run_folder, path):
         raise RunNotFound(f"`{path}` was not submitted", why=f"it is a copy of {manifest.run_folder}")
     return _unrecorded(path, manifest.run, manifest.run_folder, manifest.cluster, os.path.lexists(folder.started))
@@ -175,14 +175,14 @@ def _changed(folder: Path) -> float:
 
 
 def is_interrupted_submission(folder: Path) -> bool:
-    """Whether `hpcenv submit` was killed while it wrote this folder: there is code, but no manifest, so no job."""
+    """Whether `hpcenv submit` was killed while it wrote this folder. Then the folder has code, but no manifest."""
     run = RunFolder(folder)
     records = (run.manifest, run.submission, run.sweep, run.started, run.log)
     return os.path.isdir(run.code / "hpcenv") and not any(os.path.lexists(path) for path in records)
 
 
 def may_have_been_submitted(folder: Path) -> bool:
-    """Whether hpcenv wrote this folder in order to submit it; False for a copy of a run folder."""
+    """Whether hpcenv wrote this folder for a submission; False for a copy of a run folder."""
     if is_interrupted_submission(folder):
         return True
     try:
@@ -192,7 +192,7 @@ def may_have_been_submitted(folder: Path) -> bool:
 
 
 def open_entry(folder: Path) -> Submitted | Sweep | Unrecorded:
-    """Read a run, an element of a sweep, a sweep, or a run whose submission was not recorded."""
+    """Read a folder: a run, an element of a sweep, a sweep, or a run whose submission was not recorded."""
     if os.path.lexists(folder / SWEEP_RECORD):
         return _open_sweep(folder)
     if is_element(folder):
@@ -208,7 +208,7 @@ def read_sweep_record(folder: Path) -> SweepRecord:
     """
     record = load_record(SweepRecord, RunFolder(folder).sweep)
     for element in record.elements:
-        # The names come from a file: they must not lead out of the sweep's folder.
+        # The names are read from a file, so they are checked: they must not lead out of the sweep's folder.
         if element.folder != sweep_model.folder_name(element.index):
             raise RecordInvalid(f"`{RunFolder(folder).sweep}`: {element.folder!r} is not the folder of an element")
     return record
@@ -242,10 +242,10 @@ def problem_of_element(folder: Path) -> str:
 
 
 def _unrecorded_elements(folder: Path, record: SweepRecord, known: Sequence[Submitted]) -> list[Submitted]:
-    """Return the elements without a submission record.
+    """Return the elements of a sweep that have no submission record.
 
-    If sbatch gave no answer, only started elements have a record. The others belong to
-    the same job array: the first one, if some elements were submitted again later.
+    If sbatch gave no answer, only elements that have started have a record. The other elements belong to
+    the same job array. If some elements were submitted again later, it is the first array.
     """
     arrays = [number for run in known if (number := run.submission.job_id.partition("_")[0]).isdecimal()]
     if not arrays:
@@ -285,7 +285,7 @@ def open_run(path: Path) -> Run:
 
 
 def open_submitted(path: Path) -> Submitted:
-    """Read a run folder; if the manifest cannot be read, only the submission record with the job id.
+    """Read a run folder. If the manifest cannot be read, read only the submission record, which has the job id.
 
     Raises:
         RunNotFound, RecordInvalid: see `open_run`.
@@ -303,7 +303,7 @@ def open_submitted(path: Path) -> Submitted:
 
 
 def _read_submission(folder: RunFolder) -> Submission:
-    """Return the submission record of a run; for a sweep element without one, derive it from the other elements."""
+    """Return the submission record of a run. If an element of a sweep has none, derive it from the other elements."""
     path = folder.path
     if os.path.lexists(folder.submission):
         return load_record(Submission, folder.submission)

@@ -36,23 +36,23 @@ def find_run(start: Path, word: str | None, *, runs: str | None = None) -> Run:
     """Find a run by its folder, its name or its job id, or find the latest run.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current directory. The project is in this folder or in a folder above.
         word: run folder, run name or job id; None or `latest` for the latest run. `NAME/0003`
-            is one run of a sweep.
-        runs: folder of runs, if not the project's.
+            is one run of the sweep NAME.
+        runs: folder of runs, if it is not the project's folder of runs.
 
     Raises:
-        RunNotFound: nothing matches; the error names the folder that was searched.
+        RunNotFound: no run matches. The error names the folder that was searched.
         RecordInvalid: the matching run is damaged. No other run is returned instead.
         UsageError: `word` is a sweep of several runs.
     """
     run = find_one(start, word, runs=runs)
-    # The manifest could not be read: read it again, for the error.
+    # If the manifest could not be read, read it again, to raise the error.
     return run if isinstance(run, Run) else open_run(run.folder.path)
 
 
 def find_one(start: Path, word: str | None, *, runs: str | None = None) -> Submitted:
-    """Like `find_run`, but works even if the manifest cannot be read: cancel and wait need only the job id."""
+    """Find a run like `find_run`, even if its manifest cannot be read. Cancel and wait need only the job id."""
     entry = find_submitted(start, word, runs=runs)
     if isinstance(entry, Sweep):
         name = entry.folder.name
@@ -83,7 +83,7 @@ def find_submitted(start: Path, word: str | None, *, runs: str | None = None) ->
 
 
 def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submitted | Sweep | Unrecorded:
-    """Find a run or sweep like `find_submitted`, also one whose submission was not recorded."""
+    """Find a run or sweep like `find_submitted`, even if its submission was not recorded."""
     if word not in (None, "latest"):
         assert word is not None
         candidate = Path(os.path.abspath(start / word))
@@ -101,10 +101,11 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submi
             raise RunNotFound(
                 f"no runs in `{parent}`", hint=Command("hpcenv", "submit", "SCRIPT", "--nodes", "N", "--gpus", "G")
             )
-        # The user asks for the latest training. A job of `hpcenv verify --nodes`, or a session, is found by its name.
+        # "Latest" means the latest training. A job of `hpcenv verify --nodes` or a session is the latest run only if
+        # there is no training.
         return open_entry(next((folder for folder in folders if _may_be_meant(folder)), folders[0]))
     assert word is not None
-    # A name has priority over a job id. Slurm may reuse a job id after years: then the newest run is meant.
+    # A name has priority over a job id. Slurm may reuse a job id after years. Then the newest run is used.
     for folder in folders:
         if word == folder.name:
             return open_entry(folder)
@@ -127,7 +128,7 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submi
 
 
 def _require_access(path: Path) -> None:
-    """Report a folder without read permission as such, not as missing.
+    """Report a folder as not accessible, rather than as missing, if the user has no permission to read it.
 
     Raises:
         FileUnusable: permission denied.
@@ -143,10 +144,10 @@ def _require_access(path: Path) -> None:
 
 
 def find_all(start: Path, words: Sequence[str], *, runs: str | None = None) -> list[Submitted]:
-    """Find several runs, each once. A sweep means all of its runs; no words mean the latest run.
+    """Find several runs, each once. A sweep means all runs of the sweep. No words mean the latest run.
 
     Raises:
-        RunNotFound, RecordInvalid: see `find_submitted`; raised if any of them is missing.
+        RunNotFound, RecordInvalid: as for `find_submitted`, if any of the runs is missing or damaged.
     """
     result: dict[Path, Submitted] = {}
     for word in words or (None,):
@@ -156,14 +157,14 @@ def find_all(start: Path, words: Sequence[str], *, runs: str | None = None) -> l
 
 
 def runs_folder(start: Path, runs: str | None = None, *, word: str | None = None) -> Path:
-    """Return the folder of runs: `runs`, or the project's.
+    """Return the folder of runs: `runs`, or the project's folder of runs.
 
-    Reads one key of hpcenv.toml without validation, so that runs are found even if the rest of
-    that file is invalid.
+    Only one key of hpcenv.toml is read, and the file is not validated. So runs are found even if the
+    rest of that file is invalid.
 
     Args:
         start: current directory.
-        runs: folder of runs, if not the project's.
+        runs: folder of runs, if it is not the project's folder of runs.
         word: name of the run, for the error message.
 
     Raises:
@@ -219,7 +220,7 @@ def list_runs(parent: Path) -> list[Entry]:
 
 
 def _entry_paths(parent: Path) -> list[Path]:
-    """Return the run folders and sweeps in a folder of runs. Hidden folders are being removed."""
+    """Return the run folders and sweeps in a folder of runs. Hidden folders are left out: they are being removed."""
     try:
         with os.scandir(parent) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".")]
@@ -234,7 +235,7 @@ def _entry_paths(parent: Path) -> list[Path]:
 
 
 def _time_submitted(folder: Path) -> float:
-    """Return when a run was submitted; the time of the last change if that is unknown."""
+    """Return when a run was submitted. If that is unknown, return when its folder was changed last."""
     entry = open_folder(folder)
     if isinstance(entry, Submitted):
         return entry.submission.submitted
@@ -244,7 +245,7 @@ def _time_submitted(folder: Path) -> float:
 
 
 def _find_job(folder: Path, word: str) -> Submitted | Sweep | None:
-    """Return the run with this job id or run name in a folder; None if there is no such run, or it is damaged."""
+    """Return the run in a folder if it has this job id or run name; None for another run, or a damaged one."""
     entry = open_folder(folder)
     if isinstance(entry, (Damaged, Unrecorded)):
         return None

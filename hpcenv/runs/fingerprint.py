@@ -12,7 +12,7 @@ from hpcenv.records.run_folder import RunFolder
 
 
 def read_fingerprint(folder: RunFolder) -> str:
-    """Return the fingerprint in the copy of the lockfile that the run keeps; empty if it cannot be read."""
+    """Return the fingerprint in the run's copy of the lockfile; empty if the copy cannot be read."""
     try:
         content = lockfile_bytes(folder.lockfile)
         found = toml_files.loads(content, folder.lockfile, error=LockfileInvalid).get("fingerprint")

@@ -1,6 +1,6 @@
-"""Where the ranks of a run are: on request (`hpcenv stacks`), or recorded by the nodes when a rank made no step.
+"""Show which line each rank of a run executes: on request (`hpcenv stacks`), or when a rank makes no step.
 
-Runs on: LOGIN NODE. The nodes look for a request every 10 s (watch/hangs.py) and answer into the run folder.
+Runs on: LOGIN NODE. The nodes look for a request every 10 s (watch/hangs.py), and write the answer into the run folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpcenv.runs.find import find_run
 from hpcenv.runs.status import read_status
 from hpcenv.text import Shown, listed, visible
 
-# Nodes check for requests every 10 s and wait 6 s for a rank; a shared file system shows a file late.
+# Nodes look for requests every 10 s, and wait 6 s for a rank. In addition, a shared file system may show a file late.
 _MOST_SECONDS = 45.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_NODES = 8
@@ -39,10 +39,11 @@ _WORDS = {"hang": "the ranks hang", "working": "no hang", "unknown": "the ranks 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunStacks(Shown):
-    """Where the ranks of a run are.
+    """Which line each rank of a run executes.
 
     Attributes:
-        lines: one line for each different stack of the main threads, with its ranks.
+        lines: one line for each different stack of the main threads, with the ranks that have this stack.
+        ranks: the stacks of each rank.
         silent: nodes that did not answer.
     """
 
@@ -69,15 +70,15 @@ def ask_stacks(
     """Ask the nodes of a running run for the stacks of its ranks. The ranks continue.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current directory. The project is in this folder or in a folder above.
         word: run folder, run name or job id; None for the latest run.
         environ: environment variables, for the Slurm commands.
-        runs: folder of runs, if not the project's.
+        runs: folder of runs, if it is not the project's folder of runs.
         rank: the requested rank; None for all ranks.
         tell: called with a line of text that says what this function waits for.
 
     Raises:
-        RunNotRunning: the run waits, is being checked, or has ended; or is not watched.
+        RunNotRunning: the run waits, is being checked, or has ended, or nothing watches its ranks.
         UsageError: the run has no such rank.
     """
     run = find_run(start, word, runs=runs)
@@ -104,7 +105,7 @@ def ask_stacks(
 
 
 def _asked(folder: Path, nodes: tuple[str, ...]) -> list[StackAnswer]:
-    """Write a request, return the answers that come in time, and remove both."""
+    """Write a request, return the answers that nodes write in time, and remove request and answers."""
     name = f"ask-{time.time_ns()}-{os.getpid()}"
     (folder / name).mkdir(parents=True)
     request = request_path(folder, name)
@@ -124,7 +125,7 @@ def _asked(folder: Path, nodes: tuple[str, ...]) -> list[StackAnswer]:
 
 
 def hang_lines(run: RunFolder) -> Iterator[str]:
-    """Yield the last finding of the nodes, from the newest attempt with one: a hang, or ranks that were working."""
+    """Yield the last finding of the nodes about ranks without steps, from the newest attempt that has a finding."""
     attempts = {int(path.name[8:]): path for path in run.hangs.glob("attempt-*") if path.name[8:].isdecimal()}
     for attempt in sorted(attempts, reverse=True):
         if found := read_found(attempts[attempt]):

@@ -18,7 +18,7 @@ def local_state(run: Submitted) -> JobState:
     """Return the state of a local run, from its process and its last record."""
     pid = run.submission.job_id.rpartition("-")[2]
     alive = pid.isdigit() and _is_process_of(int(pid), run)
-    # Read the record after the look for the process: the process writes it just before it ends.
+    # Look for the process first, then read the record, because the process writes the record just before it ends.
     finished = read_record(run.folder.finished)
     if finished is not None and isinstance(finished.get("status"), int):
         status = int(finished["status"])
@@ -36,12 +36,12 @@ def local_state(run: Submitted) -> JobState:
 
 
 def _is_process_of(pid: int, run: Submitted) -> bool:
-    """Whether process `pid` belongs to this run: the system may have reused the number.
+    """Whether process `pid` belongs to this run. The system may have given the number to another process.
 
     A process that has just started has no command line yet. Its parent continues when execve(2) closes the files that
-    are not inherited; the kernel enters the command line some steps later (begin_new_exec and create_elf_tables, Linux
-    6.18), and on a busy machine another process runs in between (seen: 47 ms). Such a process has a program file; an
-    ended process, or a thread of the kernel, has none (proc_pid_exe(5)).
+    are not inherited. The kernel sets the command line some steps later (begin_new_exec and create_elf_tables, Linux
+    6.18), and on a busy machine another process runs in between (seen: 47 ms). A process that has just started already
+    has a program file. An ended process, or a thread of the kernel, has no program file (proc_pid_exe(5)).
     """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -25,19 +25,19 @@ _PIECE = 1 << 20
 # Standard error of each rank, in the folder of the ranks.
 RANK_FILES = "*/*/attempt_*/*/stderr.log"
 
-# Prefix that torchrun writes before each line of a rank (its start line is made in launch/launch.py).
+# Prefix that torchrun writes before each line of a rank (launch/launch.py makes the command line of torchrun).
 RANK_PREFIX = re.compile(r"\[([0-9]{1,6})\] ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which part of a run's log to read; the default is all of it.
+    """Which part of a run's log to read. The default is the whole log.
 
     Attributes:
-        ranks: only lines of these ranks.
-        node: only lines of the ranks on this node.
-        err: only standard error of the ranks, from the files of this attempt. They are complete
-            even if a node failed before its lines reached the log.
+        ranks: read only lines of these ranks.
+        node: read only lines of the ranks on this node.
+        err: read only standard error of the ranks, from the files of the present attempt. These files are
+            complete even if a node failed before its lines reached the log.
     """
 
     ranks: tuple[int, ...] = ()
@@ -51,15 +51,15 @@ class Selection:
 
 
 def read_selected(run: Run, selection: Selection, *, word: str | None = None) -> Iterator[str]:
-    """Yield the selected part of a run's log in its present state.
+    """Yield the selected part of a run's log as it is now.
 
-    Lines of earlier attempts are selected by rank, not by node: a requeued job may have got
+    Lines of earlier attempts are selected by rank, not by node, because a requeued job may have got
     other nodes.
 
     Args:
         run: the run.
         selection: which part of the log.
-        word: name of the run for hints; None for its folder.
+        word: name of the run, for hints. None means the path of its folder.
 
     Raises:
         RunNotFound: there is no log yet.
@@ -87,12 +87,12 @@ def read_selected(run: Run, selection: Selection, *, word: str | None = None) ->
 def follow_selected(
     run: Run, selection: Selection, *, ended: Callable[[], bool], pause: Callable[[float], None]
 ) -> Iterator[str]:
-    """Yield the selected part of a run's log while it grows, also through a requeue, until the run has ended.
+    """Yield the selected part of a run's log while the log grows, until the run has ended. A requeue is followed, too.
 
     Args:
         run: the run.
         selection: which part of the log.
-        ended: returns whether the run has ended; called every two seconds.
+        ended: returns whether the run has ended. It is called every two seconds.
         pause: called with the seconds to sleep.
 
     Raises:
@@ -112,7 +112,7 @@ def follow_selected(
 
 
 class RankNodes:
-    """Which rank ran on which node, from the run's records."""
+    """Finds out, from the run's records, which rank ran on which node."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -144,7 +144,7 @@ class RankNodes:
             raise UsageError(f"`{selection.node}` is not a node of {self._run.manifest.run}", why=f"its nodes: {names}")
 
     def _require_ranks_apart(self, selection: Selection) -> None:
-        """Refuse to select ranks if their program mixes their output (`--launcher none`)."""
+        """Refuse to select single ranks if one program mixes the output of several ranks (`--launcher none`)."""
         programs = sorted(self.folder.ranks.glob(f"{selection.node or '*'}/{PROGRAM}/stderr.log"))
         if selection.everything or not programs or any(self.folder.ranks.glob(RANK_FILES)):
             return
@@ -168,13 +168,13 @@ class RankNodes:
         return self._nodes.get(rank)
 
     def rank(self, node: str, local_rank: int) -> int | None:
-        """Return the rank of a local rank; None while it is unknown."""
+        """Return the rank that has this local rank on a node; None while that is unknown."""
         self.of(0)
         return next((rank for rank, place in self._nodes.items() if place == (node, local_rank)), None)
 
 
 def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:
-    """Return the node and local rank of each rank that is known, from the settings of the nodes and their exits."""
+    """Return rank -> node and local rank, as far as the settings and the exit records of the nodes say it."""
     settings, nodes = [], {}
     try:
         launched = load_record(Verdict, run.folder.verdict).launched
@@ -201,11 +201,12 @@ def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:
 
 
 def _in_order_of_ranks(run: Run, settings: Sequence[NodeSettings]) -> list[NodeSettings]:
-    """Return the nodes in the order of their ranks; empty if that is not known.
+    """Return the nodes in the order of their ranks; empty if this order is not known.
 
     torchrun's c10d rendezvous sorts the nodes by the text of `--local-addr` (torch 2.13, dynamic_rendezvous.py,
-    `_NodeDesc`). If two nodes have the same address (emulated nodes on one machine), their order is not known. Tasks
-    of srun get their numbers from hpcenv, and programs that start their ranks get NODE_RANK from it.
+    `_NodeDesc`). If two nodes have the same address (emulated nodes on one machine), their order is not known. With
+    other launchers, hpcenv sets the order: it numbers the tasks of srun, and sets NODE_RANK for programs that start
+    their ranks.
     """
     if run.manifest.launch.launcher != "torchrun":
         return sorted(settings, key=lambda node: node.node_rank)
@@ -215,16 +216,16 @@ def _in_order_of_ranks(run: Run, settings: Sequence[NodeSettings]) -> list[NodeS
 
 
 class _LineFilter:
-    """Filters the lines of the selected ranks by their prefix."""
+    """Selects the lines of some ranks by the prefix of each line."""
 
     def __init__(self, where: RankNodes, selection: Selection) -> None:
         self._where = where
         self._selection = selection
         self._held = ""
-        self._passes: bool | None = None  # for a long line whose start was printed or dropped already
+        self._passes: bool | None = None  # whether the start of a long line was printed; None at the start of a line
 
     def feed(self, text: str) -> str:
-        """Return the selected lines of `text`; an incomplete last line waits for the next call."""
+        """Return the selected lines of `text`. An incomplete last line is kept for the next call."""
         whole, newline, self._held = (self._held + text).rpartition("\n")
         shown = []
         for line in whole.split("\n") if newline else ():
@@ -239,7 +240,7 @@ class _LineFilter:
         return "".join(shown)
 
     def rest(self) -> str:
-        """Return the last line, which has no newline."""
+        """Return the last line, which has no newline, if it is selected."""
         passes = self._is_selected(self._held) if self._passes is None else self._passes
         return self._held if passes else ""
 
@@ -270,12 +271,12 @@ class _RankFiles:
         self._open: set[Path] = set()
 
     def read(self) -> str:
-        """Return new lines of all files, each with its rank as prefix."""
+        """Return the new lines of all files. The prefix of each line is its rank."""
         self._discover()
         return "".join(self._prefixed(path, tail.read()) for path, (tail, _) in list(self._tails.items()))
 
     def rest(self) -> str:
-        """Return the rest of all files, at the end of the run."""
+        """Return what remains to be read in all files at the end of the run."""
         return "".join(self._prefixed(path, tail.rest()) for path, (tail, _) in self._tails.items())
 
     def _prefixed(self, path: Path, text: str) -> str:
@@ -334,7 +335,7 @@ def read_log(run: RunFolder, word: str) -> Iterator[str]:
 
 
 def _no_log(run: RunFolder, word: str) -> HpcenvError:
-    """Return the error for a missing log: not written yet, or removed."""
+    """Return the error for a missing log, which says whether it is not written yet, or was removed."""
     status = Command("hpcenv", "status", word)
     if next(run.ranks.glob(RANK_FILES), None) is not None:
         kept = f"standard error of each rank is still in {run.ranks}"
@@ -358,7 +359,7 @@ def _follow(tail: LogTail | _RankFiles, *, ended: Callable[[], bool], pause: Cal
             yield tail.rest()
             return
         else:
-            # The last lines may arrive after Slurm reports the end: read once more.
+            # The last lines may arrive after Slurm reports the end, so the file is read once more.
             over = looks % 4 == 3 and ended()
             pause(0.5)
             looks += 1
@@ -374,11 +375,11 @@ class LogTail:
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def read(self) -> str:
-        """Return new complete lines; a part of a line only if the file has not grown since the last call."""
+        """Return new complete lines. If the file has not grown since the last call, return the incomplete last line."""
         try:
             with open(open_regular(self._path), "rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
-                    # The file was emptied or replaced by a shorter one: read from its start.
+                    # The file was emptied, or replaced by a shorter file. So read from its start.
                     self._offset = 0
                 file.seek(self._offset)
                 data = file.read(_PIECE)
@@ -395,7 +396,7 @@ class LogTail:
         return part
 
     def rest(self) -> str:
-        """Return the rest, at the end of the file: an incomplete line or character."""
+        """Return what remains at the end of the file: an incomplete line, or an incomplete character."""
         rest = self._partial + self._decode(b"", True)
         self._partial = ""
         return rest

@@ -1,6 +1,6 @@
-"""A job of hpcenv whose run folder was removed: find it by its job id or run name, show it and cancel it.
+"""Find a job of hpcenv whose run folder was removed, by its job id or run name, to show or cancel the job.
 
-Runs on: LOGIN NODE. The batch script is `job.sbatch` in the run folder, so Slurm knows the folder.
+Runs on: LOGIN NODE. The batch script is `job.sbatch` in the run folder, so Slurm knows the path of the folder.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
 
 @dataclass(frozen=True, kw_only=True)
 class LostRun:
-    """A job that Slurm still knows, and whose run folder was removed.
+    """A job that Slurm still knows although its run folder was removed.
 
     Attributes:
-        job_id: the typed id, or Slurm's id for the typed name.
+        job_id: the id that the user typed, or Slurm's id for the name that the user typed.
         state: Slurm's job state in lower case.
         run: name of the run, and of its job.
-        run_folder: where its folder was.
+        run_folder: where the run folder was.
         nodes: nodes of the job, as Slurm writes them; empty while it waits.
     """
 
@@ -45,7 +45,7 @@ class LostRun:
 
 
 def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
-    """Return the user's own hpcenv job with this id or name if its run folder was removed; else None."""
+    """Return the user's own hpcenv job with this id or name, if its run folder was removed; otherwise None."""
     if word is None:
         return None
     try:
@@ -63,7 +63,7 @@ def find_lost(word: str | None, environ: Mapping[str, str]) -> LostRun | None:
 
 
 def explain(error: RunNotFound, environ: Mapping[str, str]) -> RunNotFound:
-    """Return the error if the word matches no run, but a job whose run folder was removed."""
+    """Return an error that explains the job, if the word matches a job without run folder; otherwise `error`."""
     found = find_lost(error.word, environ)
     if found is None:
         return error

@@ -20,11 +20,11 @@ from hpcenv.runs.find import find_run
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkExplanation:
-    """The decision on the network of one run, or for one kind of machine.
+    """The network settings that hpcenv decided for one run, or for one kind of machine.
 
     Attributes:
-        of: the run, or the machine.
-        how: `recorded` in the verdict of the run, or `computed` by this hpcenv now.
+        of: name of the run, or of the kind of machine.
+        how: `recorded` if the decision is in the verdict of the run, `computed` if this hpcenv has made it now.
     """
 
     of: str
@@ -38,7 +38,8 @@ class NetworkChange:
 
     Attributes:
         kind: `profile`, `variable`, `hardware`, `version` or `warning`.
-        left, right: the values, each with its nodes if the nodes differ; `absent` without a value.
+        left, right: the values of the two runs. If nodes of a run differ, the text has all their values. `absent`
+            means that the run has no value.
     """
 
     kind: str
@@ -52,7 +53,7 @@ class NetworkDifferences:
     """What differs between the networks of two runs.
 
     Attributes:
-        not_compared: what one of the runs did not record, and why.
+        not_compared: what could not be compared because one of the runs did not record it, and why.
     """
 
     left: str
@@ -62,10 +63,10 @@ class NetworkDifferences:
 
 
 def explain_run(start: Path, word: str | None, *, runs: str | None = None) -> NetworkExplanation:
-    """Return the decision that the verdict of a run records.
+    """Return the decision on the network that the verdict of a run records.
 
     Raises:
-        RecordInvalid: the run has no verdict, its verdict allowed no start, or it has no record of the decision.
+        RecordInvalid: the run has no verdict, the verdict allowed no start, or the verdict records no decision.
     """
     run = find_run(start, word, runs=runs)
     return NetworkExplanation(of=run.manifest.run, how="recorded", decision=_decision(run))
@@ -88,7 +89,7 @@ def diff_networks(start: Path, left: str, right: str, *, runs: str | None = None
 
     Raises:
         RunNotFound: there is no such run.
-        RecordInvalid: neither of the two has a decision or facts.
+        RecordInvalid: a record of one of the runs is damaged.
     """
     sides = [find_run(start, word, runs=runs) for word in (left, right)]
     decisions, missing = [], []
@@ -112,7 +113,7 @@ def diff_networks(start: Path, left: str, right: str, *, runs: str | None = None
 
 
 def _without_folder(decision: NetworkDecision, folder: str) -> NetworkDecision:
-    """Replace the path of the run folder in a value by a word: the path differs between any two runs."""
+    """Replace the path of the run folder in a value by a word, because this path differs between any two runs."""
     rows = tuple(replace(row, value=row.value.replace(folder, "RUN_FOLDER")) for row in decision.rows)
     return replace(decision, rows=rows)
 
@@ -128,7 +129,7 @@ def _decided(left: NetworkDecision, right: NetworkDecision) -> Iterable[NetworkC
 
 
 def _values(rows: Iterable[NetworkRow]) -> dict[str, str]:
-    """Return each variable with its value and origin; if nodes differ, all values are in one text."""
+    """Return name of a variable -> its value and origin. If nodes differ, all their values are in one text."""
     found: dict[str, list[str]] = {}
     for row in rows:
         value = "left out" if row.action == "skip" else row.value
@@ -156,7 +157,7 @@ def _hardware(left: Mapping[str, Fabric], right: Mapping[str, Fabric]) -> Iterab
 
 
 def _summary(fabrics: Iterable[Fabric]) -> dict[str, str]:
-    """Return the hardware as text; several kinds of nodes are in one text."""
+    """Return kind of hardware -> description. If nodes differ, all their descriptions are in one text."""
     parts: dict[str, set[str]] = {}
     for fabric in set(fabrics):
         active = sorted({f"{p.rate_gbit or 0:g} Gb/s {p.layer}" for p in fabric.ports if p.state == "ACTIVE"})

@@ -19,13 +19,13 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Files in the copy that were not there when it was made.
+    """Files that were added to the copy of the project after it was made.
 
     Attributes:
         names: the first few names, relative to the run folder.
-        count: number of all files.
-        size: bytes of all files.
-        changed: copied files that the script has changed, as the end of the last attempt recorded them.
+        count: number of all such files.
+        size: bytes of all such files.
+        changed: copied files that the script has changed, as recorded at the end of the last attempt.
     """
 
     names: tuple[str, ...] = ()

@@ -1,13 +1,13 @@
-"""`hpcenv image prune`: remove images and downloaded files of the store by their last use.
+"""`hpcenv image prune`: remove images and downloaded files from the store that were not used for some time.
 
 Runs on: LOGIN NODE.
 
-Without `--all`, an image stays if
+Without `--all`, an image is kept in these cases:
 
-- it was used in the last 30 days: a submission, the start of a run, and a read count as use;
-- a queued or running job of the caller names it, or squeue does not say.
+- the image was used in the last 30 days. A submission, the start of a run, and a read count as use;
+- a queued or running job of the caller names the image, or squeue does not answer.
 
-A SIF that cannot be made again is always kept: it was not made from an image in a registry.
+A SIF that was not made from an image in a registry cannot be made again, so it is always kept.
 While another process holds a lease, nothing is removed.
 """
 
@@ -38,22 +38,22 @@ _LEASE = "prune"
 DAY = 86400.0
 # A file that was used more recently is removed only with `--all`.
 SPARED = 30 * DAY
-# An image of a registry can be fetched again by its digest. An archive, a layout or the input of a definition file may
-# be missing or have changed.
+# An image of a registry can be fetched again by its digest. An archive, an OCI layout or the input of a definition file
+# may be missing, or may have changed.
 _FETCHED_AGAIN = ("docker://", "oras://")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRemoval:
-    """A file that can go.
+    """A file that can be removed.
 
     Attributes:
-        kind: `image` with its record; a `download`: a layer, manifest or configuration; the `index` of a layer; or
-            `unfinished` work.
+        kind: the kind of file. `image` is a SIF with its record. `download` is a layer, manifest or configuration.
+            `index` is the index of a layer. `unfinished` is a file or folder of a process that has ended.
         name: digest or file name.
         size: bytes.
         used: time of the last use, in seconds since 1970 by the file system's clock.
-        why: why it can go.
+        why: why the file can be removed.
     """
 
     kind: Literal["image", "download", "index", "unfinished"]
@@ -75,7 +75,7 @@ class KeptImage:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePlan:
-    """What `prune` would remove and keep; sizes are in bytes."""
+    """What `prune` would remove and keep. All sizes are in bytes."""
 
     store: Path
     removals: tuple[StoreRemoval, ...]
@@ -86,7 +86,7 @@ class PrunePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What was removed; `skipped` has the planned removals that were not possible."""
+    """What was removed. `skipped` contains the planned removals that were not possible."""
 
     removed: tuple[StoreRemoval, ...]
     skipped: tuple[StoreRemoval, ...]
@@ -99,10 +99,10 @@ class PruneRequest:
 
     Attributes:
         place: folder of the store, and its trusted owner.
-        older_than: only files that were not used for this many seconds.
-        all: also images that a queued or running job of the caller names.
-        keep_bytes: remove the longest unused files first, and stop when the store is at most this large. None removes
-            all that can go.
+        older_than: remove only files that were not used for this many seconds.
+        all: remove also images that a queued or running job of the caller names.
+        keep_bytes: remove files in the order of their last use, the oldest use first, and stop when the store has at
+            most this number of bytes. None means that everything that can be removed is removed.
     """
 
     place: StorePlace
@@ -131,7 +131,7 @@ def plan_prune(request: PruneRequest, *, environ: Mapping[str, str], on_event: O
 def prune(plan: PrunePlan, request: PruneRequest, *, environ: Mapping[str, str], on_event: OnEvent = ignore) -> Pruned:
     """Remove the files of `plan` that can still be removed.
 
-    Everything is checked again, because a job may have been submitted since the plan.
+    Everything is checked again, because a job may have been submitted since the plan was made.
 
     Args:
         plan: what to remove.
@@ -156,7 +156,7 @@ def prune(plan: PrunePlan, request: PruneRequest, *, environ: Mapping[str, str],
         for item in plan.removals:
             if item in removed:
                 continue
-            # The holder of a new lease may be about to use this file.
+            # A process that has just taken a lease may begin to use this file.
             in_use = not set(os.listdir(store.leases)) <= idle
             used_since = item.kind == "image" and _used_now(item, store) != item.used
             if in_use or used_since or (item.path, item.used) not in again or not _remove(item, store):
@@ -184,7 +184,7 @@ def _make_room(plan: PrunePlan, again: PrunePlan, store: Store) -> list[StoreRem
     Other processes cannot take a lease either, so none of them can begin to use the file.
     """
     still = {(item.path, item.used) for item in again.removals}
-    # Layers first: they can be pulled again. An image only if there is nothing else.
+    # Layers are removed first, because they can be pulled again. An image is removed only if there is nothing else.
     for item in sorted(plan.removals, key=lambda item: (item.kind == "image", -item.size)):
         if item.size and (item.path, item.used) in still and _remove(item, store):
             return [item]
@@ -208,7 +208,7 @@ def _used_now(item: StoreRemoval, store: Store) -> float | None:
 
 def _remove(item: StoreRemoval, store: Store) -> bool:
     if item.kind == "image":
-        # The SIF first: a record without a SIF has no effect, and the next conversion overwrites it.
+        # The SIF is removed first. A record without a SIF has no effect, and the next conversion overwrites the record.
         remove(item.path)
         remove(store.record_path(item.name))
     else:
@@ -240,11 +240,11 @@ def _plan(store: Store, request: PruneRequest, environ: Mapping[str, str]) -> Pr
 def _images(
     store: Store, named: Mapping[Path, str] | None, unused_since: float
 ) -> tuple[list[StoreRemoval], list[KeptImage]]:
-    """Return the images that can go, and those that stay.
+    """Return the images that can be removed, and the images that are kept.
 
     Args:
         named: SIF -> the job that names it; None if squeue does not answer.
-        unused_since: an image that was used later stays.
+        unused_since: an image that was used after this time is kept.
     """
     spare, kept = [], []
     for image in store.list_images():
@@ -281,7 +281,7 @@ def _can_be_made_again(image: StoredImage) -> bool:
 
 
 def _named_by_jobs(environ: Mapping[str, str]) -> dict[Path, str] | None:
-    """Return SIF -> queued or running job of the caller; None if squeue does not answer. Empty without Slurm."""
+    """Return SIF -> queued or running job of the caller; empty without Slurm; None if squeue does not answer."""
     try:
         jobs = slurm.own_folders(environ)
     except ToolMissing:
@@ -297,7 +297,7 @@ def _named_by_jobs(environ: Mapping[str, str]) -> dict[Path, str] | None:
 
 
 def _sif_of_run(folder: Path) -> Path | None:
-    """Return the SIF that a run, or the runs of a sweep, use; None without one."""
+    """Return the SIF that a run, or the runs of a sweep, use; None if they use no SIF."""
     for manifest in (RunFolder(folder).manifest, *sorted(folder.glob("[0-9]*/manifest.json"))[:1]):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             sif = str(read_json(manifest, most=LONGEST_RECORD)["environment"]["sif"])
@@ -306,7 +306,7 @@ def _sif_of_run(folder: Path) -> Path | None:
 
 
 def _downloads(store: Store, unused_since: float) -> Iterator[StoreRemoval]:
-    """Yield the downloaded files and the indexes of layers: no SIF needs them, and hpcenv can get them again."""
+    """Yield downloaded files and indexes of layers. No SIF needs them, and hpcenv can download or make them again."""
     kinds: tuple[tuple[Path, Literal["download", "index"]], ...] = ((store.blobs, "download"), (store.indexes, "index"))
     for folder, kind in kinds:
         for path, status in _files(folder / "sha256"):
@@ -318,7 +318,7 @@ def _downloads(store: Store, unused_since: float) -> Iterator[StoreRemoval]:
 
 
 def _unfinished(store: Store, now: float) -> Iterator[StoreRemoval]:
-    """Yield files of killed processes: their folders, and hidden files that are a day old."""
+    """Yield what killed processes left: their folders, and hidden files that are a day old."""
     # The callers have called `_require_idle`.
     for path in store.leftovers(idle=True):
         yield StoreRemoval(

@@ -1,7 +1,7 @@
-"""Which GPU each rank of a run used, and which ranks trained on the CPU although the job has GPUs.
+"""Show which GPU each rank of a run used, and which ranks trained on the CPU although the job has GPUs.
 
-Runs on: LOGIN NODE. The ranks record the device of their first backward pass (incontainer/start_hook/device.py); the
-GPUs of each node, and how long CUDA took to start, are recorded before the first rank (records/gpu_start.py).
+Runs on: LOGIN NODE. The ranks record the device of their first backward pass (incontainer/start_hook/device.py). The
+GPUs of each node, and how long CUDA took to start, are recorded before the first rank starts (records/gpu_start.py).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.text import visible
 
-# Ranks that the text has; `--json` has all.
+# The text contains at most this number of ranks. `--json` has all ranks.
 _MOST_RANKS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankGpu:
-    """One rank.
+    """The GPU of one rank.
 
     Attributes:
-        device: of its first backward pass, as torch names it; empty if none was seen.
-        model, uuid, bus: of its GPU; empty if unknown. Without a backward pass: of the GPU with the number of the local
-            rank.
+        device: device of the rank's first backward pass, as torch names it; empty if no backward pass was seen.
+        model, uuid, bus: model, UUID and PCI address of the rank's GPU; empty if unknown. If no backward pass was seen,
+            this is the GPU whose number is the local rank.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class GpuReport:
     """The GPUs of the newest attempt.
 
     Attributes:
-        seconds: node -> how long torch took to start CUDA or HIP on all GPUs, before the first rank.
+        seconds: node -> how long torch took to start CUDA or HIP on all GPUs, before the first rank started.
         on_cpu: ranks whose first backward pass ran on the CPU.
     """
 
@@ -55,7 +55,7 @@ class GpuReport:
 
 
 def report_gpus(run: RunFolder, manifest: Manifest) -> GpuReport | None:
-    """Return the records of the GPUs of a run; None for a run without GPUs or without records."""
+    """Return what the records say about the GPUs of a run; None for a run without GPUs, or without such records."""
     if not manifest.gpus_per_node:
         return None
     starts = {(start.node, start.local_rank): start for start in _starts(run)}

@@ -72,11 +72,11 @@ def report(
     """Return the report of a run or of a sweep.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current directory. The project is in this folder or in a folder above.
         word: run folder, run name, job id or sweep; None for the latest run.
         environ: environment variables, for the Slurm commands.
-        runs: folder of runs, if not the project's.
-        lines: number of lines of the log's end to include.
+        runs: folder of runs, if it is not the project's folder of runs.
+        lines: number of lines from the end of the log to include.
 
     Raises:
         RunNotFound, RecordInvalid: see `hpcenv.runs.find.find_submitted`.
@@ -147,7 +147,7 @@ def _problems(sweep: Sweep) -> Iterator[str]:
 
 
 def _earlier(run: Submitted, status: RunStatus) -> tuple[EarlierFailure, ...]:
-    """Return the first failure of each earlier attempt; none if the manifest cannot be read."""
+    """Return the first failure of each earlier attempt. If the manifest cannot be read, return no failure."""
     if not isinstance(run, Run):
         return ()
     folders = [(path.name, RunFolder(path)) for path in _attempts(run.folder)]
@@ -169,7 +169,7 @@ def _attempts(folder: RunFolder) -> list[Path]:
 
 
 def _failure_in(attempt: RunFolder, manifest: Manifest) -> FirstFailure | None:
-    """Return the first failure of one earlier attempt, from its files; Slurm's answers of that time are not stored."""
+    """Return the first failure of an earlier attempt, from its files only, as Slurm's answers are not stored."""
     stopped = stopped_before_training(read_finished(attempt))
     if stopped:
         silent = nodes_without_facts(attempt)
@@ -191,7 +191,7 @@ def _read(kind: type[Record], path: Path) -> Record | None:
 
 # -- the log ------------------------------------------------------------------------------
 
-# Only the end of the log is read: enough for some hundred lines.
+# Only this part at the end of the log is read. It is enough for some hundred lines.
 _TAIL_BYTES = 256 * 1024
 # A name that trainings use for a metric, and a number near it: `loss 2.44`, `val_loss=0.31`, `acc: 97.1%`.
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -200,12 +200,12 @@ _METRIC = re.compile(
     rf"psnr|reward|score|error_rate)(?:[_@/-]?[0-9]{1, 3})?['\"]?\s*[=:]?\s*(?:{_NUMBER}|nan|inf)\b",
     re.IGNORECASE,
 )
-# Lines of torch and hpcenv themselves.
+# Lines that torch or hpcenv writes, not the training.
 _OTHER = re.compile(r"^(hpcenv|error\[|[IWEF]\d{4} )")
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
-    """Return the last lines of a log: those in its last 256 KiB."""
+    """Return the lines in the last 256 KiB of a log."""
     try:
         text = read_end(log, most=_TAIL_BYTES).decode("utf-8", errors="replace")
     except OSError:
@@ -215,7 +215,7 @@ def _last_lines(log: Path) -> tuple[str, ...]:
 
 
 def last_metrics(lines: Sequence[str]) -> str:
-    """Return the last line of a log that has a metric; empty if none has. Pure."""
+    """Return the last line of a log that contains a metric; empty if no line contains one. Pure."""
     for line in reversed(lines):
         if len(line) <= 4000 and not _OTHER.match(line) and _METRIC.search(line):
             return line.strip()

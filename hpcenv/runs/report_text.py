@@ -1,4 +1,4 @@
-"""The report of a run and its text: for `hpcenv report`, and for `print(job.report())`. Pure. Runs on: LOGIN NODE."""
+"""The report of a run, and its text for `hpcenv report` and `print(job.run.report())`. Pure. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hpcenv.runs.rank_gpus import GpuReport
 from hpcenv.runs.status import RunStatus
 from hpcenv.text import Shown, plural, visible, wrap
 
-# Characters of one line of the log. `hpcenv logs` prints lines in full.
+# The largest number of characters of a printed line of the log. `hpcenv logs` prints lines in full.
 _MAX_LINE = 400
-# Failed ranks of one node that are printed. `--json` has all of them.
+# The largest number of failed ranks that are printed for one node. `--json` has all of them.
 _MAX_RANKS = 4
 _MAX_COUNTERS = 8
 
@@ -38,7 +38,7 @@ class EarlierFailure:
 
     Attributes:
         attempt: number of the attempt.
-        link: which job of a chain it was, as text; empty without a chain.
+        link: text that says which job of a chain the attempt belongs to; empty without a chain.
     """
 
     attempt: str
@@ -58,13 +58,14 @@ class RunReport(Shown):
         table: verdict and settings as text; empty without a verdict.
         last_lines: last lines of the log.
         command: the command line that submitted the run; empty if that was not recorded.
-        commit: the commit of its code, and whether files differed from it; empty if that is unknown.
-        fingerprint: fingerprint of its lockfile; empty if that cannot be read.
-        metrics: the last line with a metric in the end of the log; empty without one.
+        commit: the commit of the run's code, and whether files differed from the commit; empty if the commit is
+            unknown.
+        fingerprint: fingerprint of the run's lockfile; empty if the lockfile cannot be read.
+        metrics: the last line with a metric near the end of the log; empty if there is no such line.
         outputs: what the script left in the run's copy of the project; None if there is no copy.
-        determinism: what the ranks read back from their switches; None if there was nothing to read.
+        determinism: the values of the determinism switches that the ranks read back; None if the run has no start hook.
         gpus: the GPUs that the ranks used; None for a run without GPUs or without records.
-        use: what is odd in its samples; None for a run without samples.
+        use: what is unusual in the samples of the run; None for a run without samples.
         diagnosis: the cause that the ends of the logs show; None if the run has not failed.
         hangs: what the nodes found when a rank made no optimizer step; empty if all ranks continued.
     """
@@ -135,7 +136,7 @@ def _lines(report: RunReport) -> Iterator[str]:
 
 
 def _hints(verdict: Verdict) -> Iterator[str]:
-    """Yield hints for the fields that differ; a check has its own hint in the table."""
+    """Yield hints for the fields that differ. The hint of a failed check is already in the table."""
     rows = [one for one in verdict.findings if one.severity == "must" and one.result == "mismatch" and not one.owner]
     hints = dict.fromkeys(field.hint for row in rows if (field := fields.find(row.field)) is not None)
     if hints:
@@ -144,7 +145,7 @@ def _hints(verdict: Verdict) -> Iterator[str]:
 
 
 def _failure_lines(report: RunReport) -> Iterator[str]:
-    """Yield the first failure of the run, and those of earlier attempts."""
+    """Yield the first failure of the run, and the first failures of its earlier attempts."""
     folder = str(report.status.run_folder)
     if report.failure is not None:
         yield first_failure.render(report.failure, folder=folder)
@@ -190,7 +191,7 @@ def _end_lines(report: RunReport) -> Iterator[str]:
 
 
 def _output_lines(outputs: Outputs) -> Iterator[str]:
-    """Yield what the script made and changed in the run's copy of the project; paths begin in the run folder."""
+    """Yield the files that the script made or changed in the run's copy of the project, relative to the run folder."""
     if outputs.count:
         yield f"  made      {plural(outputs.count, 'file')}, {size.shown(outputs.size)}"
         yield from (f"            {visible(name)}" for name in outputs.names)

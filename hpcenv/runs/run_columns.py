@@ -1,9 +1,9 @@
-"""The columns of `hpcenv list`: their names, their values for a run, conditions and order. Pure.
+"""The columns of `hpcenv list`: their names, their values for a run, and how runs are chosen and sorted by them. Pure.
 
 Runs on: LOGIN NODE.
 
-One rule for names: `arg.NAME` is an argument of the script, `metric.NAME` is a metric, and each name of `COLUMNS` is
-that column. Any other plain NAME is the argument or the metric of that name; if there are both, it is refused.
+The rule for names: `arg.NAME` is an argument of the script, `metric.NAME` is a metric, and a name in `COLUMNS` is a
+column of hpcenv. Any other NAME means the argument or the metric with this name. If both exist, NAME is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_NAMES = 20
 
 
 def full_names(lines: Iterable[RunLine]) -> tuple[str, ...]:
-    """Return the full names of all columns that these runs have: those of hpcenv, the arguments, the metrics."""
+    """Return the full names of all columns of these runs: the columns of hpcenv, the arguments, and the metrics."""
     arguments: set[str] = set()
     metrics: set[str] = set()
     for line in lines:
@@ -54,10 +54,10 @@ def full_names(lines: Iterable[RunLine]) -> tuple[str, ...]:
 
 
 def find_names(names: Iterable[str], lines: Sequence[RunLine]) -> dict[str, str]:
-    """Return name -> full name of some columns; empty names are left out. Without any run, a name can be anything.
+    """Return name -> full name of some columns. Empty names are left out. If there is no run, every name is accepted.
 
     Raises:
-        UsageError: no run has such a column; or it is an argument and a metric.
+        UsageError: no run has such a column, or the name is both an argument and a metric.
     """
     wanted = dict.fromkeys(name for name in names if name)
     known = full_names(lines) if wanted and lines else ()
@@ -84,7 +84,7 @@ def _find_name(name: str, known: Sequence[str]) -> str:
 
 
 def cell(line: RunLine, full: str) -> Cell:
-    """Return the value of a run in a column; an argument that is a number is one."""
+    """Return the value of a run in a column. The text of an argument becomes a number if it is a number."""
     if full in COLUMNS:
         value: Cell = getattr(line, COLUMNS[full])
         if full == "submitted":
@@ -98,7 +98,11 @@ def cell(line: RunLine, full: str) -> Cell:
 
 
 def text_of(line: RunLine, full: str, *, digits: int = 0) -> str:
-    """Return a value as text, empty if it is unknown: an argument as it was given, a metric with `digits` (0: all)."""
+    """Return a value as text; empty if it is unknown. An argument is returned as it was given.
+
+    Args:
+        digits: how many significant digits a metric has; 0 for all.
+    """
     kind, _, name = full.partition(".")
     if full not in COLUMNS and kind == "arg":
         return line.arguments.get(name, "")
@@ -114,7 +118,7 @@ def _time(seconds: float | None) -> str | None:
 
 
 def _number_or_text(text: str) -> str | float:
-    # Python also reads 9_1 as a number, which is a job id.
+    # A text with `_` is not tried, because Python reads 9_1 as the number 91, but 9_1 is a job id.
     for kind in (int, float) if "_" not in text and len(text) < 400 else ():
         try:
             return kind(text)
@@ -133,9 +137,9 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunCondition:
-    """What a run must fulfil: a column, `=`, `!=`, `<`, `<=`, `>` or `>=`, and a value.
+    """A condition for runs: a column, one of the signs `=`, `!=`, `<`, `<=`, `>` and `>=`, and a value.
 
-    Numbers are compared as numbers, all else as text. A run whose value is unknown fulfils no condition.
+    Numbers are compared as numbers, other values as text. A run whose value is unknown fulfils no condition.
     """
 
     name: str
@@ -143,7 +147,7 @@ class RunCondition:
     value: str
 
     def chooses(self, line: RunLine, full: str) -> bool:
-        """Whether a run fulfils it. `full` is the full name of the column."""
+        """Whether a run fulfils the condition. `full` is the full name of the column."""
         found = _comparable(line, full)
         if found is None:
             return False
@@ -153,7 +157,7 @@ class RunCondition:
         elif isinstance(found, float | int) or full not in COLUMNS:
             wanted = _number_or_text(self.value)
         elif full in ("commit", "fingerprint"):
-            # The beginning is enough, as for git.
+            # The beginning of a commit or fingerprint is enough, as in git.
             found = str(found)[: len(self.value)]
         if self.sign in ("=", "!="):
             # A loss can be nan, and `loss=nan` finds it.
@@ -163,10 +167,10 @@ class RunCondition:
 
 
 def read_condition(text: str) -> RunCondition:
-    """Return a condition: `lr=3e-4`, `loss<2`.
+    """Return the condition that a text such as `lr=3e-4` or `loss<2` means.
 
     Raises:
-        UsageError: it has no sign.
+        UsageError: the text has no sign, or compares `elapsed` with something that is not a length of time.
     """
     match = _CONDITION.fullmatch(text)
     if match is None or (match[1].strip() == "elapsed" and math.isnan(_seconds(match[3].strip()))):
@@ -179,7 +183,7 @@ def read_condition(text: str) -> RunCondition:
 
 
 def _comparable(line: RunLine, full: str) -> Cell:
-    """Return the value of a run as it is compared: a length of time in seconds."""
+    """Return the value of a run for comparisons. A length of time becomes seconds."""
     value = cell(line, full)
     return _seconds(str(value)) if full == "elapsed" and value is not None else value
 
@@ -195,7 +199,10 @@ def _seconds(text: str) -> float:
 
 
 def in_order(lines: Sequence[RunLine], full: str, *, descending: bool) -> list[RunLine]:
-    """Return the runs sorted by a column: numbers, then texts. nan and unknown values come last in both directions."""
+    """Return the runs sorted by a column. nan and unknown values are last, also in descending order.
+
+    In ascending order, numbers are before texts.
+    """
     values = [(_comparable(line, full), line) for line in lines]
     known = [((isinstance(value, str), value), line) for value, line in values if value is not None and value == value]  # noqa: PLR0124
     known.sort(key=lambda one: one[0], reverse=descending)

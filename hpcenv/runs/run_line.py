@@ -1,4 +1,4 @@
-"""One line of `hpcenv list`, and what the records of its run say: arguments, commit, fingerprint, last metrics.
+"""One line of `hpcenv list`, with values from the records of its run: arguments, commit, fingerprint, last metrics.
 
 Runs on: LOGIN NODE.
 """
@@ -25,17 +25,17 @@ class RunLine:
 
     Attributes:
         job_id: for a sweep, the id of the array job.
-        state, detail, exit_status, attempt, elapsed: see `RunState`; for a sweep, the state that
-            needs most attention.
+        state, detail, exit_status, attempt, elapsed: see `RunState`. The state of a sweep is the state of those runs
+            that need most attention.
         nodes: number of nodes; None if unknown.
-        submitted: seconds since the epoch; None if unknown.
-        elements: for a sweep, number of runs in each state; empty for one run.
+        submitted: time of the submission, in seconds since the epoch; None if unknown.
+        elements: for a sweep, state -> number of runs in this state; empty for a single run.
         values: for a run of a sweep, parameter name -> value.
         kind: `session`, `verification` (`hpcenv verify --nodes`) or `training`; empty if unknown.
-        commit: of the code, as in `hpcenv.training.environment()`; empty if unknown, or not read.
-        fingerprint: of the lockfile; empty if unknown, or not read.
-        arguments: of the script, name -> text (`arguments_of`); empty for a sweep, or if not read.
-        metrics: name -> last value that the run recorded; empty for a sweep, or if not read.
+        commit: commit of the code, as in `hpcenv.training.environment()`; empty if unknown, or not read.
+        fingerprint: fingerprint of the lockfile; empty if unknown, or not read.
+        arguments: name of an argument of the script -> its text (`arguments_of`); empty for a sweep, or if not read.
+        metrics: name of a metric -> last value that the run recorded; empty for a sweep, or if not read.
     """
 
     run: str
@@ -60,7 +60,7 @@ class RunLine:
 
 @dataclass(frozen=True, kw_only=True)
 class _ManifestPart:
-    """What is read of a manifest. `Manifest` itself checks every package, which takes ten times as long."""
+    """The part of a manifest that is read. A whole `Manifest` takes ten times as long: it checks all packages."""
 
     args: tuple[str, ...] = ()
     element: dict[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _ManifestPart:
 
 
 def with_records(line: RunLine) -> RunLine:
-    """Return the line with what the records of its run say; of a sweep, what its runs have in common."""
+    """Add to a line what the records of its run say. For a sweep, add only the fingerprint."""
     folder = RunFolder(line.run_folder)
     if line.elements:
         return replace(line, fingerprint=fingerprint_of(folder))
@@ -78,7 +78,7 @@ def with_records(line: RunLine) -> RunLine:
         line,
         commit=commit_of(part.source),
         fingerprint=part.fingerprint or read_fingerprint(folder),
-        # What the script got counts; a swept value inside another argument is added.
+        # An argument that the script got has priority. A swept value that is only inside another argument is added.
         arguments={**part.element, **arguments_of(part.args)},
         metrics=read_last(folder),
     )
@@ -101,10 +101,10 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_+~][\w.@/+-]*)=(.*)", re.DOTALL)
 
 
 def arguments_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the named arguments of a command line: name without dashes -> text. The last one of a name counts.
+    """Return the named arguments of a command line: name without dashes -> text. The last use of a name counts.
 
     `--NAME=VALUE`, `--NAME VALUE` and `NAME=VALUE` have a value. A `--NAME` before another option, or at the end, has
-    the value `true`. hpcenv does not know the script's options: a word after a switch counts as its value.
+    the value `true`. hpcenv does not know the script's options, so a word after a switch is taken as its value.
     """
     found: dict[str, str] = {}
     waiting = ""

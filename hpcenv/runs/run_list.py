@@ -1,7 +1,7 @@
 """`hpcenv list`: one line for each run of a project.
 
-Runs on: LOGIN NODE. It needs one call of squeue and sacct for all runs, and the small records in
-each run folder. Manifests, which are long, are read only for what a run is chosen, sorted or shown by.
+Runs on: LOGIN NODE. One call of squeue and sacct is enough for all runs. Only small records are read in
+each run folder. The long manifest of a run is read only if a condition, the sorting or a column needs it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hpcenv.text import Shown
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunListing(Shown):
-    """Lines of the list, the newest run first; iterating gives the lines.
+    """Lines of the list, the newest run first. The object can be iterated, which gives the lines.
 
     Attributes:
         folder: the folder of runs, or of the sweep.
         runs: the lines.
         total: number of lines without the limit.
         names: for a sweep, the parameter names in the given order.
-        columns: heading -> full name of the columns that were asked for, in their order (`runs/run_columns.py`).
+        columns: heading -> full name of a column (`runs/run_columns.py`), for the requested columns in their order.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class RunListing(Shown):
         return len(self.runs)
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame with a row for each line; an argument is `arg.NAME`, a metric `metric.NAME`.
+        """Return a pandas.DataFrame with a row for each line. Arguments are columns `arg.NAME`, metrics `metric.NAME`.
 
         Raises:
             ToolMissing: pandas is not installed.
@@ -83,22 +83,24 @@ def list_lines(
     """Return the runs of a project, or of a sweep.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current directory. The project is in this folder or in a folder above.
         environ: environment variables, for the Slurm commands.
         sweep: name of a sweep, to list its runs.
-        runs: folder of runs, if not the project's.
+        runs: folder of runs, if it is not the project's folder of runs.
         states: list only runs in one of these states.
         fingerprint: list only runs and sweeps whose lockfile has this fingerprint.
         where: list only runs that fulfil all of these conditions, for example `lr=3e-4`.
-        sort: name of a column to sort by, `-` before it for descending order; empty for the newest run first.
+        sort: name of a column to sort by. `-` before the name means descending order. Empty means that the newest run
+            is first.
         columns: names of columns to show.
         records: read arguments, commit, fingerprint and last metrics, too.
-        each_run: the same, and each run of a sweep is a line. `where`, `sort` and `columns` imply it.
+        each_run: read the same records, and give each run of a sweep its own line. `where`, `sort` and `columns` imply
+            `each_run`.
         limit: maximum number of lines; None for all.
 
     Raises:
-        RunNotFound: no project, or no such sweep.
-        UsageError: a state or column does not exist, or a condition is none.
+        RunNotFound: the folder belongs to no project, or there is no such sweep.
+        UsageError: a state or column does not exist, or a condition is not valid.
     """
     _require_states(states)
     conditions = [read_condition(text) for text in where]
@@ -134,7 +136,7 @@ def _folder_of(entry: Submitted | Sweep) -> Path:
 
 
 def _entries(folder: Path, entry: Submitted | Sweep | None, fingerprint: str, *, each_run: bool) -> list[Entry]:
-    """Return the runs of a sweep, or the entries of a folder; if `each_run`, the runs of sweeps instead of these."""
+    """Return the runs of a sweep, or the entries of a folder. If `each_run` is set, its runs replace a sweep."""
     found: list[Entry] = list_runs(folder) if entry is None else [*runs_of(entry)]
     if fingerprint:
         found = [one for one in found if _fingerprint_of(one) == fingerprint]
@@ -169,7 +171,7 @@ def lines_of(
     within: Path,
     values: Mapping[str, dict[str, str]] | None = None,
 ) -> tuple[RunLine, ...]:
-    """Return the lines of some entries, with one query to Slurm for all.
+    """Return the lines of some entries. Slurm is asked once for all of them.
 
     Args:
         entries: runs and sweeps.
@@ -228,7 +230,7 @@ def _name(path: Path, within: Path) -> str:
 
 def _sweep_line(sweep: Sweep, states: Mapping[Path, RunState], within: Path) -> RunLine:
     counts = Counter(states[element.folder.path].state for element in sweep.elements)
-    # Active runs come first, then failed ones; `completed` only if all have completed.
+    # Active states have priority, then failures. A sweep is `completed` only if all its runs have completed.
     active = [state for state in counts if state not in slurm.ENDED and state not in ("unknown", "rejected")]
     order = ("running", *active, "rejected", "failed", *sorted(counts), "completed")
     others = [state for state in counts if state != "completed"]

@@ -1,4 +1,4 @@
-"""A session that runs: wait for it, connect to it, and say how a laptop reaches it.
+"""Wait for a session, connect to a session, and say how a laptop reaches its services.
 
 Runs on: LOGIN NODE.
 """
@@ -21,16 +21,16 @@ from hpcenv.runs.find import find_run
 from hpcenv.runs.status import RunStatus, read_status
 from hpcenv.sessions.ssh import SshHost, ssh_config
 
-# What srun needs of the caller's environment: what .bashrc of the login node sets stays there.
+# The variables that srun needs from the caller's environment. Variables of the login node's .bashrc are not passed on.
 _FOR_SRUN = re.compile(r"(PATH|HOME|USER|LOGNAME|SLURM_\w+)\Z")
 
 
 def find_session(start: Path, word: str | None, *, runs: str | None = None) -> tuple[Run, SessionOptions]:
-    """Find a session by its name, or like a run.
+    """Find a session by its name, or in the same ways as a run.
 
     Raises:
         RunNotFound, RecordInvalid: as for `find_run`.
-        UsageError: it is not a session, or the session of another user.
+        UsageError: the run is not a session, or the session belongs to another user.
     """
     run = find_run(start, word, runs=runs)
     session = run.manifest.session
@@ -45,7 +45,7 @@ def find_session(start: Path, word: str | None, *, runs: str | None = None) -> t
 
 
 def read_door(run: Run, status: RunStatus) -> SessionNode | None:
-    """Return what the first node says of the session; None while it is not open."""
+    """Return the record of the session that the first node wrote; None while the session is not open."""
     try:
         door = load_record(SessionNode, run.folder.session_of(nodes_of(status)[0]))
     except (RecordInvalid, RunNotRunning):
@@ -60,12 +60,14 @@ def wait_until_open(
     pause: Callable[[float], None],
     on_status: Callable[[RunStatus], None],
 ) -> tuple[RunStatus, SessionNode | None]:
-    """Wait until a session and its services are there, or it has ended; return its state, and what its first node says.
+    """Wait until a session and its services are ready, have a problem, or have ended.
+
+    Return the state of the run, and the record of the session that the first node wrote.
 
     Args:
         environ: environment variables, for the Slurm commands.
         pause: called with the seconds to sleep between two queries.
-        on_status: called with each state.
+        on_status: called with the state after each query.
     """
     seconds = 0.5
     while True:
@@ -75,16 +77,16 @@ def wait_until_open(
         if status.quiet or (door is not None and (door.ready or door.problem)):
             return status, door
         pause(seconds)
-        # A job may wait for hours; one that runs is open soon.
+        # A job may wait in the queue for hours, but a job that runs is open soon.
         seconds = 0.5 if status.state == "running" else min(10.0, seconds * 1.3)
 
 
 def plan_connect(start: Path, word: str, *, environ: Mapping[str, str], runs: str | None = None) -> Attachment:
-    """Return the command that serves one connection of ssh in a session: a step of its job.
+    """Return the command that serves one ssh connection to a session, as a step of the session's job.
 
     Raises:
         RunNotRunning: the session waits, is being checked, or has ended.
-        UsageError: it is not a session of this user.
+        UsageError: the run is not a session of this user.
     """
     run, _session = find_session(start, word, runs=runs)
     status = read_status(run, environ)
@@ -97,7 +99,7 @@ def plan_connect(start: Path, word: str, *, environ: Mapping[str, str], runs: st
 
 
 def read_token(status: RunStatus, door: SessionNode, environ: Mapping[str, str]) -> str:
-    """Read the token of Jupyter from the node's own disk, by a step of the job; empty without Jupyter."""
+    """Read the token of Jupyter, with a step of the job, from the node's own disk; empty without Jupyter."""
     if not door.token_file:
         return ""
     argv = slurm.shell_argv(status.job_id, door.node, ["cat", door.token_file], environ, tty=False)
@@ -106,12 +108,12 @@ def read_token(status: RunStatus, door: SessionNode, environ: Mapping[str, str])
 
 
 def render_ssh_config(start: Path, word: str, *, login: str, user: str, program: str, runs: str | None = None) -> str:
-    """Return the `Host` block of a session.
+    """Return the `Host` block of a session for the ssh configuration of a laptop.
 
     Args:
-        login: the login node, as the laptop calls it.
+        login: the name of the login node on the laptop.
         user: name of the user on the cluster.
-        program: absolute path of hpcenv here.
+        program: absolute path of hpcenv on the login node.
     """
     run, session = find_session(start, word, runs=runs)
     try:
@@ -124,14 +126,14 @@ def render_ssh_config(start: Path, word: str, *, login: str, user: str, program:
 
 @dataclass(frozen=True, kw_only=True)
 class ServicePage:
-    """How a laptop opens a service: the line to type there, and the address in its browser."""
+    """How a laptop opens a service: the line to type on the laptop, and the address for its browser."""
 
     service: str
     line: str
     address: str
 
 
-# The first port on the laptop. It may be in use on the cluster: the session does not listen there.
+# The first port on the laptop. The same port may be in use on the cluster, because the session does not listen there.
 _FIRST_PORT = 8888
 
 
@@ -139,7 +141,7 @@ def pages_of(session: SessionOptions, door: SessionNode, token: str = "") -> tup
     """Return how a laptop opens each service of a session.
 
     Args:
-        token: of Jupyter.
+        token: the token of Jupyter; empty without Jupyter.
     """
     found = []
     for port, (service, path) in enumerate(door.sockets.items(), start=_FIRST_PORT):

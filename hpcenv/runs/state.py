@@ -1,6 +1,6 @@
-"""The state of a run, from Slurm's answer and from the records in its folder.
+"""The state of a run, from Slurm's answer and from the records in the run folder.
 
-Runs on: LOGIN NODE. If neither of them knows the state, it is `unknown`.
+Runs on: LOGIN NODE. If neither Slurm nor the records show the state, it is `unknown`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hpcenv.runs.attempts import (
 from hpcenv.runs.entries import Submitted
 from hpcenv.runs.local_process import local_state
 
-# Enough for what the batch script writes before its first step.
+# This is enough for the lines that the batch script writes before its first step.
 _LOG_BYTES = 64 * 1024
 
 
@@ -42,15 +42,16 @@ class RunState:
 
     Attributes:
         state: Slurm's job state in lower case; `rejected` if the gate stopped the run; `not-queued`
-            if it never became a job.
+            if the run never became a job.
         detail: the reason for the state, as text.
-        exit_status: of the batch script: 90 or 91 from the gate, else that of the training; None if unknown.
-        attempt: number of this attempt; the first one is 0.
+        exit_status: exit status of the batch script; None if unknown. It is 90 or 91 if the gate stopped
+            the run, otherwise the status of the training.
+        attempt: number of this attempt. The first attempt has number 0.
         nodes: nodes of the job; empty while they are not known.
         elapsed: elapsed time as Slurm prints it, `D-HH:MM:SS`; empty if unknown.
-        waits_again: the run is queued again, or its new attempt has not started; the records in
-            its folder are from the previous attempt.
-        gone: Slurm no longer knows the job, and no record says how it ended.
+        waits_again: whether the run is queued again, or its new attempt has not started. Then the records
+            in its folder are from the previous attempt.
+        gone: whether Slurm no longer knows the job, and no record says how the job ended.
     """
 
     state: str
@@ -64,12 +65,12 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is known to have ended. False for `unknown`, even if Slurm no longer knows the job."""
+        """Whether the run is known to have ended. False if the state is `unknown`, even if Slurm has lost the job."""
         return self.state in slurm.ENDED or self.state in ("rejected", "not-queued")
 
     @property
     def quiet(self) -> bool:
-        """Whether the run will not change any more: it has ended, or Slurm no longer knows its job."""
+        """Whether the run will not change any more, because it has ended or Slurm no longer knows its job."""
         return self.ended or self.gone
 
 
@@ -79,8 +80,8 @@ class ResolvedState:
 
     Attributes:
         job_id: for a chain, the job that decides the state.
-        finished: record of how the last attempt of that job ended; empty while it has not ended.
-        waited: the job ended while it was queued again; the records are from the previous attempt.
+        finished: record of how the last attempt of that job ended; empty while the attempt has not ended.
+        waited: whether the job ended while it was queued again. Then the records are from the previous attempt.
     """
 
     job_id: str
@@ -90,18 +91,18 @@ class ResolvedState:
 
 
 def read_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[RunState]:
-    """Return the states of some runs: one call of squeue and sacct for all, and the small records of each."""
+    """Return the states of some runs, with one call of squeue and sacct for all runs, and their small records."""
     return [resolved.state for resolved in resolve_states(runs, environ)]
 
 
 def resolve_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[ResolvedState]:
     """Return the states of some runs, each with the records that it is based on."""
-    # Ask Slurm before reading the files: a job that Slurm calls ended has then written all its records.
+    # Ask Slurm first, then read the files. If Slurm says that a job has ended, all its records are already written.
     on_slurm = [run for run in runs if run.submission.cluster == "slurm"]
     jobs = slurm.job_states((job_id for run in on_slurm for job_id in run.job_ids), environ) if on_slurm else {}
     resolved = [_resolve_state(run, jobs) for run in runs]
-    # Every command that finds that a run has ended removes the values of its secrets: a job that was killed, or
-    # cancelled in the queue, has no step that does it.
+    # Every command that finds that a run has ended removes the values of the run's secrets, because a job that was
+    # killed, or cancelled in the queue, has no step that removes them.
     ended = [str(run.folder.path) for run, found in zip(runs, resolved, strict=True) if found.state.quiet]
     secret_file.remove(state_folder(environ), ended)
     return resolved
@@ -144,10 +145,10 @@ def _resolve_state(run: Submitted, jobs: Mapping[str, JobState]) -> ResolvedStat
 
 
 def _array_is_known(run: Submitted, jobs: Mapping[str, JobState]) -> bool:
-    """Whether Slurm knows another element of this run's job array, or another one has started.
+    """Whether Slurm knows another element of this run's job array, or another element has started.
 
-    Slurm 24.11 keeps no record of an element that `scancel` ends in the queue. But if Slurm knows the job array and not
-    this element, and the element never started, it was cancelled.
+    Slurm 24.11 keeps no record of an element that `scancel` ends in the queue. But if Slurm knows the job array without
+    this element, and this element never started, then this element was cancelled.
     """
     array, _, index = run.submission.job_id.partition("_")
     if not index:
@@ -162,20 +163,20 @@ def _array_is_known(run: Submitted, jobs: Mapping[str, JobState]) -> bool:
 
 
 def _last_started_job(run: Submitted, started: Mapping[str, Any] | None, otherwise: str) -> str:
-    """Return the job of a chain that started last; `otherwise` if that is unknown, or if there is no chain."""
+    """Return the job of a chain that started last; `otherwise` if this job is unknown, or if there is no chain."""
     ran = (started or {}).get("job_id")
     return ran if isinstance(ran, str) and len(run.job_ids) > 1 and ran in run.job_ids else otherwise
 
 
 def _ended_in_queue(job: JobState, last_end: Mapping[str, Any]) -> bool:
-    """Whether a job ended, or is gone, while it was queued again: the last attempt's record does not say how."""
+    """Whether a job ended, or is gone, while it was queued again. Then the last attempt's record does not say how."""
     # A job that completed was not queued again.
     over = job.state != "completed" if job.ended else job.gone or job.no_slurm
     return last_end.get("again") is True and over
 
 
 def is_from_previous_job(run: Submitted, started: Mapping[str, Any] | None) -> bool:
-    """Whether the records are from an earlier job: the sweep element was submitted again and has not started."""
+    """Whether the records are from an earlier job, because a sweep element was submitted again and has not started."""
     job_id = (started or {}).get("submitted_as")
     return isinstance(job_id, str) and "_" in job_id and job_id not in run.job_ids
 
@@ -185,7 +186,7 @@ def _waits_again(
 ) -> bool:
     """Whether the run will continue, and its records are from the previous attempt.
 
-    A job is `running` for Slurm before its batch script writes the first record.
+    Slurm says `running` before the batch script writes its first record.
     """
     if state in ("pending", "requeued"):
         return started is not None
@@ -194,13 +195,13 @@ def _waits_again(
 
 
 def _will_run_again(job: JobState, finished: Mapping[str, Any] | None) -> bool:
-    """Whether a job was requeued and Slurm does not show this yet: the job is `completing` before it is `pending`."""
+    """Whether a job was requeued, but Slurm does not show this yet: a job is `completing` before it is `pending`."""
     unsure = job.state == "completing" or (job.state == "unknown" and not job.gone and not job.no_slurm)
     return unsure and finished is not None and finished.get("again") is True
 
 
 def _state_from_files(state: str, detail: str, finished: Mapping[str, Any]) -> tuple[str, str]:
-    """Return state and detail from the record of the batch script's end, while Slurm does not answer."""
+    """Return state and detail while Slurm does not answer, from the record of how the batch script ended."""
     recorded = f"the batch script recorded status {finished.get('status')}"
     if state == "running" and not finished.get("again"):
         state = "completing"
@@ -220,7 +221,7 @@ def _deciding_job(
     if is_over(finished or {}):
         return last, jobs[last]
     waiting = [job_id for job_id in ids if jobs[job_id].state in ("pending", "requeued")]
-    # Otherwise the next job of the chain should have continued, and did not.
+    # Otherwise the next job of the chain should have continued the training, but did not.
     after = ids[ids.index(last) + 1 :] if finished is not None else ()
     chosen = next(iter((*waiting, *after)), last)
     return chosen, jobs[chosen]
@@ -236,14 +237,14 @@ def _allocated_nodes(job: JobState) -> tuple[str, ...]:
 
 
 def _exit_status(job: JobState, finished: Mapping[str, Any] | None) -> int | None:
-    """Return the exit status of a run: from the batch script's record, else from Slurm; None if unknown.
+    """Return the exit status of a run from the batch script's record, otherwise from Slurm; None if unknown.
 
-    The record is not used for a job that waits or runs: it is from the attempt before a requeue.
+    The record is not used for a job that waits or runs, because it is from the attempt before a requeue.
     """
     if not job.ended and job.state not in ("unknown", "completing"):
         return None
     if job.state == "unknown" and not job.gone and not job.no_slurm:
-        # The job may be queued again. Only squeue knows.
+        # The job may be queued again. Only squeue could say this, and it did not answer.
         return None
     if finished is not None and isinstance(finished.get("status"), int):
         status: int | None = int(finished["status"])
@@ -277,7 +278,7 @@ def _explain(
         and (by_slurm or job.state in ("failed", "completed"))
     ):
         return (job.state if by_slurm else state_after_stop(finished)), describe_unfinished(finished)
-    # A job may still write a verdict after `scancel`. Wait until Slurm says how it ended.
+    # A job may still write a verdict after `scancel`. So the state stays until Slurm says how the job ended.
     if status == 91 and job.state == "completing":
         return job.state, job.reason
     if status in (90, 91) and not by_slurm and read_verdict_result(run.folder) not in (None, "match"):
@@ -299,7 +300,7 @@ def _explain(
 
 
 def _first_error(folder: RunFolder, start: str) -> str:
-    """Return the first line in the log of a job that starts like this; empty without one."""
+    """Return the first line in the log of a job that begins with `start`; empty if there is no such line."""
     try:
         text = read_end(folder.log, most=_LOG_BYTES).decode("utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""`hpcenv status`: all that is known of a run now.
+"""`hpcenv status`: everything that is known about a run now.
 
 Runs on: LOGIN NODE.
 """
@@ -38,10 +38,10 @@ def status(start: Path, word: str | None, *, environ: Mapping[str, str], runs: s
     """Return the status of a run.
 
     Args:
-        start: current directory; the project is searched from here upwards.
+        start: current directory. The project is in this folder or in a folder above.
         word: run folder, run name or job id; None for the latest run.
         environ: environment variables, for the Slurm commands.
-        runs: folder of runs, if not the project's.
+        runs: folder of runs, if it is not the project's folder of runs.
 
     Raises:
         RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
@@ -51,15 +51,15 @@ def status(start: Path, word: str | None, *, environ: Mapping[str, str], runs: s
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunStatus(Shown, RunState):
-    """All that is known of a run now.
+    """Everything that is known about a run now.
 
     Attributes:
-        job_id: for a chain, the job that runs now or ran last.
-        verdict, exits: records of this attempt; of the previous one while `waits_again`.
+        job_id: the job id. For a chain, the id of the job that runs now or ran last.
+        verdict, exits: records of this attempt. While `waits_again` is True, records of the previous attempt.
         earlier: one line for each earlier attempt.
         chain: job ids of a chain; empty without a chain.
         failure: the first failure; None if no failure is known.
-        queue: its place in the queue, if it waits and `with_queue` has asked Slurm.
+        queue: place of the run in the queue, if the run waits and `with_queue` has asked Slurm.
     """
 
     run: str
@@ -90,22 +90,22 @@ class RunStatus(Shown, RunState):
 
 
 def read_status(run: Submitted, environ: Mapping[str, str]) -> RunStatus:
-    """Return all that is known of a run, from Slurm and from its folder."""
+    """Return everything that is known about a run, from Slurm and from the run folder."""
     return read_statuses([run], environ)[0]
 
 
 def with_queue(status: RunStatus, environ: Mapping[str, str]) -> RunStatus:
-    """Return the status; for a run that waits, with its place in the queue."""
+    """Return the status. If the run waits, add its place in the queue."""
     return replace(status, queue=find_place(status.job_id, environ)) if status.waits_on_slurm else status
 
 
 def read_statuses(runs: Sequence[Submitted], environ: Mapping[str, str]) -> list[RunStatus]:
-    """Return all that is known of some runs, with one call of squeue and sacct for all."""
+    """Return everything that is known about some runs, with one call of squeue and sacct for all runs."""
     return [read_details(run, resolved) for run, resolved in zip(runs, resolve_states(runs, environ), strict=True)]
 
 
 def read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
-    """Return all that is known of a run whose state is known, from its folder."""
+    """Return everything that is known about a run: its resolved state, and what its folder says."""
     state = resolved.state
     verdict, problem = read_verdict(run.folder)
     exits = read_exits(run.folder)
@@ -128,7 +128,7 @@ def read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
 
 
 def _not_started(state: RunState, verdict: Verdict | None) -> str:
-    """Return why srun could not start the check on a node; empty if it could, or if `state` says it already."""
+    """Return why srun could not start the check on a node; empty if srun could, or if `state` has the reason."""
     if state.state != "rejected" or verdict is None or SRUN_GAVE_UP in state.detail:
         return ""
     finding = next((one for one in verdict.findings if one.found.startswith(SRUN_GAVE_UP)), None)
@@ -136,7 +136,7 @@ def _not_started(state: RunState, verdict: Verdict | None) -> str:
 
 
 def _alone(run: Submitted, exits: Sequence[NodeExit]) -> str:
-    """Return a note if no rank joined a process group: then all ranks did the same work, each one alone."""
+    """Return a note if no rank joined a process group. Then each rank did the same work alone."""
     if not any(record.alone for record in exits) or not isinstance(run, Run) or run.manifest.session is not None:
         return ""
     ranks = len(exits) * run.manifest.nproc_per_node
@@ -146,7 +146,7 @@ def _alone(run: Submitted, exits: Sequence[NodeExit]) -> str:
 def _first_failure(
     run: Submitted, resolved: ResolvedState, verdict: Verdict | None, exits: tuple[NodeExit, ...]
 ) -> FirstFailure | None:
-    """Return the first failure of this attempt; None without one."""
+    """Return the first failure of this attempt; None if no failure is known."""
     state = resolved.state
     # The records are from the previous attempt, or the training has not run.
     if (

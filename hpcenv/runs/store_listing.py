@@ -1,6 +1,6 @@
 """`hpcenv image list`: the content of a store.
 
-Runs on: LOGIN NODE. Changes nothing.
+Runs on: LOGIN NODE. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class ListedImage:
 
     Attributes:
         digest: the name of the SIF in the store.
-        references: image references that resolved to it, the latest first; empty if unknown.
+        references: image references that resolved to this SIF, the latest first; empty if unknown.
         used: time of the last use, in seconds since 1970.
-        created: time of its creation, RFC 3339.
-        problem: why the store does not use it; empty without a problem.
+        created: time at which the SIF was made, in the format of RFC 3339.
+        problem: why the store does not use this SIF; empty if there is no problem.
     """
 
     digest: str
@@ -47,10 +47,10 @@ class ListedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreListing:
-    """The content of a store; `exists` is False if there is no store yet.
+    """The content of a store. `exists` is False if there is no store yet.
 
     Attributes:
-        origin: what names the folder; for the default, why it is this one.
+        origin: the setting that names the folder. For the default folder, the reason for this default.
     """
 
     store: Path
@@ -64,7 +64,7 @@ class StoreListing:
 
 
 def list_images(place: StorePlace) -> StoreListing:
-    """Return the SIFs of a store, the last used one first.
+    """Return the SIFs of a store, in the order of their last use, the most recent use first.
 
     Args:
         place: folder of the store, and its trusted owner.
@@ -109,7 +109,7 @@ def _listed(image: StoredImage) -> ListedImage:
 
 
 def amount(folder: Path) -> Amount:
-    """Return number and total bytes of the files below a folder, without unreadable ones."""
+    """Return number and total bytes of the files below a folder. Unreadable files do not count."""
     count = size = 0
     for parent, _, names in os.walk(folder):
         for name in names:

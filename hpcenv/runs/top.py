@@ -1,6 +1,6 @@
 """`hpcenv top`: what the nodes of a run do now, read from the ends of their sample files.
 
-Runs on: LOGIN NODE. Slurm is not asked, and no node.
+Runs on: LOGIN NODE. To read a run, neither Slurm nor a node is asked.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hpcenv.runs.state import read_states
 from hpcenv.runs.use import asked_shape, newest_attempt
 from hpcenv.text import Shown, columns, plural, visible, wrap
 
-# Only this number of the last seconds is evaluated.
+# Only samples of this many last seconds are evaluated.
 _SECONDS = 900.0
-# Each node or rank has one line, up to this number; if there are more, similar ones share a line.
+# Up to this number of nodes or ranks, each has its own line. If there are more, several share a line.
 _MOST_LINES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNow:
-    """One node.
+    """The present state of one node.
 
     Attributes:
-        last: its newest sample.
-        odd: whether a sentence names it.
+        last: the newest sample of the node.
+        odd: whether the node is unusual: a sentence of the judgement names it.
     """
 
     node: str
@@ -44,7 +44,7 @@ class NodeNow:
 
 @dataclass(frozen=True, kw_only=True)
 class RankNow:
-    """One rank. `slowest` marks at most one rank: the one with the longest step, if the steps differ."""
+    """The present state of one rank. If the steps of ranks differ, `slowest` marks the rank with the longest step."""
 
     node: str
     last: RankUse
@@ -53,13 +53,13 @@ class RankNow:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunTop(Shown):
-    """A run now.
+    """The present state of a run.
 
     Attributes:
         attempt: the attempt with the newest samples; None without samples.
-        age: seconds since the newest sample; None without samples.
-        oldest: the same for the node that is furthest behind.
-        judgement: of the last 15 minutes.
+        age: seconds since the newest sample of any node; None without samples.
+        oldest: seconds since the newest sample of the node that is furthest behind; None without samples.
+        judgement: the judgement of the samples of the last 15 minutes.
     """
 
     run: str
@@ -79,7 +79,9 @@ class RunTop(Shown):
 def find_watched(
     start: Path, word: str | None, *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Run, ...]:
-    """Return the run with this name, or the running runs of the project; a run with a damaged manifest is left out.
+    """Return the run that `word` names. If it is None, return the runs of the project that run now.
+
+    In the second case, a run with a damaged manifest is left out.
 
     Raises:
         RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
@@ -96,7 +98,7 @@ def find_watched(
 
 
 class TopReader:
-    """Reads a run repeatedly: only the new part of each file."""
+    """Reads a run repeatedly. Each time, only the new part of each file is read."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -137,7 +139,7 @@ def _ranks(lasts: Sequence[tuple[str, Sample]]) -> tuple[RankNow, ...]:
 
 
 def one_line(top: RunTop) -> str:
-    """Return a run in one line. Pure."""
+    """Return the state of a run as one line of text. Pure."""
     if top.age is None:
         return f"{visible(top.run)}: no samples"
     odd = [sentence.text for sentence in top.judgement.sentences]
@@ -147,7 +149,7 @@ def one_line(top: RunTop) -> str:
 
 
 def lines(top: RunTop) -> Iterator[str]:
-    """Yield the page, within 80 columns. Pure."""
+    """Yield the text of `hpcenv top`, at most 80 columns wide. Pure."""
     if top.age is None or top.oldest is None:
         yield f"{visible(top.run)}: no samples"
         yield from (wrap(visible(line), indent=2) for line in top.judgement.unknown)
@@ -175,7 +177,7 @@ def _counts(top: RunTop) -> str:
 
 
 def _grouped(nodes: Sequence[NodeNow]) -> list[list[NodeNow]]:
-    """Return the nodes in groups, one line each: every node alone, or the odd nodes alone and the others together."""
+    """Return groups of nodes, one for each line: each node alone, or unusual nodes alone and the others together."""
     if len(nodes) <= _MOST_LINES:
         return [[node] for node in nodes]
     odd = [node for node in nodes if node.odd]
@@ -231,7 +233,7 @@ def _rank_row(group: Sequence[RankNow]) -> tuple[str, ...]:
 
 
 def _range(values: Sequence[float | None], unit: float = 1) -> str:
-    """Return the smallest and the largest value, or the common value; `?` if none is known."""
+    """Return smallest and largest value as text. If they are equal, return one value; if none is known, `?`."""
     known = [f"{value / unit:.0f}" for value in sorted(one for one in values if one is not None)]
     if not known:
         return "?"

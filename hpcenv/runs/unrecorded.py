@@ -19,7 +19,7 @@ _SECONDS_TO_SUBMIT = 240.0
 
 
 def read_unrecorded(entries: Sequence[Unrecorded], environ: Mapping[str, str]) -> list[RunState]:
-    """Return the states of runs whose submission was not recorded: one call of squeue for all."""
+    """Return the states of runs whose submission was not recorded, with one call of squeue for all runs."""
     names = {entry.job_folder: entry.run for entry in entries if entry.cluster == "slurm"}
     try:
         jobs, problem = slurm.find_jobs(names, environ), ""

@@ -1,4 +1,7 @@
-"""The section `use` of `hpcenv report`: the samples of the newest attempt with samples. Runs on: LOGIN NODE."""
+"""The section `use` of `hpcenv report`: a judgement of the samples of a run. Runs on: LOGIN NODE.
+
+The newest attempt that has samples is judged.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from hpcenv.text import visible, wrap
 
 
 def report_use(run: RunFolder, manifest: Manifest) -> UseJudgement | None:
-    """Return the judgement of a run's samples; None for a run without samples. A bundle has the judgement only."""
+    """Return the judgement of a run's samples; None without samples. A bundle contains only the judgement itself."""
     attempt = newest_attempt(run)
     if attempt is None:
         with suppress(RecordInvalid):
@@ -27,13 +30,13 @@ def report_use(run: RunFolder, manifest: Manifest) -> UseJudgement | None:
 
 
 def newest_attempt(run: RunFolder) -> int | None:
-    """Return the newest attempt with samples; None without one."""
+    """Return the number of the newest attempt with samples; None if no attempt has samples."""
     numbers = (path.parent.name.removeprefix("attempt-") for path in run.samples.glob("attempt-*/*.jsonl"))
     return max((int(number) for number in numbers if number.isdecimal()), default=None)
 
 
 def asked_shape(manifest: Manifest, verdict: Verdict | None, attempt: int) -> AskedShape:
-    """Return what a run asked for, and the nodes that started ranks in an attempt, if its verdict exists."""
+    """Return what a run asked for. If the attempt has a verdict, add the nodes that started ranks."""
     nodes: tuple[str, ...] = ()
     if verdict is not None and verdict.attempt == attempt:
         nodes = verdict.launched or tuple(node.node for node in verdict.nodes)

@@ -26,9 +26,9 @@ def wait_for(
     on_status: Callable[[RunStatus], None],
     timeout: float | None = None,
 ) -> tuple[RunStatus, ...]:
-    """Wait until runs have ended, or Slurm has forgotten them; return their last statuses.
+    """Wait until each run has ended, or Slurm no longer knows it. Return the last statuses.
 
-    A run that is requeued, or whose state is unknown for the moment, has not ended.
+    A run that is requeued, or whose state is unknown for a moment, has not ended.
 
     Args:
         runs: the runs to wait for.
@@ -73,7 +73,7 @@ def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:
 
 
 def exit_status_of(status: RunStatus) -> int:
-    """Return the exit status of `wait` and `submit --wait`: the run's, or `RunEndUnknown`'s if it is unknown."""
+    """Return the exit status of `wait` and `submit --wait`: the run's status, or that of `RunEndUnknown` if unknown."""
     if status.exit_status is not None:
         return status.exit_status
     return 0 if status.state == "completed" else RunEndUnknown.exit_status
@@ -87,6 +87,6 @@ def wait(
     on_status: Callable[[RunStatus], None],
     timeout: float | None = None,
 ) -> RunStatus:
-    """Wait until the run in `run_folder` has ended, or Slurm has forgotten it; see `wait_for`."""
+    """Wait until the run in `run_folder` has ended, or Slurm no longer knows it; see `wait_for`."""
     run = open_run(run_folder)
     return wait_for([run], environ=environ, pause=pause, on_status=on_status, timeout=timeout)[0]

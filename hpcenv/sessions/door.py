@@ -1,6 +1,6 @@
-"""Keep a session open on a node: its folder there, its services, notices to its shells, and its end.
+"""Keep a session open on a node: make its folder, run its services, send notices to its shells, and end it.
 
-Runs on: COMPUTE NODE, as one process beside what holds the job. Standard library only.
+Runs on: COMPUTE NODE, as one process beside the process that holds the job. Standard library only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
     assert manifest.session is not None
     this_node = find_this_node(environ, cluster=manifest.cluster)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        # It ends after what holds the job. Not ignored: a service would inherit that.
+        # This process ends only after the process that holds the job. The signals get a handler and are not ignored,
+        # because services would inherit ignored signals.
         signal.signal(number, lambda _number, _frame: None)
     with ExitStack() as stack:
         try:
@@ -65,7 +66,7 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _wait_for_start(path: Path) -> bool:
-    """Wait until the start gate has passed this node; return whether the session did not end before."""
+    """Wait until the gate has let this node start; return False if the session ended before."""
     while not path.exists():
         if _is_over(_SECONDS_BETWEEN_STARTS):
             return False
@@ -73,12 +74,12 @@ def _wait_for_start(path: Path) -> bool:
 
 
 def _is_over(seconds: float) -> bool:
-    """Return whether the session ends within this time: standard input is closed."""
+    """Wait at most this time; return whether the session has ended, which closes standard input."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def _end_with(error: HpcenvError | OSError, run: RunFolder, manifest: Manifest, this_node: ThisNode) -> None:
-    """End the session, and give the reason to the log and to the commands that wait for the session."""
+    """End the session, and write the reason to the log and into a record for the commands that wait for the session."""
     said = f"error[{error.code}]: {error}" if isinstance(error, HpcenvError) else f"the session ends: {error}"
     say(said)
     known = {"schema": SCHEMA, "run": manifest.run, "node": this_node.node, "attempt": this_node.attempt}
@@ -111,10 +112,10 @@ def _serving(
 def _prepare(
     run: RunFolder, manifest: Manifest, this_node: ThisNode, folder: NodeFolder, environ: Mapping[str, str]
 ) -> SessionNode:
-    """Write what a connection needs into the folder."""
+    """Write the files that a connection needs into the folder."""
     assert manifest.session is not None
     session = SessionFolder(Path(manifest.session.folder))
-    for place in (session.path.parent, session.path, session.home):  # it has waited in the queue
+    for place in (session.path.parent, session.path, session.home):  # they may have changed since the submission
         require_private(place)
     folder.open.mkdir(mode=0o700)
     folder.empty_home.mkdir(mode=0o700)
@@ -146,9 +147,9 @@ def _watch(
     *,
     is_first: bool,
 ) -> None:
-    """Look at the session from time to time, until standard input is closed.
+    """Check the session from time to time, until standard input is closed.
 
-    Shells are on the first node, so only this one knows that the session is not used.
+    Shells run on the first node, so only the first node knows that the session is not used.
     """
     assert manifest.session is not None
     folder, unused = NodeFolder(Path(door.folder)), manifest.session.ends_unused
@@ -165,13 +166,16 @@ def _watch(
             say(f"hpcenv: {line}")
         now = replace(door, ports=ports.listening(environ), sockets=services.sockets)
         if now != door:
-            with contextlib.suppress(OSError):  # a disk that is full for a while: at the next look
+            with contextlib.suppress(OSError):  # if the disk is full, the record is written at a later check
                 save_record(now, run.session_of(door.node))
                 door = now
 
 
 def open_terminals(folder: NodeFolder) -> list[str]:
-    """Return the terminal of each open shell or connection, empty where it has none; forget those that have ended."""
+    """Return the terminal of each open shell or connection; empty for a connection without a terminal.
+
+    The files of shells and connections that have ended are removed.
+    """
     found = []
     for path in folder.open.glob("[!.]*"):
         lock = locked(path)

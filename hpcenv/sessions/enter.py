@@ -1,4 +1,4 @@
-"""Go into a session: a shell by srun, a connection of ssh, and what ssh asks for.
+"""Enter a session: start a shell through srun, serve a connection of ssh, and start the command that ssh asks for.
 
 Runs on: COMPUTE NODE, in steps of the session's job. Standard library only.
 """
@@ -28,24 +28,25 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionNode
 from hpcenv.sessions.ssh import SFTP
 
-# What ssh asks for is a line for a shell: bash if the image has it, else sh.
+# ssh asks for a line of shell code. bash runs it if the image has bash, else sh.
 _COMMAND = ("/bin/sh", "-c", 'command -v bash >/dev/null && exec bash -c "$1"; exec sh -c "$1"', "sh")
 
-# What a program in the session knows of the connection. Not SSH_CLIENT, with which bash reads .bashrc for a command.
+# Variables of the connection that a program in the session gets. SSH_CLIENT is left out: with it, bash reads .bashrc
+# even for a command.
 _OF_CONNECTION = ("TERM", "SSH_CONNECTION", "SSH_TTY")
 _OF_SOCKETS = ("TMPDIR", "XDG_RUNTIME_DIR")
 
-# sshd's status after each connection, however it ends: of it srun would write a line.
+# The exit status of sshd after each connection, even a normal one. srun would print a line about this status.
 _CONNECTION_ENDED = 255
 
-# Where distributions have it: Debian; Red Hat; SUSE; Alpine.
+# The folders of the sftp server on Debian, Red Hat, SUSE and Alpine.
 _SFTP_PLACES = ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh", "/usr/libexec")
-# Where the node's sftp server and its libraries are in a container: the image may have other ones, or none.
+# The folder for the node's sftp server and its libraries in a container, because the image may have others, or none.
 _SFTP_INSIDE = "/hpcenv/sftp"
 
 
 def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *, secrets: bool) -> int:
-    """Start a shell or a command of `hpcenv attach`, in a session as in any other run; return its exit status."""
+    """Start a shell or a command of `hpcenv attach`, in a session or in any other run; return its exit status."""
     manifest = open_manifest(run, environ)
     if manifest.session is None:
         return attach_step.attach(run, environ, command, secrets=secrets)
@@ -56,7 +57,7 @@ def attach(run: RunFolder, environ: Mapping[str, str], command: Sequence[str], *
 
 
 def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Serve one connection of ssh on standard input and output: the node's sshd, as this user."""
+    """Serve one connection of ssh on standard input and output. The node's sshd does this, as this user."""
     manifest = open_manifest(run, environ)
     door = _of_node(manifest, run, environ)
     if not door.sshd:
@@ -73,14 +74,14 @@ def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def run_ssh_command(run: RunFolder, environ: Mapping[str, str], folder: str) -> int:
-    """Start what a client of ssh asks for: a command, a shell, or the sftp server; return its exit status."""
+    """Start the command, the shell or the sftp server that a client of ssh asks for; return its exit status."""
     node = NodeFolder(Path(folder))
     kept = _environment(node)
     manifest = open_manifest(run, kept)
     asked = environ.get("SSH_ORIGINAL_COMMAND", "")
     binds: tuple[Bind, ...] = ()
     if manifest.environment.kind == "sif":
-        # An editor listens on a socket in TMPDIR, and asks sshd, which is outside of the container, to open it.
+        # An editor listens on a socket in TMPDIR, and asks sshd to connect to it. sshd is outside of the container.
         binds = (Bind(source=str(node.sockets), target=str(node.sockets)),)
         environ = {**environ, **dict.fromkeys(_OF_SOCKETS, str(node.sockets))}
     command: tuple[str, ...] = (*_COMMAND, asked) if asked else ()
@@ -91,7 +92,7 @@ def run_ssh_command(run: RunFolder, environ: Mapping[str, str], folder: str) -> 
 
 
 def _of_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> SessionNode:
-    """Return what this node says of the session.
+    """Return the record that this node has written about the session.
 
     Raises:
         NodesUnknown: the session is not open on this node.
@@ -128,7 +129,7 @@ def _inside(
     binds: Sequence[Bind] = (),
     secrets: bool,
 ) -> int:
-    """Start a command with the variables of the launch step, of which sshd and srun drop some."""
+    """Start a command with the variables of the launch step, because sshd and srun remove some of them."""
     with marked_open(folder):
         given = {name: environ[name] for name in (*_OF_CONNECTION, *_OF_SOCKETS) if name in environ}
         return attach_step.attach(run, _environment(folder), command, secrets=secrets, given=given, binds=binds)
@@ -136,9 +137,9 @@ def _inside(
 
 @contextmanager
 def _nothing_left() -> Iterator[None]:
-    """End what was started inside the block, after it: Slurm does so at the end of a step where it has cgroups.
+    """After the block, end all processes that were started in it. With cgroups, Slurm does this at the end of a step.
 
-    Elsewhere, a process whose parent has ended would outlive the job.
+    Without cgroups, a process whose parent has ended would outlive the job.
     """
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     processes.adopt_orphans()
@@ -150,11 +151,14 @@ def _nothing_left() -> Iterator[None]:
 
 @contextmanager
 def marked_open(folder: NodeFolder) -> Iterator[None]:
-    """Keep a locked file inside the block: the session does not end as unused. It has the path of the terminal."""
+    """Keep a locked file during the block, so that the session does not end as unused.
+
+    The file contains the path of the terminal.
+    """
     try:
         name = uuid.uuid4().hex
         path = folder.open / name
-        # Locked before it has its name: without a lock it would be the mark of a shell that has ended.
+        # The file is locked before it gets its name: without a lock, it would count as the file of an ended shell.
         descriptor = os.open(folder.open / f".{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         (folder.open / f".{name}").rename(path)
@@ -171,10 +175,10 @@ def marked_open(folder: NodeFolder) -> Iterator[None]:
 def _sftp_server(*, in_container: bool) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
     """Return the command of the node's sftp server, and the binds that it needs in a container.
 
-    It runs in the container, so it sees the same files as a shell does, with the libraries of the node.
+    The server runs in the container, with the libraries of the node. So it sees the same files as a shell.
 
     Raises:
-        ToolMissing: the node has none.
+        ToolMissing: the node has no sftp server, or its server cannot be used in a container.
     """
     places = (Path(folder, "sftp-server") for folder in _SFTP_PLACES)
     server = next((path for path in places if os.access(path, os.X_OK)), None)

@@ -1,4 +1,4 @@
-"""Folders of a session that only its user can read: the lasting one, and the one on a node's own disk.
+"""Folders of a session that only its user can read: a lasting folder, and a folder on the node's own disk.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -20,16 +20,16 @@ from hpcenv.errors import Command, FileUnusable
 from hpcenv.records.session import NodeFolder
 
 _PREFIX = "hpcenv-session-"
-# Paths of Unix sockets are at most 107 bytes long: unix(7). Jupyter adds `/jupyter/kernel-UUID-ipc-N`: 58.
+# Paths of Unix sockets have at most 107 bytes (unix(7)). Jupyter adds `/jupyter/kernel-UUID-ipc-N`, which has 58.
 _LONGEST_FOLDER = 48
 
 
 def require_private(path: Path) -> None:
-    """Refuse what is not a folder of this user, with mode 0700.
+    """Refuse a path that is not a folder of this user, or that other users may read or write.
 
     Raises:
-        FileUnusable: others could read the session's files, and use its sockets.
-        OSError: it is not there.
+        FileUnusable: other users could read the session's files and use its sockets.
+        OSError: the path does not exist.
     """
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -44,10 +44,10 @@ def require_private(path: Path) -> None:
 def node_folder() -> Iterator[NodeFolder]:
     """Make the folder of a session on this node, which only its user can read; remove it after the block.
 
-    Also remove what a session of this user left here whose processes were killed: its lock is free.
+    Also remove folders of this user's earlier sessions whose processes were killed. Such a folder is not locked.
 
     Raises:
-        FileUnusable: the node has no place for it.
+        FileUnusable: the folder cannot be made, or the node has no local disk for it.
     """
     place = _place()
     for old in Path(place).glob(f"{_PREFIX}*"):
@@ -56,7 +56,7 @@ def node_folder() -> Iterator[NodeFolder]:
                 shutil.rmtree(old, ignore_errors=True)
                 os.close(lock)
     try:
-        # Locked before it has its name: without a lock it would be what a dead session left.
+        # The folder is locked before it gets its name: without a lock, another session would remove it.
         made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
         lock = locked(made)
         path = made.rename(made.with_name(made.name[1:]))
@@ -71,7 +71,7 @@ def node_folder() -> Iterator[NodeFolder]:
 
 
 def _place() -> str:
-    """Return a folder of this node's own: on a shared disk, the locks and sockets of nodes would not be kept apart."""
+    """Return a folder on a local disk of this node. On a shared disk, locks and sockets of several nodes would mix."""
     places = (tempfile.gettempdir(), "/tmp", "/dev/shm")  # noqa: S108  (the name cannot be guessed; mode 0700)
     for place in places:
         mount = filesystem.mount_of(Path(os.path.realpath(place)))
@@ -84,7 +84,7 @@ def _place() -> str:
 
 
 def locked(path: Path) -> int | None:
-    """Open and lock a file or folder; None if another process has the lock."""
+    """Open and lock a file or folder; return the descriptor. None if another process has the lock, or on an error."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

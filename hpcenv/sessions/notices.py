@@ -28,7 +28,7 @@ class Notices:
     """Gives each notice once.
 
     Args:
-        environ: variables of the job step: Slurm sets SLURM_JOB_END_TIME since 22.05.
+        environ: variables of the job step. Slurm sets SLURM_JOB_END_TIME (since 22.05).
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ class Notices:
             return
         say(f"hpcenv: {text}")
         for path in terminals:
-            # A terminal that is stopped (^S) must not stop this process.
+            # This process must not wait for a terminal that the user has stopped (^S).
             with (
                 contextlib.suppress(OSError),
                 open(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "wb") as it,
@@ -52,7 +52,7 @@ class Notices:
                 it.write(f"\r\n\a{text}\r\n".encode())
 
     def due(self, now: float) -> str:
-        """Return the notice that is due; empty without one."""
+        """Return the notice that is due; empty if no notice is due."""
         if self._ends is None or not self._passed(self._ends - now):
             return ""
         asked = _asked_end(self._environ)
@@ -71,7 +71,9 @@ class Notices:
 
 
 def _asked_end(environ: Mapping[str, str]) -> int | None:
-    """Ask Slurm when the job ends: the limit may have been moved since its start. None if it does not say."""
+    """Ask Slurm when the job ends, because its time limit may have changed since its start. None if Slurm gives no
+    answer.
+    """
     squeue, job = shutil.which("squeue", path=environ.get("PATH")), environ.get("SLURM_JOB_ID")
     if squeue is None or job is None:
         return None

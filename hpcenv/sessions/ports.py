@@ -1,6 +1,6 @@
-"""The TCP ports that programs of a session listen to: every user of the node, or of the cluster, can connect to them.
+"""The TCP ports on which programs of a session listen. Every user of the node or of the cluster can connect to them.
 
-Runs on: COMPUTE NODE. Standard library only. It reads /proc (proc_net(5)).
+Runs on: COMPUTE NODE. Standard library only. Reads /proc (proc_net(5)).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LISTEN = "0A"
 
 
 def listening(environ: Mapping[str, str], proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """Return `ADDRESS:PORT (PROGRAM)` for each port that a process of this user's job listens to, sorted.
+    """Return `ADDRESS:PORT (PROGRAM)` for each port on which a process of this user's job listens, sorted.
 
-    srun itself listens, for its own steps: it is left out.
-    Where Slurm has no cgroups, processes of other jobs of this user on this node are among them.
+    srun is left out, because it listens for its own steps. If Slurm does not use cgroups, the list also has ports of
+    this user's other jobs on this node.
     """
     sockets = {inode: address for name in ("tcp", "tcp6") for address, inode in _sockets(proc / "net" / name)}
     if not sockets:
@@ -37,7 +37,7 @@ def listening(environ: Mapping[str, str], proc: Path = Path("/proc")) -> tuple[s
 
 
 def _sockets(table: Path) -> Iterator[tuple[str, str]]:
-    """Yield the address and the inode of each socket of this user that listens."""
+    """Yield the address and the inode of each listening socket of this user."""
     for line in _text(table).splitlines()[1:]:
         words = line.split()
         if len(words) > 9 and words[3] == _LISTEN and words[7] == str(os.getuid()):
@@ -45,7 +45,7 @@ def _sockets(table: Path) -> Iterator[tuple[str, str]]:
 
 
 def _address(text: str) -> str:
-    """Return an address of the table: each four bytes are a number in this machine's byte order."""
+    """Return an address of the table as text. In the table, four bytes are a number in this machine's byte order."""
     host, _, port = text.partition(":")
     raw = b"".join(bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8))
     name = socket.inet_ntop(socket.AF_INET6 if len(raw) > 4 else socket.AF_INET, raw)

@@ -1,11 +1,11 @@
-"""The services of a session: Jupyter, TensorBoard and programs of the user, each behind a Unix socket on its node.
+"""The services of a session: Jupyter, TensorBoard and programs of the user. Each one is reached through a Unix socket.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-A service runs in the verified image, or host environment, with the variables of the ranks. Nothing listens on a TCP
-port of the node: Jupyter listens on the socket itself, and its kernels use IPC. For any other program
-incontainer/service.py is a relay, and the program has a private network namespace. The folder of the session is on
-the node's own disk and open to its owner only. A token is in a file there, never in a command line or a variable.
+A service runs in the verified image or host environment, with the variables of the ranks. Nothing listens on a TCP port
+of the node: Jupyter itself listens on the socket, and its kernels use IPC. Any other program runs in a private network
+namespace, and incontainer/service.py connects the program with the socket. The folder of the session is on the node's
+own disk, and only its owner can open it. A token is in a file in this folder, never in a command line or a variable.
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ from hpcenv.sessions.training_curves import Curves
 # The statuses of incontainer/service.py.
 _MISSING, _NO_NAMESPACE, _OPEN_TO_OTHERS = 127, 126, 125
 
-# A program may load a model before it listens; Jupyter in a cold SIF takes tens of seconds.
+# Time for a service to start: a program may load a model before it listens, and Jupyter in a cold SIF takes tens of
+# seconds.
 _SECONDS_TO_START = 300.0
-# Between TERM, with which Jupyter ends its kernels, and KILL.
+# The time between TERM and KILL, in which Jupyter ends its kernels.
 _SECONDS_TO_END = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 def name_of(request: SessionService) -> str:
-    """Return the name of a service: of its socket, its log and its configuration."""
+    """Return the name of a service. Its socket, log and configuration are named after it."""
     return f"port-{request.port}" if request.kind == "command" else request.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A service as it will be started. Nothing was started or written.
+    """How a service will be started. Nothing is started or written yet.
 
     Attributes:
-        config: what incontainer/service.py reads.
-        files: path -> text, beside its configuration.
-        folders: that it needs, of mode 0700.
-        binds: in a SIF, beside those of the run.
+        config: the configuration, which incontainer/service.py reads.
+        files: more files that the service needs: path -> text.
+        folders: folders that the service needs, with mode 0700.
+        binds: binds that the service needs in a SIF, in addition to those of the run.
     """
 
     request: SessionService
@@ -78,7 +79,7 @@ class Service:
 
     @property
     def socket(self) -> str:
-        """The path of its socket."""
+        """The path of the service's socket."""
         return str(self.config["socket"])
 
 
@@ -95,11 +96,11 @@ def render(
     """Return how a service is started. Pure.
 
     Args:
-        folder: of the session on this node.
+        folder: the folder of the session on this node.
         settings: a lasting folder for what the user sets in Jupyter.
-        token: for Jupyter.
-        network: the node's network namespace, in which a program must not be.
-        allow_port: let a program listen on 127.0.0.1 of the node.
+        token: the token for Jupyter.
+        network: the node's network namespace, in which a program must not run.
+        allow_port: whether a program may listen on 127.0.0.1 of the node.
 
     Raises:
         UsageError: there is no token, no command or no port.
@@ -116,7 +117,7 @@ def render(
         "own_network": private and not in_image,
         "network": network,
         "variables": {},
-        # What ranks can import: hpcenv.training, and in an image without sbatch what to type instead of hpcenv.submit.
+        # The service can import what the ranks can import: hpcenv.training, and a hint in place of hpcenv.submit.
         "python_path": str(RunFolder(Path(manifest.run_folder)).inside) if in_image else "",
     }
     own = Bind(source=folder, target=folder)
@@ -144,28 +145,28 @@ def _jupyter(
         "--ServerApp.sock_mode=0600",
         f"--ServerApp.root_dir={manifest.workdir}",
         "--ServerApp.open_browser=False",
-        # Jupyter refuses uid 0 without it, even where a user namespace only shows 0.
+        # Without this option Jupyter refuses uid 0, even if the user only appears as 0 in a user namespace.
         "--ServerApp.allow_root=True",
         "--KernelManager.transport=ipc",
-        # What a user installs from the web page would not be in the lockfile.
+        # Extensions that a user installs from the web page would not be in the lockfile.
         "--LabApp.extension_manager=readonly",
-        # Kernels of other environments, which the user installed some time, were not checked.
+        # The user may have installed kernels of other environments, which were not checked.
         "--KernelSpecManager.allowed_kernelspecs=python3",
     ]
     # jpserver-PID-open.html in the runtime folder has the token, and mode 0644 (jupyter_server 2.21).
     variables = {
         "JUPYTER_TOKEN_FILE": file,
-        "JUPYTER_TOKEN": "",  # of an image or a project: it would come first
+        "JUPYTER_TOKEN": "",  # a value from the image or the project would have precedence over the file
         "JUPYTER_RUNTIME_DIR": runtime,
         "JUPYTER_CONFIG_DIR": settings,
-        # `kernels/NAME/kernel.json` below it comes before every kernel of the environment.
+        # A `kernels/NAME/kernel.json` below this folder has precedence over every kernel of the environment.
         "JUPYTER_PATH": folder,
     }
     spec = {
         "argv": [manifest.environment.python, _program(manifest, "kernel.py"), "-f", "{connection_file}"],
         "display_name": "Python (locked)",
         "language": "python",
-        # The debugger listens on a port.
+        # The debugger would listen on a port.
         "metadata": {"debugger": False},
     }
     config |= {"module": "jupyterlab", "argv": argv, "variables": variables}
@@ -194,7 +195,7 @@ class Services:
     """The running services of a session.
 
     Attributes:
-        token_file: of Jupyter; None without it.
+        token_file: the file with the token of Jupyter; None if Jupyter does not run.
     """
 
     def __init__(self, running: Sequence[Running]) -> None:
@@ -204,7 +205,7 @@ class Services:
 
     @property
     def sockets(self) -> dict[str, str]:
-        """Name -> path, of the services that have not ended."""
+        """Name of a service -> path of its socket, for the services that have not ended."""
         return {one.service.name: one.service.socket for one in self._running}
 
     def ended(self) -> list[str]:
@@ -230,22 +231,23 @@ def serving(
     is_over: Callable[[float], bool],
     allow_port: bool = False,
 ) -> Iterator[Services]:
-    """Start the services, and end them and remove their files after the block.
+    """Start the services. After the block, end them and remove their files.
 
     Args:
         run: the run of the session, whose check has passed.
         environ: environment variables of this job step.
-        folder: of the session on this node's own disk, mode 0700.
-        settings: a lasting folder for what the user sets in Jupyter; it is made.
+        folder: the folder of the session on this node's own disk, with mode 0700.
+        settings: a lasting folder for what the user sets in Jupyter. It is made if it does not exist.
         logs: folder for the output of the services.
         say: called with one line for the job's log.
-        is_over: called while a service starts, with seconds; returns whether the session ends within them.
-        allow_port: let programs listen on 127.0.0.1 of the node, and say what that means.
+        is_over: called with a number of seconds while a service starts. Returns whether the session ends within this
+            time.
+        allow_port: whether programs may listen on 127.0.0.1 of the node. If so, a line in the log says what this means.
 
     Raises:
-        FileUnusable: the folder can be read by others.
+        FileUnusable: other users can read the folder.
         ToolMissing: the environment lacks the program of a service.
-        ToolFailed: a service does not start, or is not as closed as it must be.
+        ToolFailed: a service does not start, or other users could use it.
         NodesUnknown: as for `launch.attach.prepared`.
     """
     require_private(folder)
@@ -302,7 +304,7 @@ def _remove(service: Service) -> None:
 def _start(
     service: Service, manifest: Manifest, run: RunFolder, environ: Mapping[str, str], logs: Path, needs: ExitStack
 ) -> Running:
-    """Start a service; what it needs to run is there until the end of `needs`."""
+    """Start a service. Temporary resources that it needs are kept until the end of `needs`."""
     command = [manifest.environment.python, _program(manifest, "service.py"), _config_of(service)]
     own_network = bool(service.config["private"])
     start = needs.enter_context(
@@ -317,10 +319,10 @@ def _start(
 
 
 def _end(running: Sequence[Running]) -> None:
-    """Ask all services to end, which lets Jupyter end its kernels; kill what is left."""
+    """Ask all services to end, so that Jupyter can end its kernels. Then kill the processes that have not ended."""
     every = {pid for one in running for pid in process.below(one.child.pid)}
     for one in running:
-        one.child.terminate()  # the container runtime passes it on
+        one.child.terminate()  # the container runtime passes the signal on
     until = time.monotonic() + _SECONDS_TO_END
     for one in running:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -338,7 +340,7 @@ def _wait(running: Running, manifest: Manifest, is_over: Callable[[float], bool]
     """Wait until a service answers on its socket.
 
     Raises:
-        ToolMissing, ToolFailed: it does not, or lets somebody in without the token.
+        ToolMissing, ToolFailed: the service does not answer, or other users could use it without the token.
     """
     service, deadline = running.service, time.monotonic() + _SECONDS_TO_START
     while not _answers(service.socket):

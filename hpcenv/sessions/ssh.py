@@ -1,8 +1,9 @@
-"""What ssh reads of a session: the configuration of the node's sshd, of the user's ssh, and public keys.
+"""The files for ssh into a session: the configurations of the node's sshd and of the user's ssh, and public keys.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. Pure.
 
-sshd runs as the user, for one connection, on the input and output of a job step: nothing listens.
+Each connection has its own sshd, which runs as the user on the standard input and output of a job step. So nothing
+listens on a port.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from hpcenv.records.session import NodeFolder, SessionFolder
 # The name by which sshd asks for its sftp server (enter.py).
 SFTP = "hpcenv-sftp"
 
-# Kinds of keys that a line of authorized_keys begins with, where it has no options (sshd(8)).
+# A line of authorized_keys that has no options begins with one of these kinds of keys (sshd(8)).
 _KEY_KINDS = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-", "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-")
 
-# Where distributions have it: Debian, SUSE and Red Hat; on PATH only for root.
+# The paths of sshd on Debian, SUSE and Red Hat. sshd is on PATH only for root.
 _PLACES = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/ssh/sshd")
 
 
 def find_sshd() -> str:
-    """Return the node's sshd; empty where it has none."""
+    """Return the path of the node's sshd; empty if the node has none."""
     return next((path for path in _PLACES if os.access(path, os.X_OK)), "")
 
 
@@ -35,20 +36,20 @@ def sshd_config(session: SessionFolder, node: NodeFolder, *, user: str, command:
 
     Args:
         session, node: the session's folders.
-        user: name of the only user.
-        command: what sshd starts instead of any shell, command or sftp server. The login shell starts it.
+        user: name of the only user that may connect.
+        command: the command that sshd starts, through the login shell, instead of any shell, command or sftp server.
         temporary: the node's folder of temporary files.
     """
-    # Shells read their startup files even for a command. They look in HOME, zsh in ZDOTDIR; bash takes itself for a
-    # shell of rshd, which reads .bashrc, only where SHLVL is not set. The forced command sets the real variables.
+    # Shells read startup files even for a command, from HOME (zsh: from ZDOTDIR), so these name an empty folder. If
+    # SHLVL is not set, bash believes that rshd started it, and reads .bashrc. The command sets the real variables.
     empty = _quoted(node.empty_home)
     return "\n".join(
         (
             f"HostKey {_quoted(session.host_key)}",
             f"AuthorizedKeysFile {_quoted(session.authorized_keys)}",
-            # hpcenv checks the folder itself; sshd would also ask for the modes of all folders above it.
+            # hpcenv checks the folder itself. With `yes`, sshd would also check the modes of all folders above it.
             "StrictModes no",
-            # In a pattern, what stands after `@` is the host from which the user comes.
+            # In a pattern, the text after `@` is the host from which the user connects.
             f"AllowUsers {user.replace('@', '?')}",
             "AuthenticationMethods publickey",
             "PubkeyAuthentication yes",
@@ -70,7 +71,7 @@ def sshd_config(session: SessionFolder, node: NodeFolder, *, user: str, command:
             "AllowTcpForwarding local",
             "AllowStreamLocalForwarding local",
             "MaxSessions 100",
-            # A connection that is cut ends within six minutes: the session may wait for the end of the last one.
+            # A broken connection ends within six minutes. The session may wait for the end of the last connection.
             "ClientAliveInterval 120",
             "ClientAliveCountMax 3",
             f"SetEnv HOME={empty} ZDOTDIR={empty} XDG_CONFIG_HOME={empty} SHLVL=1 TMPDIR={_quoted(temporary)}",
@@ -91,14 +92,14 @@ def _quoted(path: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
-    """What `ssh-config` prints.
+    """The values that `hpcenv session ssh-config` prints.
 
     Attributes:
-        name: name of the host, which is that of the session.
+        name: name of the host, which is also the name of the session.
         login: the login node, as the laptop calls it.
-        user: on the cluster.
+        user: name of the user on the cluster.
         connect: argv of `hpcenv session connect` on the login node.
-        host_key: the public key of the session.
+        host_key: the public host key of the session.
     """
 
     name: str
@@ -110,11 +111,11 @@ class SshHost:
 
 def ssh_config(host: SshHost) -> str:
     """Return the `Host` blocks for the configuration of ssh on the user's own machine (ssh_config(5))."""
-    # ssh has no option for a key itself; KnownHostsCommand (OpenSSH 8.5) prints it, without a file to be kept.
+    # ssh has no option that takes a host key. KnownHostsCommand (OpenSSH 8.5) prints the key, so no file is needed.
     alias = f"hpcenv-{host.name}"
     shared = "-o ControlMaster=auto -o ControlPath=~/.ssh/hpcenv-%%C -o ControlPersist=10m"
     connect = shlex.join(host.connect).replace("%", "%%")
-    # An empty line first: the file before it may end without a line end.
+    # The text begins with an empty line, because the file to which it is added may end without a line end.
     return f"""\
 
 # hpcenv session {host.name}. VS Code: "remote.SSH.remoteServerListenOnSocket": true, so that its server opens no port.
@@ -136,9 +137,10 @@ Host {host.name}
 
 
 def parse_keys(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the keys of an authorized_keys file that have no options, and the number of the others.
+    """Return the keys of an authorized_keys file that have no options, and the number of the other lines.
 
-    An option of a key (`command=`, `from=`) limits what the key may do at the site's sshd. A session would not.
+    Keys with options (`command=`, `from=`) are left out: the options limit what the key may do, and a session would
+    ignore them.
     """
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]

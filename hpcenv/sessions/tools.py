@@ -1,4 +1,4 @@
-"""The programs behind the services of a session, and what to type where an environment lacks one. Pure."""
+"""The programs behind the services of a session, and what to type if an environment lacks a program. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from hpcenv.errors import Command, Hint
 
-# What pip installs for each word of `hpcenv image init --tools`. The first package is the one without which nothing
+# The packages that pip installs for each word of `hpcenv image init --tools`. Without the first package, nothing
 # starts.
 TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"jupyter": ("jupyterlab", "ipykernel"), "tensorboard": ("tensorboard",), "debug": ("debugpy", "py-spy")}
@@ -15,7 +15,7 @@ TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def lacking(kinds: Collection[str], packages: Collection[str]) -> tuple[str, ...]:
-    """Return the kinds of service for which a locked environment has no program.
+    """Return the kinds of service for which a locked environment lacks packages.
 
     Args:
         packages: names of the packages in the lockfile.
@@ -24,7 +24,7 @@ def lacking(kinds: Collection[str], packages: Collection[str]) -> tuple[str, ...
 
 
 def how_to_add(kind: str, *, on_host: bool) -> Hint:
-    """Return the two lines to type where the environment lacks the program of a service."""
+    """Return a hint with the two commands to type if the environment lacks the program of a service."""
     if on_host:
         return (
             "install it into the environment, and lock that again:\n",

@@ -1,7 +1,7 @@
-"""What TensorBoard shows of runs: the event files that their scripts wrote, else the metrics that hpcenv recorded.
+"""The folder that TensorBoard reads: event files that the scripts of runs wrote, or else metrics that hpcenv recorded.
 
-Runs on: COMPUTE NODE. Standard library only. The runs may be training, so all is looked at again and again. Their
-folders are untrusted: the search is bounded, and links are not followed.
+Runs on: COMPUTE NODE. Standard library only. The runs may still be training, so their folders are read again and again.
+The content of these folders is not trusted: the search is bounded, and links are not followed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 
 _SECONDS_BETWEEN_LOOKS = 10.0
-# A shared disk may answer late; the end of a session does not wait for it.
+# A shared disk may answer late. At the end of a session, the wait for it has this limit.
 _SECONDS_TO_END = 2.0
 _MOST_ENTRIES = 20_000
 _EVENTS = re.compile(r"events\.out\.tfevents\.", re.DOTALL)
@@ -30,17 +30,20 @@ _OWN = "hpcenv"
 
 
 class Curves:
-    """Keeps a folder up to date, as a context manager: for each run links to its event files, or one made of records.
+    """A context manager that keeps TensorBoard's folder up to date.
+
+    For each run, the folder has links to the event files of the run. If the run has none, it has an event file that is
+    made from the records of the run.
 
     Args:
-        folder: TensorBoard's folder; it is there.
+        folder: TensorBoard's folder, which exists.
         runs: the run folders.
     """
 
     def __init__(self, folder: Path, runs: Sequence[Path]) -> None:
         self._folder = folder
         self._runs = [RunFolder(run) for run in runs]
-        # Run and attempt -> size of the records when they were read last, and how many are written.
+        # Run and attempt -> size of the records when they were last read, and how many records have been written.
         self._read: dict[tuple[str, int], tuple[int, int]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
@@ -63,7 +66,7 @@ class Curves:
     def look(self) -> None:
         """Bring the folder up to date once."""
         for run in self._runs:
-            with contextlib.suppress(OSError):  # of a run that is being removed; the next look sees
+            with contextlib.suppress(OSError):  # the run may be removed at this moment; it is read again later
                 self._look_at(run, self._folder / run.path.name)
 
     def _look_at(self, run: RunFolder, place: Path) -> None:
@@ -85,7 +88,7 @@ class Curves:
             link.symlink_to(folder)
 
     def _write_records(self, run: RunFolder, place: Path) -> None:
-        """Append what the first rank has recorded since the last look."""
+        """Append the values that the first rank has recorded since the last call."""
         for attempt, path in _first_ranks(run).items():
             key = (str(run.path), attempt)
             size, count = self._read.get(key, (-1, 0))
@@ -95,7 +98,7 @@ class Curves:
             found = [one for one in metrics.read_metrics(path, attempt, 0).records if one.kind != "parameters"]
             if not found:
                 continue
-            # A record has no time: its file was written last when the newest of them came.
+            # A record has no time, so all new records get the time at which their file was last written.
             frames = [
                 event_file.scalar_frame(one.label, one.step, metrics.number(one), status.st_mtime)
                 for one in found[count:]
@@ -109,7 +112,7 @@ class Curves:
 
 
 def _first_ranks(run: RunFolder) -> Mapping[int, Path]:
-    """Return attempt -> the records of the first rank that has some."""
+    """Return for each attempt the file of records of the first rank that has one: attempt -> file."""
     found: dict[int, Path] = {}
     for attempt, _rank, path in metrics.rank_files(run.metrics, ".jsonl"):
         found.setdefault(attempt, path)
@@ -131,7 +134,7 @@ def folders_with_events(run: RunFolder) -> list[str]:
 
 
 def _files(run: RunFolder) -> Iterator[str]:
-    """Yield files of the folders in which a script can write, relative to the run folder."""
+    """Yield the files in those folders of the run that a script can write to, relative to the run folder."""
     left = _MOST_ENTRIES
     for top in (*run.parts_of_copy(), run.checkpoints.name):
         for folder, folders, names in os.walk(run.path / top):

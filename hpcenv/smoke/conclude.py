@@ -33,7 +33,7 @@ class Concluded:
     Attributes:
         before: the verdict before the test.
         verdict: the verdict with the findings of the test; None if there is nothing to add yet.
-        lines: for the job's log.
+        lines: lines for the job's log.
     """
 
     before: Verdict
@@ -53,11 +53,11 @@ def prepare(
     """Write the plan of the test, or its result if the test cannot run.
 
     Args:
-        manifest: of the run, which asks for a smoke test.
-        run: its folder; the settings of the nodes are there.
-        verdict: of this attempt; it lets the training start.
-        facts: node -> what it found.
-        job_id: of this job.
+        manifest: manifest of the run, which asks for a smoke test.
+        run: folder of the run, which has the settings of the nodes.
+        verdict: verdict of this attempt, which lets the training start.
+        facts: node -> its facts.
+        job_id: id of this job.
         now: the time, in seconds since the epoch.
 
     Raises:
@@ -95,7 +95,7 @@ def _without_port(verdict: Verdict, now: float) -> SmokeResult:
 def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float) -> Concluded:
     """Combine the reports of all nodes; write the result and, if there are findings, a new verdict.
 
-    If pairs of nodes must be tested first, only their folder is made: it tells the batch script to test them.
+    If pairs of nodes must be tested first, only the folder for them is made. It tells the batch script to test pairs.
 
     Args:
         manifest: of the run.

@@ -1,7 +1,7 @@
 """Run the checks inside the environment on this node, after the verdict (`--preflight full`).
 
-Runs on: COMPUTE NODE, one task per node. The container is started as for the training: from the checked file, with the
-same variables and binds, without secrets.
+Runs on: COMPUTE NODE, one task per node. The container is started as for the training: from the checked file, and with
+the same variables and binds. But it gets no secrets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def asked(manifest: Manifest) -> tuple[Check, ...]:
 
 
 def run(manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str]) -> CheckReport:
-    """Run the checks; a check that reports nothing is unknown, with the reason."""
+    """Run the checks. The result of a check that reports nothing is `unknown`, with the reason."""
     started = time.monotonic()
     found: dict[str, CheckOutcome] = {}
     why = "the check printed no result"
@@ -130,8 +130,10 @@ def reports(manifest: Manifest, nodes: Sequence[str], family: str, *, wait: floa
     """Return what the nodes reported; wait a short time for files that another node has just written.
 
     Args:
-        family: of the checks.
-        wait: seconds.
+        manifest: manifest of the run.
+        nodes: names of the nodes.
+        family: family of the checks, which is the name of their folder.
+        wait: seconds to wait for missing files.
     """
     folder = RunFolder(Path(manifest.run_folder))
     until = time.monotonic() + wait

@@ -1,8 +1,8 @@
 """Ask NCCL's RAS service what hanging ranks wait for.
 
-Runs on: COMPUTE NODE. Standard library only. Since NCCL 2.24 each process answers on port 28028, or where NCCL_RAS_ADDR
-says, in the protocol of the client `ncclras`: one line with the request, text until the end of the connection
-(NVIDIA/nccl docs/userguide/source/troubleshooting/ras.rst, read on 2026-11-20). A container of Apptainer has
+Runs on: COMPUTE NODE. Standard library only. Since NCCL 2.24 each process answers on port 28028, or at the address in
+NCCL_RAS_ADDR. The protocol is that of the client `ncclras`: one line with the request, then text until the connection
+ends (NVIDIA/nccl docs/userguide/source/troubleshooting/ras.rst, read on 2026-11-20). A container of Apptainer has
 the network of its node, so no client in the image is needed.
 """
 
@@ -18,7 +18,7 @@ _FIRST_VERSION = (2, 24)
 
 
 def ask(version: str, address: str = "") -> str:
-    """Return the answer, or why nothing was answered.
+    """Return the answer, or why there is no answer.
 
     Args:
         version: version of NCCL, for example `2.27.3`; empty if unknown.

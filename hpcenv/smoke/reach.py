@@ -14,12 +14,12 @@ import time
 
 _SECONDS_TO_ANSWER = 3.0
 _SECONDS_BETWEEN = 0.5
-# After a listener has started, the agents usually meet within a second. Each try uses one of its connections.
+# After a listener has started, the agents usually meet within a second. Each try uses a connection of the listener.
 _SECONDS_AFTER_ACCEPT = 5.0
 
 
 class Reach(threading.Thread):
-    """Tries to connect repeatedly: a link that worked may fail later.
+    """Tries to connect repeatedly, because a link that worked may fail later.
 
     Attributes:
         problem: why the last try got no answer; empty if the other side accepted or refused, or if no try has ended
@@ -35,7 +35,7 @@ class Reach(threading.Thread):
         self._answered = time.monotonic()
 
     def run(self) -> None:
-        """Try until `close`."""
+        """Try until `close` is called."""
         while not self._end.is_set():
             begun = time.monotonic()
             code = _connect(self._target)
@@ -47,7 +47,7 @@ class Reach(threading.Thread):
     def silent_for(self) -> float:
         """Return how many seconds ago the last answered try began; 0 if the latest try was answered.
 
-        Without any answer it is the time since the first try.
+        If no try was answered, the result is the time since this object was made.
         """
         return time.monotonic() - self._answered if self.problem else 0.0
 

@@ -36,7 +36,7 @@ from hpcenv.smoke.reach import Reach
 from hpcenv.smoke.watch import Counter, Others, Watch
 
 _SECONDS_BETWEEN_LOOKS = 0.05
-# The files of the ranks are on a file system that all nodes share.
+# The files of the ranks are not read more often, because all nodes share their file system.
 _SECONDS_BETWEEN_READS = 1.0
 # The interface's traffic in these last seconds shows whether a link is slow or broken.
 _COUNTED_SECONDS = 5.0
@@ -55,10 +55,10 @@ def run(
     """Run the test on this node and write its record.
 
     Args:
-        manifest: of the run.
+        manifest: manifest of the run.
         this_node: this node and this attempt.
         environ: environment variables of the job step.
-        pairs: test pairs of nodes instead of all ranks together.
+        pairs: whether to test pairs of nodes instead of all ranks together.
 
     Raises:
         RecordInvalid, NodesUnknown: there is no plan for this attempt.
@@ -131,7 +131,7 @@ class _Test:
         return next((str(one.value) for one in expected if one.field == "libs.nccl.version"), "")
 
     def run(self, signals: Signals, stack: ExitStack) -> SmokeReport:
-        """Run the test; `stack` ends its processes that still run."""
+        """Run the test; at the end of `stack`, processes of the test that still run are ended."""
         shutil.rmtree(self._place, ignore_errors=True)
         self._place.mkdir(parents=True)
         manifest, settings = self._changed()

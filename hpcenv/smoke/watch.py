@@ -18,7 +18,7 @@ from hpcenv.judge.smoke.nccl_log import read_transport
 from hpcenv.records.files import load_record, read_file
 from hpcenv.records.smoke import NcclTransport, PhaseResult, SmokeRank, SmokeReport
 
-# After the limit, a rank ends its collective itself. Its message often names the peer, so it gets time to write.
+# After the limit, a rank ends its collective itself. Its message often names the peer, so the rank gets time to write.
 _SECONDS_FOR_MESSAGE = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -33,7 +33,7 @@ class Late:
 
 
 class Watch:
-    """The ranks of one node."""
+    """Watches the ranks of one node through the files that they write."""
 
     def __init__(self, folder: Path, ranks: Sequence[int], *, seconds: float, start_seconds: float) -> None:
         """Watch `ranks`, which write into `folder`; each phase and the start have a limit."""
@@ -81,7 +81,7 @@ class Watch:
 
 
 def _next_of(place: tuple[str, str]) -> str:
-    """Return the phase of a rank: between two phases, it is at the beginning of the second one."""
+    """Return the phase in which a rank is. A rank that has ended one phase is in the next one."""
     order = ("start", "init", "correct", "second-group", "bandwidth", "all")
     phase, state = place
     if state != "end" or phase not in order[:-1]:
@@ -169,9 +169,9 @@ def _transport(folder: Path, rank: int) -> NcclTransport | None:
 
 
 class Others:
-    """Finds out whether another node could not continue: its ranks will not arrive, or will no longer answer.
+    """Finds out whether another node could not continue. The ranks of such a node will never start or answer.
 
-    The first failing node writes one file for all nodes: so each node reads only one file in a large job, too.
+    The first failing node writes one file for all nodes, so that each node reads only one file, even in a large job.
     """
 
     def __init__(self, path: Path, *, run: str, attempt: int, node: str) -> None:
@@ -187,8 +187,8 @@ class Others:
         """Return the report of a node that could not continue.
 
         Args:
-            ranks_run: whether ranks of this node run. They get some seconds to end by themselves: their messages often
-                name the peer.
+            ranks_run: whether ranks of this node run. They get some seconds to end by themselves, because their
+                messages often name the peer.
         """
         now = time.monotonic()
         if self._ended is None and now >= self._next:

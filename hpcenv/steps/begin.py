@@ -61,7 +61,7 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _forget_other_attempts(run: RunFolder) -> None:
-    """Remove the record of the code copy if the last attempt did not write it: its node failed before."""
+    """Remove the record of the code copy if the last attempt did not write it, because its node failed before that."""
     try:
         written = load_record(CopyAfterAttempt, run.listing_after).started
     except RecordInvalid:
@@ -71,10 +71,10 @@ def _forget_other_attempts(run: RunFolder) -> None:
 
 
 def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, environ: Mapping[str, str]) -> None:
-    """Record a job that Slurm queued without an answer to its submission (SubmitUncertain).
+    """Record a job that Slurm queued, although `hpcenv submit` got no answer from sbatch (SubmitUncertain).
 
-    A job of a chain is not recorded: the other jobs of the chain are not known here. If `hpcenv submit` still runs on
-    the login node, it replaces this record by one that also has the command line.
+    A job of a chain is not recorded, because the other jobs of the chain are not known here. If `hpcenv submit` still
+    runs on the login node, it replaces this record by one that also has the command line.
     """
     if manifest.chain:
         return

@@ -1,4 +1,4 @@
-"""The step `check`: what this node finds.
+"""The step `check`: collect the facts of this node.
 
 Runs on: COMPUTE NODE.
 """

@@ -58,7 +58,7 @@ def judge_container(manifest: Manifest, environ: Mapping[str, str]) -> Verdict:
 
     Args:
         manifest: the lock, made by exports/lock_of.py.
-        environ: of this process. The ranks get all of it, and so does the probe.
+        environ: environment variables of this process. The ranks and the probe get all of them.
     """
     python = shutil.which(manifest.environment.python, path=environ.get("PATH"))
     if python is None:

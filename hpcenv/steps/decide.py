@@ -58,7 +58,7 @@ def decide_run(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _use_image(sif: str) -> None:
-    """Record in the store of images that its SIF is used: `hpcenv image prune` removes SIFs by their last use."""
+    """Record the use of a SIF in the image store, because `hpcenv image prune` removes SIFs by their last use."""
     if Path(sif).parent.name == "images":
         with contextlib.suppress(OSError):  # read-only, or no store
             os.utime(Path(sif).with_suffix(".json"))
@@ -66,7 +66,7 @@ def _use_image(sif: str) -> None:
 
 def _write_settings(run: RunFolder, manifest: Manifest, place: ThisNode, verdict: Verdict, choice: Choice) -> None:
     assert verdict.rendezvous is not None
-    # They are not flushed to disk: each attempt writes them again, and a large job has a thousand of them.
+    # The files are not flushed to disk, because each attempt writes them again, and a large job has a thousand of them.
     write_text("\n".join(verdict.launched) + "\n", run.launched, durable=False)
     if any(setting.value.startswith(f"{run.flight}/") for settings in choice.settings.values() for setting in settings):
         run.flight_of(place.attempt).mkdir(parents=True, exist_ok=True)

@@ -85,10 +85,10 @@ def _record_copy(run: RunFolder, manifest: Manifest) -> None:
 
 
 def _is_last(run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeue.Ending) -> bool:
-    """Whether no attempt can follow this one.
+    """Return whether no attempt can follow this one.
 
     After this step, Slurm or a user (`scontrol requeue`) may requeue a job that was asked to end. The next hpcenv
-    command that sees the end of such a run removes the rest (`runs/state.py`).
+    command that sees the end of such a run removes its secrets (`runs/state.py`).
     """
     if ending.again or ending.cancelled or ending.stopped not in ("", "time-limit"):
         return False

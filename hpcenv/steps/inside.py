@@ -1,6 +1,6 @@
 """The steps `inside` and `inside-judge`: checks inside the environment, after the verdict (`--preflight full`).
 
-Also the steps `gpus` and `gpus-judge` of `verify --nodes`, which starts no training: they do the GPU check of a start.
+Also the steps `gpus` and `gpus-judge`. `verify --nodes`, which starts no training, does the GPU check with them.
 
 Runs on: COMPUTE NODE.
 """
@@ -25,7 +25,7 @@ _GPUS = "gpus"
 
 
 def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Run the checks inside the environment of this node. Ends with 0 even if they fail: the judge step judges them."""
+    """Run the checks inside this node's environment. The status is 0 even if they fail: the judge step judges them."""
     end_in_order()
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
@@ -34,7 +34,7 @@ def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def try_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Let torch start CUDA or HIP on this node. The exit status is 0 even if it fails: the judge step judges."""
+    """Let torch start CUDA or HIP on this node. The status is 0 even if this fails: the judge step judges it."""
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     outcome = launch.try_gpus(manifest, place, environ, say=say)

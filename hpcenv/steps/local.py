@@ -1,7 +1,7 @@
 """Run a job without Slurm (`--cluster local`), with N emulated nodes on this machine.
 
-Runs on: THIS MACHINE, from the run folder's copy of the code. It replaces the batch script and
-srun: the same check, decide and launch steps, with one process per emulated node.
+Runs on: THIS MACHINE, from the run folder's copy of the code. This module replaces the batch script and
+srun. It runs the same check, decide and launch steps, with one process per emulated node.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _take_gpus(run: RunFolder, manifest: Manifest, tasks: _Tasks) -> int:
-    """Wait until this run has its GPUs; return 0 when it has them."""
+    """Wait until this run has its GPUs; return 0, or the exit status of the run if it cannot have them."""
     if not manifest.gpus_per_node:
         return 0
     told = ""
@@ -198,7 +198,7 @@ class _Tasks:
             process.kill_session(record)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Forward a signal that asks for the end to the running steps."""
+        """Forward to the running steps a signal that asks them to end."""
         self.stopped = self.stopped or 128 + number
         self._end(number)
 

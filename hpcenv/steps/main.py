@@ -26,11 +26,13 @@ class Step:
     """Where the code of a step is.
 
     Attributes:
-        module: its module. Every step is a separate process, and the job waits for it: only this module is loaded.
-        function: takes the run folder, the environment and perhaps a status; returns the exit status.
+        module: name of its module. Every step is a separate process that loads only this module, because the job waits
+            for it.
+        function: name of its function, which takes the run folder, the environment and the further arguments, and
+            returns the exit status.
         takes: its further arguments: none, an exit status, a folder, or a command to start.
-        lasting: the step records how a job ended, so it must survive TERM: Slurm sends TERM to every process of the
-            batch script, and KILL only seconds later (KillWait).
+        lasting: whether the step must survive TERM, because it records how a job ended. Slurm sends TERM to every
+            process of the batch script, and KILL only seconds later (KillWait).
     """
 
     module: str

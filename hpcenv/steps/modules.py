@@ -1,6 +1,6 @@
 """The step `modules`: what the environment modules of the job set for its ranks.
 
-Runs on: COMPUTE NODE (the batch node). steps/modules.sh loads the modules and calls it.
+Runs on: COMPUTE NODE (the batch node). steps/modules.sh loads the modules and calls this step.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from hpcenv.steps.this_step import REQUESTS, find_place, launched_nodes, say
 # --wait`); torchrun itself waits 300 s for them (torch 2.13, exit_barrier_timeout).
 SECONDS_FOR_SLOWER_NODES = 1800
 
-# NFS may show the record of another node a minute late (nfs(5), acdirmax): this adds the second minute.
+# Added to each limit, because NFS may show the record of another node a minute late (nfs(5), acdirmax).
 _SECONDS_FOR_SRUN = 60.0
 _SECONDS_BETWEEN_LOOKS = 5.0
 
@@ -90,10 +90,10 @@ class SeenEnds:
         self._failed: float | None = None
 
     def late(self, now: float) -> str:
-        """Read the records, and return as text which nodes srun has waited for too long; empty while it may wait.
+        """Read the records, and return as text for which nodes srun has waited too long; empty while it may wait.
 
         Args:
-            now: in seconds of the monotonic clock.
+            now: the time in seconds of the monotonic clock.
         """
         with contextlib.suppress(OSError):
             if not os.listdir(self._run.exits):
@@ -121,7 +121,7 @@ class SeenEnds:
 
 
 def saving_until(run: RunFolder, manifest: Manifest, place: ThisNode) -> float:
-    """Return until when the training may save its state, in seconds since the epoch; 0 without a request to stop."""
+    """Return the end of the time to save a state, in seconds since the epoch; 0 if no request to stop was recorded."""
     until = 0.0
     for node in place.nodes:
         with contextlib.suppress(HpcenvError):

@@ -1,8 +1,8 @@
 """Entry of the node code: `python3 -I RUN/code/step.py STEP RUN ...`.
 
 Runs on: COMPUTE NODE. Copied to the top of the run folder's code. `-I` keeps the user's
-PYTHONPATH and ~/.local out of hpcenv's own steps; the archive beside this file, or in an exported
-folder the package beside it, is all that is added to the path (submission/node_code.py).
+PYTHONPATH and ~/.local out of hpcenv's own steps. Only the archive beside this file, or in an exported
+folder the package beside it, is added to the path (submission/node_code.py).
 """
 
 import os

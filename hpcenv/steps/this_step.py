@@ -44,7 +44,7 @@ def find_place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -
 
 
 def launched_nodes(run: RunFolder, place: ThisNode) -> tuple[str, ...]:
-    """Return the nodes that train, which are not those that a spare node replaces; all nodes without a verdict."""
+    """Return the nodes that train, without those that a spare node replaces. Without a verdict, return all nodes."""
     with contextlib.suppress(HpcenvError):
         return load_record(Verdict, run.verdict).launched or place.nodes
     return place.nodes

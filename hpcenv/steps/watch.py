@@ -21,7 +21,7 @@ def watch(run: RunFolder, environ: Mapping[str, str]) -> int:
     manifest = open_manifest(run, environ)
     if manifest.watch is not None:
         place = find_place(run, manifest, environ)
-        # Of a spare node, and of one that it replaces, no answer and no sample will come.
+        # Spare nodes that are not used, and nodes that spare nodes replace, send no answers and no samples.
         place = replace(place, nodes=launched_nodes(run, place))
         watch_node(WatchedNode(manifest=manifest, this_node=place, launch=os.getppid(), options=manifest.watch))
     return 0

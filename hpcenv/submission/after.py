@@ -1,7 +1,7 @@
-"""`submit --after RUN`: the runs that must complete before this one starts.
+"""`submit --after RUN`: the runs that must complete before the new run starts.
 
-Runs on: LOGIN NODE. Slurm keeps the order: `afterok` on the jobs that have not ended (sbatch(1), "--dependency").
-Without Slurm, `submit` itself waits.
+Runs on: LOGIN NODE. With Slurm, the new job gets the dependency `afterok` on the jobs that have not ended (sbatch(1),
+"--dependency"). Without Slurm, `submit` itself waits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def find(options: SubmitOptions, context: Context, cluster: Cluster) -> EarlierR
     """Return the runs that `--after` names, and which of them have not ended.
 
     Raises:
-        RunNotFound: there is no such run.
-        SubmitRejected: one of them has ended and did not complete.
+        RunNotFound: there is no run with such a name.
+        SubmitRejected: one of the runs has ended and did not complete.
     """
     if not options.after:
         return EarlierRuns()
@@ -40,7 +40,7 @@ def find(options: SubmitOptions, context: Context, cluster: Cluster) -> EarlierR
         if not state.quiet:
             going.append(run)
             job_ids.append(_job_of(entry, run))
-    # Slurm cannot wait for a process of this machine, nor a process for a job.
+    # Slurm waits only if the new run and the earlier run are both jobs of Slurm.
     by_slurm = [cluster == "slurm" and run.submission.cluster == "slurm" for run in going]
     return EarlierRuns(
         names=tuple(_name(entry) for entry in entries),
@@ -51,7 +51,7 @@ def find(options: SubmitOptions, context: Context, cluster: Cluster) -> EarlierR
 
 
 def _job_of(entry: Submitted | Sweep, run: Submitted) -> str:
-    """Return the job that must complete: the last job of a chain, or the whole array of a sweep."""
+    """Return the id of the job that must complete: the last job of a chain, or the whole array of a sweep."""
     job_id = run.job_ids[-1]
     return job_id.partition("_")[0] if isinstance(entry, Sweep) else job_id
 
@@ -69,10 +69,12 @@ def _failed(name: str, state: str, detail: str) -> SubmitRejected:
 
 
 def with_dependency(request: Request, earlier: EarlierRuns) -> Request:
-    """Return the request to Slurm, with the jobs that must complete first; Slurm cancels a job that can never start.
+    """Return the request to Slurm with a dependency on the jobs that must complete first.
+
+    The request also tells Slurm to cancel the job if it can never start.
 
     Raises:
-        UsageError: the user's own dependency starts the job after any of several jobs.
+        UsageError: the user's own `--dependency` has a `?`, with which the job starts after any of several jobs.
     """
     own = request.dependency
     if earlier.on_slurm and own is not None and "?" in own:
@@ -84,13 +86,13 @@ def with_dependency(request: Request, earlier: EarlierRuns) -> Request:
     dependency = ",".join(filter(None, (own, *completed)))
     if not dependency:
         return request
-    # Otherwise a job that can never start would stay in the queue, and hpcenv would wait for it without end.
+    # Without this option, a job that can never start would stay in the queue, and hpcenv would wait for it without end.
     sbatch = {"kill-on-invalid-dep": "yes", **request.sbatch}
     return replace(request, dependency=dependency, sbatch=sbatch)
 
 
 def notes_on(earlier: EarlierRuns) -> list[str]:
-    """Return how the run waits for the runs before it."""
+    """Return notes that say how the new run waits for the earlier runs."""
     names = ", ".join(folder.name for folder in earlier.going)
     if not earlier.going:
         return [f"{name} has completed" for name in earlier.names]
@@ -103,7 +105,7 @@ def wait(folders: Sequence[Path], context: Context) -> None:
     """Wait until runs have completed.
 
     Raises:
-        SubmitRejected: one has ended and did not complete.
+        SubmitRejected: a run has ended and did not complete.
     """
     if not folders:
         return

@@ -25,7 +25,7 @@ _Told = TypeVar("_Told")
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The answers of other programs while the run is planned; None for a program that is not asked.
+    """The answers of other programs, which run while the run is planned; None for a program that is not asked.
 
     Attributes:
         offers: the answer of sinfo on the cluster's nodes.
@@ -40,7 +40,9 @@ class Answers:
 
 @contextlib.contextmanager
 def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[Answers]:
-    """Ask sinfo, scontrol and git in parallel with the planning; the end of the block kills those that still run."""
+    """Start sinfo, scontrol and git, which run in parallel with the block. At the end of the block, kill those that
+    still run.
+    """
     on_slurm, stop, environ = cluster == "slurm", threading.Event(), context.environ
     folder = None if options.copied is not None else code_folder(options, context.cwd)
     with ThreadPoolExecutor(3, initializer=process.stop_with, initargs=(stop,)) as pool:
@@ -57,7 +59,7 @@ def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluste
 
 
 def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
-    """Return whether CPUs and memory may have to be computed; a site profile may still give the values."""
+    """Return whether CPUs and memory may have to be computed. A site profile may still give the values later."""
     project = workspace.project.submit
     gpus = project.gpus if options.gpus is None else options.gpus
     given = [(getattr(options, name), getattr(project, name)) for name in ("cpus", "mem")]
@@ -65,7 +67,7 @@ def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
 
 
 def read_answer(answer: Future[_Told] | None) -> _Told | str | None:
-    """Return the answer of a command, or why it is not known; None if no command was called.
+    """Return the answer of a program, or a text that says why there is no answer; None if no program was asked.
 
     Raises:
         SubmitRejected: munge does not run here, so nothing can be submitted.

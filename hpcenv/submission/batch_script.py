@@ -1,6 +1,6 @@
-"""The batch script: a readable bash template with `@{holes}`, filled purely.
+"""The batch script: fill the `@{holes}` of a readable bash template. Pure.
 
-Runs on: LOGIN NODE. The only place that turns values into shell text.
+Runs on: LOGIN NODE. Only this module turns values into shell text.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def render(template: str, values: Mapping[str, str], *, parts: Collection[str] =
 
     Args:
         template: text of a template.
-        values: one for each hole; a plain str is quoted for the shell.
-        parts: names of the parts `#@if NAME` ... `#@end` to keep. The others are removed.
+        values: name of a hole -> its value; a plain str is quoted for the shell.
+        parts: names of the parts to keep. A part begins with `#@if NAME` and ends with `#@end`. The others are removed.
 
     Raises:
-        ValueError: a hole without a value, or a value without a hole.
+        ValueError: a hole has no value, or a value has no hole.
     """
     shell = {name: value if isinstance(value, ShellText) else shlex.quote(value) for name, value in values.items()}
     return fill(template, shell, parts=parts)
 
 
 def comment(text: str) -> ShellText:
-    """Return text that is safe in a comment: one line, printable."""
+    """Return text that is safe in a comment: one line of printable characters."""
     return ShellText(visible(text))
 
 
@@ -46,7 +46,7 @@ def options(arguments: Sequence[str]) -> ShellText:
 
 
 def lines(words: Sequence[str]) -> ShellText:
-    """Return arguments of a command, each quoted and on a line."""
+    """Return arguments of a command, each quoted and on a separate line."""
     return ShellText("".join(f" \\\n  {shlex.quote(word)}" for word in words).lstrip())
 
 

@@ -1,7 +1,7 @@
-"""Can a partition ever run this job? Compare the request with the resources of the nodes.
+"""Find out whether a partition can ever run a job: compare the request with the resources of the nodes.
 
-Runs on: LOGIN NODE. Pure: the answer of sinfo is an argument. Nodes that are down are counted. A request is refused
-only if no node can ever fulfil it; unknown values are accepted.
+Runs on: LOGIN NODE. Pure: the answer of sinfo is an argument. Nodes that are down count, too, because a request is
+refused only if no node can ever fulfil it. Values that are not known count as fulfilled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LISTED = 12
 
 @dataclass(frozen=True, kw_only=True)
 class _Fault:
-    """Why one partition cannot run the job, as the parts of an error."""
+    """The reason why one partition cannot run the job, as the parts of an error."""
 
     what: str
     why: str | None
@@ -38,7 +38,7 @@ def judge(request: Request, origins: Mapping[str, str], offered: Sequence[Offer]
         offered: all partitions, see `node_types.offers`.
 
     Raises:
-        SubmitRejected: no requested partition can ever run it.
+        SubmitRejected: none of the requested partitions can ever run the job.
     """
     names = _partitions(request, origins, offered)
     excluded = _node_names("exclude", request.exclude, origins, offered)
@@ -86,10 +86,10 @@ def _of(offered: Sequence[Offer], partition: str) -> list[Offer]:
 
 
 def _partitions(request: Request, origins: Mapping[str, str], offered: Sequence[Offer]) -> list[str]:
-    """Return which partitions the job may run in.
+    """Return the partitions in which the job may run: those in the request, else the default partition.
 
     Raises:
-        SubmitRejected: the cluster has no partition of that name, or no default partition.
+        SubmitRejected: a requested partition does not exist, or the cluster has no default partition.
     """
     known = list(dict.fromkeys(offer.partition for offer in offered))
     names = listed([f"`{name}`" for name in known], _LISTED)
@@ -115,10 +115,10 @@ def _partitions(request: Request, origins: Mapping[str, str], offered: Sequence[
 
 
 def _node_names(option: str, value: str | None, origins: Mapping[str, str], offered: Sequence[Offer]) -> frozenset[str]:
-    """Return the nodes that an option names. Slurm itself reads a file, whose name has a `/`.
+    """Return the nodes that an option names; empty for the path of a file, which only Slurm reads.
 
     Raises:
-        SubmitRejected: the value is not a host list, or the cluster has no such node.
+        SubmitRejected: the value is not a host list, or names a node that the cluster does not have.
     """
     if value is None or "/" in value:
         return frozenset()
@@ -154,7 +154,7 @@ def _fault(
     wanted: frozenset[str],
     excluded: frozenset[str],
 ) -> _Fault | None:
-    """Return why a partition cannot run this, None if it can."""
+    """Return why a partition cannot run the job; None if it can."""
     name, show = offers[0].partition, f"sinfo --partition={offers[0].partition} --Node --long"
     problem = _rules(request, origins, offers[0])
     if problem is not None:
@@ -171,7 +171,7 @@ def _fault(
     for what, origin, fits in _conditions(request, origins):
         fitting = [offer for offer in left if fits(offer)]
         if _count(fitting, excluded) < needed:
-            # Some nodes fulfil each single condition, but no node fulfils all of them.
+            # Too few nodes fulfil this condition and all conditions before it.
             before = "" if left is offers else " and everything else in the request"
             return _Fault(
                 what=f"partition `{name}` has {_nodes(_count(fitting, excluded))} with {what}{before}, {requested}",
@@ -193,7 +193,7 @@ def _fault(
 def _why_it_may_wait(
     request: Request, origins: Mapping[str, str], offers: list[Offer], excluded: frozenset[str], *, can_run: bool
 ) -> Iterator[str]:
-    """Yield notes about a partition that runs the job only later, or only if the QOS allows it."""
+    """Yield notes if a partition can run the job only later, or only if the QOS allows it."""
     name, needed = offers[0].partition, request.nodes + request.spare
     if offers[0].available in _TAKES_NO_JOBS:
         return
@@ -216,14 +216,14 @@ _TAKES_NO_JOBS = ("inact", "drain", "inactive")
 
 
 def _beyond_limits(request: Request, offer: Offer) -> tuple[bool, bool]:
-    """Return whether the job is longer than the partition allows, and whether it has more nodes."""
+    """Return whether the job is longer, and whether it has more nodes, than the partition allows."""
     minutes, needed = request.time_minutes, request.nodes + request.spare
     too_long = minutes is not None and offer.max_minutes is not None and minutes > offer.max_minutes
     return too_long, offer.max_nodes is not None and needed > offer.max_nodes
 
 
 def _rules(request: Request, origins: Mapping[str, str], offer: Offer) -> _Fault | None:
-    """Check the rules of the partition: its state, its time limit and its numbers of nodes."""
+    """Compare the job with the partition's state, time limit, and smallest and largest number of nodes."""
     name, needed, requested = offer.partition, request.nodes + request.spare, _nodes_requested(request, origins)
     if offer.available in _TAKES_NO_JOBS:
         return _Fault(
@@ -261,7 +261,7 @@ _OfferCondition = tuple[str, str, Callable[[Offer], bool]]
 
 
 def _conditions(request: Request, origins: Mapping[str, str]) -> list[_OfferCondition]:
-    """Return what a node must have, each condition with its origin, in the order of the messages."""
+    """Return the conditions that a node must fulfil, each with its origin, in the order of the messages."""
     found: list[_OfferCondition] = []
     gpus, kind = request.gpus_per_node, request.gpu_type
     if gpus and kind:
@@ -276,7 +276,7 @@ def _conditions(request: Request, origins: Mapping[str, str]) -> list[_OfferCond
         found.append((what, _first(origins, "cpus"), lambda offer: offer.cpus is None or offer.cpus >= cpus))
     memory = mebibytes(request.mem)
     if memory is not None:
-        # sbatch(1), --mem: without a unit it is megabytes, which are 2**20 bytes.
+        # A number without a unit means megabytes of 2**20 bytes (sbatch(1), --mem).
         unit = " MiB" if request.mem is not None and request.mem.isdecimal() else ""
         what = f"{request.mem}{unit} of memory"
         found.append((what, _first(origins, "mem"), lambda offer: offer.memory is None or offer.memory >= memory))
@@ -288,7 +288,8 @@ def _conditions(request: Request, origins: Mapping[str, str]) -> list[_OfferCond
 
 
 def feature_sets(constraint: str | None) -> list[frozenset[str]]:
-    """Return sets of features; a node must have one of the sets. Empty for expressions that only Slurm parses."""
+    """Return sets of features. A node must have all features of one set. Empty for expressions that only Slurm parses.
+    """
     if constraint is None or not re.fullmatch(r"[\w.:-]+([&,|][\w.:-]+)*", constraint):
         return []
     if "|" in constraint and re.search("[&,]", constraint):
@@ -299,9 +300,9 @@ def feature_sets(constraint: str | None) -> list[frozenset[str]]:
 
 
 def mebibytes(mem: str | None) -> float | None:
-    """Return sbatch's `--mem` in MiB; None for all memory of a node (`0`) and for other forms.
+    """Return the value of sbatch's `--mem` in MiB; None for all memory of a node (`0`), and if it cannot be parsed.
 
-    sbatch(1): a number with K, M, G or T; a plain number is MiB.
+    The value is a number with K, M, G or T; a number without a unit is in MiB (sbatch(1)).
     """
     match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", mem or "", re.IGNORECASE)
     if match is None or int(match[1]) == 0:
@@ -326,7 +327,7 @@ def _nodes_requested(request: Request, origins: Mapping[str, str]) -> str:
 
 
 def _nodes_origin(origins: Mapping[str, str]) -> str | None:
-    """Return the source of the number of nodes; None if the number was typed."""
+    """Return the origin of the number of nodes; None if the user typed the number."""
     origin = origins.get("nodes", "hpcenv's default, 1")
     return None if origin == "--nodes" else f"--nodes comes from {origin}"
 
@@ -336,7 +337,7 @@ def _first(origins: Mapping[str, str], *names: str) -> str:
 
 
 def _shown(offers: Sequence[Offer]) -> str:
-    """Return the resources of a partition's nodes, once for each kind of node."""
+    """Return a text with the resources of some nodes, one part for each kind of node."""
     kinds: dict[str, int] = {}
     for offer in offers:
         gpus = ", ".join(f"{count} GPUs{f' ({kind})' if kind else ''}" for kind, count in sorted(offer.gpus.items()))

@@ -1,8 +1,8 @@
 """Which site profile a run uses.
 
-Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names it. Otherwise it is the profile for this
-cluster, from the user's folder, the project, the folders of the machine, or the folders in HPCENV_SITES. The example
-profiles in hpcenv are used only by name, because they were not tested here.
+Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names the profile. Without a name, the profile for
+this cluster is used, from the user's folder, the project, the folders of the machine, or the folders in HPCENV_SITES.
+The example profiles in hpcenv are used only by name, because they were not tested on this cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NotedProfile = tuple[Profile | None, tuple[str, ...]]
 
 
 def choose(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> NotedProfile:
-    """Return the named profile, or the profile for this cluster; None without such a profile.
+    """Return the named profile or the profile for this cluster, and notes. The profile is None if there is none.
 
     Raises:
         SpecError: the named profile does not exist, or the profile for this cluster is not valid.
@@ -49,16 +49,16 @@ def choose(workspace: Workspace, options: SubmitOptions, context: Context, clust
             return None, (f"without Slurm no site profile is used: --site {options.site}",)
         return None, ()
     if cluster == "local" and named is None and detect_cluster(context.environ) == "local":
-        return None, ()  # no cluster has a name here
+        return None, ()  # without Slurm there is no cluster name to look for
     found, notes = find(named, origin, workspace.root, context)
     return found, notes if found is None else (*notes, f"site profile {found.name} ({found.path})")
 
 
 def find(named: str | None, origin: str, root: Path | None, context: Context) -> NotedProfile:
-    """Return the named profile, else the profile for this cluster; None for `none`, or if there is no profile.
+    """Return the named profile, else the profile for this cluster; None for the name `none`, or if there is no profile.
 
     Raises:
-        SpecError, FileUnusable: as `choose`.
+        SpecError, FileUnusable: as for `choose`.
     """
     if named == NO_SITE:
         return None, ()
@@ -66,7 +66,7 @@ def find(named: str | None, origin: str, root: Path | None, context: Context) ->
 
 
 def named_outside(root: Path | None, site: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the profile that HPCENV_SITE or hpcenv.toml names, and which of the two names it.
+    """Return the name of the profile from HPCENV_SITE or hpcenv.toml, and which of the two gave the name.
 
     Args:
         root: folder of hpcenv.toml; None outside a project.
@@ -78,17 +78,19 @@ def named_outside(root: Path | None, site: str | None, environ: Mapping[str, str
 
 
 def by_name(named: str, origin: str, root: Path | None, context: Context) -> Profile:
-    """Return the profile of that name or path.
+    """Return the profile with a given name or path.
 
     Args:
-        origin: what names it.
+        named: the name or the path.
+        origin: the option, variable or file that names the profile.
         root: folder of hpcenv.toml; None outside a project.
 
     Raises:
-        SpecError, FileUnusable: as `choose`.
+        SpecError, FileUnusable: as for `choose`.
     """
     if site_files.is_path(named):
-        # A path on the command line is relative to the current folder, a path in hpcenv.toml to its folder.
+        # A path on the command line is relative to the current folder. A path in hpcenv.toml is relative to the folder
+        # of hpcenv.toml.
         base = root if root is not None and origin.startswith("`site`") else context.cwd
         path = Path(os.path.abspath(base / os.path.expanduser(named)))
         if not os.path.lexists(path):
@@ -112,12 +114,12 @@ def by_name(named: str, origin: str, root: Path | None, context: Context) -> Pro
 
 
 def _instead(known: Sequence[str]) -> Hint:
-    """Return a hint with the profiles that the user can name; hpcenv contains some."""
+    """Return a hint with the names of all known profiles."""
     return (Command("hpcenv", "doctor"), f" shows which one fits; --site none uses none. There are: {', '.join(known)}")
 
 
 def _load(path: Path, *, trusted: bool = False) -> Profile:
-    """Read a profile; the profiles in hpcenv are trusted like hpcenv's code."""
+    """Read a profile. Refuse a profile that other users can change, unless it is part of hpcenv (`trusted`)."""
     site, refusal = site_files.read(path)
     if refusal is not None and not trusted:
         raise refusal
@@ -125,7 +127,7 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
 
 
 def by_cluster(project: Path | None, context: Context) -> NotedProfile:
-    """Return the nearest profile for this cluster; None without such a profile.
+    """Return the first profile for this cluster, and notes. The profile is None if no profile is for this cluster.
 
     The name of the cluster is looked up only if there are profiles.
 
@@ -145,7 +147,7 @@ def by_cluster(project: Path | None, context: Context) -> NotedProfile:
         try:
             site, refusal = site_files.read(path)
         except HpcenvError as error:
-            # The user cannot correct a file of the machine's administrator.
+            # If the user cannot correct the file, for example a file of the administrator, the error becomes a note.
             if os.access(path, os.W_OK):
                 raise
             notes += (f"profile not used: {error.what}",)
@@ -174,7 +176,8 @@ def for_run(
 
     Args:
         nodes, partition, gpu_type: as requested; None if Slurm chooses.
-        now: the current date. `left_out` names the values whose date for a new check is past; None to name none.
+        now: the current date. `left_out` of the result names values whose date for a new check is past. If `now` is
+            None, it names no such values.
     """
     support = lock_model.gpu_support(locked)
     gpu = gpu_type or locked.host.gpu or None
@@ -196,10 +199,10 @@ def _version(locked: Lockfile, field: str) -> str | None:
 
 
 def require_runtime(profile: Profile) -> None:
-    """Refuse a SIF at a site where hpcenv cannot start one.
+    """Refuse a run with a SIF at a site where hpcenv cannot start a SIF.
 
     Raises:
-        SubmitRejected: the profile says why.
+        SubmitRejected: the site profile says that no container program works, and why.
     """
     if profile.no_runtime:
         raise SubmitRejected(
@@ -210,11 +213,12 @@ def require_runtime(profile: Profile) -> None:
 
 
 def with_options(request: Request, profile: Profile | None) -> Request:
-    """Return the request with the options of sbatch and srun from the profile; other sources have priority."""
+    """Return the request with the options of sbatch and srun from the profile. Values of other sources have precedence.
+    """
     if profile is None:
         return request
     sbatch, srun = (_passed_on(profile, program) for program in ("sbatch", "srun"))
-    # A mapping of Any, because the attributes have several types; site.py has checked the values.
+    # The values have type Any, because the attributes have several types. site.py has checked the values.
     own: dict[str, Any] = {n: v for n, v in _own_options(profile).items() if getattr(request, n) is None}
     return replace(request, sbatch={**sbatch, **request.sbatch}, srun={**srun, **request.srun}, **own)
 
@@ -226,7 +230,7 @@ def _passed_on(profile: Profile, program: str) -> native_options.NativeOptions:
 
 
 def _own_options(profile: Profile) -> dict[str, str]:
-    """Return the options of [[option]] that a request has a place for."""
+    """Return the sbatch options of [[option]] that are attributes of a `Request`."""
     options = {one.name.removeprefix("--"): one.value for one in profile.used if one.kind == "sbatch"}
     return {name: value for name, value in options.items() if name in OWN_OPTIONS}
 

@@ -1,8 +1,8 @@
-"""The folder of images if neither the user nor the project names one: from the site profile, or the default.
+"""The folder of images if neither the user nor the project names a folder: from the site profile, or the default.
 
-Runs on: LOGIN NODE. The profile is the one that HPCENV_SITE or `site` in hpcenv.toml names, else the one for this
-cluster. The option `--site` of a submission does not count: all submissions share the images, and `lock` and `image
-build` have no such option.
+Runs on: LOGIN NODE. HPCENV_SITE or `site` in hpcenv.toml names the profile; without a name, it is the profile for this
+cluster. The option `--site` of a submission has no effect here, because all submissions share the images, and `lock`
+and `image build` have no such option.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcenv.submission import choose_site
 
 
 def find_store(context: Context, root: Path | None, site: str | None) -> tuple[Path, str]:
-    """Return the folder of images, and a text that says what names it.
+    """Return the folder of images, and a text that says why it is this folder.
 
     Args:
         root: folder of hpcenv.toml; None outside a project.
@@ -40,14 +40,14 @@ def find_store(context: Context, root: Path | None, site: str | None) -> tuple[P
 
 
 def _may_be_named(context: Context, root: Path | None, site: str | None) -> bool:
-    """Return whether any profile exists: most users have none, and loading the code below takes time."""
+    """Return whether a site profile may exist. Most users have none, and a search for one takes time."""
     if site is not None or context.environ.get("HPCENV_SITE"):
         return True
     return any(site_files.in_folder(folder) for folder in site_files.folders(root, context.environ))
 
 
 def _of_site(context: Context, root: Path | None, site: str | None) -> tuple[Path | None, str]:
-    """Return the image folder that the site profile names, and its origin; None and a note if there is no folder."""
+    """Return the image folder that the site profile names, and its origin; None and a note if no folder can be used."""
     named, origin = choose_site.named_outside(root, site, context.environ)
     profile, notes = choose_site.find(named, origin, root, context)
     if profile is None or profile.file.store is None:

@@ -1,9 +1,10 @@
-"""Find what looks like a credential: the name of a file, a line of text, an argument of a script. Pure.
+"""Find names of files, lines of text and arguments of a script that look like credentials. Pure.
 
-Runs on: LOGIN NODE. If git does not decide it, this module decides what stays out of copies that other people read. It
-guesses by names and forms: it can miss a credential, and it can suspect a harmless value.
+Runs on: LOGIN NODE. For files that git neither tracks nor ignores, this module decides which of them are not copied,
+because other people may read the copies. It guesses by names and by the form of values: it can miss a credential, and
+it can suspect a harmless value.
 
-Which names stand for credentials is in hpcenv/records/variables.py.
+hpcenv/records/variables.py has the names that stand for credentials.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _FILES = (
     *("password.*", "passwords.*", "*[_-]password.*", "token", "token.txt", "*[_-]token", "*[_-]token.txt"),
     *("apikey*", "api[_-]key*", "service*account*.json"),
 )
-# Folders of such files: the name `.aws/config` alone does not show it.
+# Folders of such files. In `.aws/config`, for example, only the folder shows that the file has credentials.
 _FOLDERS = (".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "secrets", ".secrets")
 
-# Forms of tokens, each behind a text that it contains: config/gitleaks.toml of gitleaks at b58d3f1 (2026-07-22), some
-# of them less strict.
+# Patterns of tokens. Before each pattern is a text that all its matches contain. They are from config/gitleaks.toml of
+# gitleaks at b58d3f1 (2026-07-22); some are less strict here.
 _FORMS = tuple(
     (part, re.compile(form))
     for part, form in (
@@ -53,11 +54,11 @@ _FORMS = tuple(
     )
 )
 
-# With the names `token` and `key` alone, only a value that looks random counts.
+# If the name is only a word like `token` or `key`, the value counts only if it looks random.
 _WEAK_NAME = re.compile(r"(?:.*[^a-z])?(?:tokens?|keys?|auth)", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=[A-Za-z+/]*[0-9])(?=[0-9+/]*[A-Za-z])[A-Za-z0-9+/]{20,}={0,2}")
 
-# Where such a name may end, in lower-case text: NAME = VALUE and NAME: VALUE, with or without quotes around NAME.
+# The end of such a name and the sign after it, in lower-case text: NAME = VALUE or NAME: VALUE. NAME may be in quotes.
 _ENDS = re.compile(
     r"((?:token|key|secret|password|passwd|passphrase|pwd|cred|credential|auth)s?)[\"']?\]?[ \t]*"
     r"(?::[ \t]*(?:str|final(?:\[str\])?)[ \t]*=|:=|=|:)[ \t]*"
@@ -66,11 +67,11 @@ _WHOLE_NAME = re.compile(r"[A-Za-z][\w.-]*\Z")
 _LONGEST_NAME = 80
 _QUOTED = re.compile(r"""[rbfuRBFU]?(["'])(?P<value>[^"'\n]{4,400})\1""")
 _BARE = re.compile(r"""(?P<value>[^\s"'][^\s,}\]]{2,400})""")
-# After a value without quotes. In a sentence, more words follow.
+# What must follow a value without quotes. In a sentence, more words would follow.
 _BEHIND_BARE = re.compile(r"[ \t]*(?:[#,}\]\n]|\Z)")
 _SHORTEST = 4
-# Placeholders: `<TOKEN>`, `${HF_TOKEN}`, `xxxx`, `os.environ[...]`, `env:NAME`, a path, a word of
-# the name itself, a sentence; and the name of a variable.
+# Placeholders are no credentials: `<TOKEN>`, `${HF_TOKEN}`, `xxxx`, `os.environ[...]`, `env:NAME`, a path,
+# a word such as `password`, a sentence, or the name of a variable.
 _PLACEHOLDER = re.compile(
     r"[<\[({$%*/~]|x{3,}|\.{3}|(?:none|null|nil|true|false|yes|no|todo|dummy|redacted|example)\b|change[_-]?me|"
     r"your[_ -]|my[_ -]|insert|replace|enter|os\.|getenv|environ|env[:.]|file:|secret:|vault:|config\.|args\.|self\.|"
@@ -78,22 +79,22 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-# In a module only texts in quotes are values.
+# In a Python file, only texts in quotes are values.
 _MODULES = (".py", ".pyi", ".ipynb")
 
 
 def is_named_like_one(path: str) -> bool:
-    """Return whether the name of a file, or of a folder above it, is usual for credentials."""
+    """Return whether a file, or a folder above it, has a name that is usual for credentials."""
     *folders, name = path.lower().split("/")
     return any(folder in _FOLDERS for folder in folders) or any(fnmatch.fnmatchcase(name, one) for one in _FILES)
 
 
 def line_of(path: str, content: bytes) -> int:
-    """Return the number of the first line that looks like a credential; 0 without one.
+    """Return the number of the first line that looks like a credential; 0 if there is no such line.
 
     Args:
-        path: of the file.
-        content: of it; binary content has no lines.
+        path: the path of the file.
+        content: the content of the file; binary content has no lines.
     """
     if b"\0" in content[:8000]:
         return 0
@@ -104,13 +105,13 @@ def line_of(path: str, content: bytes) -> int:
 
 
 def _pairs(text: str, *, bare: bool) -> Iterator[int]:
-    """Yield where a name with a value looks like a credential.
+    """Yield the position of each name with a value that looks like a credential.
 
     Args:
         bare: whether values without quotes count, too.
     """
     lower = text.lower()
-    # A few characters become two characters in lower case, and then the positions would differ.
+    # A few characters become two characters in lower case. In such a text, the positions would differ.
     for end in _ENDS.finditer(lower if len(lower) == len(text) else text):
         value = _QUOTED.match(text, end.end())
         if value is None and bare:
@@ -122,7 +123,7 @@ def _pairs(text: str, *, bare: bool) -> Iterator[int]:
 
 
 def is_pair(name: str, value: str) -> bool:
-    """Return whether a name and its value look like a credential: the name says so, and the value stands for itself."""
+    """Return whether a name and its value look like a credential. A value that is only a placeholder does not."""
     value = value.strip().rstrip(",;").strip("\"'")
     if (
         len(value) < _SHORTEST
@@ -135,9 +136,9 @@ def is_pair(name: str, value: str) -> bool:
 
 
 def arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments of a script that look like credentials: their names, never their values.
+    """Return the names of a script's arguments that look like credentials, never their values.
 
-    `--hf-token VALUE`, `--hf-token=VALUE`, `hf_token=VALUE`, and a word that has the form of a token.
+    It finds `--hf-token VALUE`, `--hf-token=VALUE`, `hf_token=VALUE`, and a word that has the form of a token.
     """
     found = []
     for number, word in enumerate(words):
@@ -156,7 +157,7 @@ def arguments(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def notes_on(manifest: Manifest) -> tuple[str, ...]:
-    """Return notes on settings and arguments that look like credentials: the manifest has their values."""
+    """Return notes on variables and arguments that look like credentials, because the manifest has their values."""
     notes = []
     names = [setting.name for setting in manifest.settings if looks_like_credential(setting.name)]
     if names:

@@ -26,13 +26,13 @@ def determinism_options(
     backend: str,
     launcher: Launcher | Literal["tasks"],
 ) -> DeterminismOptions:
-    """Return how strictly a run must be repeatable. Pure.
+    """Return the determinism profile of a run, its base seed and its variables. Pure.
 
     Args:
-        options: merged options; `determinism` and `seed` have priority over hpcenv.toml and the lockfile.
-        gpus: of each node.
-        backend: of torch.distributed.
-        launcher: what starts the ranks.
+        options: the merged options. `determinism` and `seed` have precedence over hpcenv.toml and the lockfile.
+        gpus: the number of GPUs on each node.
+        backend: the backend of torch.distributed.
+        launcher: the program that starts the ranks.
 
     Raises:
         UsageError: the program starts the ranks itself, so hpcenv can neither seed them nor set their switches.
@@ -62,7 +62,7 @@ def _not_ours(options: SubmitOptions, profile: str, seed: int, *, seeds: bool, l
 
 
 def _nccl(locked: Lockfile) -> tuple[int, int] | None:
-    """Return the locked version of NCCL; None if it is unknown: then no variable for it is set."""
+    """Return the locked version of NCCL; None if it is not known, so that no variable for NCCL is set."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", str(locked.facts.get("libs.nccl.version", "")))
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -81,7 +81,7 @@ def recording_options(options: SubmitOptions, project: Project) -> RecordingOpti
 
 
 def variables(determinism: DeterminismOptions) -> tuple[Setting, ...]:
-    """Return the variables of the profile, for the ranks."""
+    """Return the variables of the profile as settings for the ranks."""
     reasons, origin = {switch.name: switch.why for switch in SWITCHES}, origin_of(determinism)
     return tuple(
         Setting(name=name, value=value, origin=origin, reason=reasons[name])
@@ -90,5 +90,5 @@ def variables(determinism: DeterminismOptions) -> tuple[Setting, ...]:
 
 
 def origin_of(determinism: DeterminismOptions) -> str:
-    """Return the origin of these variables; judge/network/lint.py recognises its first words."""
+    """Return the origin of the variables of the profile. judge/network/lint.py recognises the first words of it."""
     return f"base seed {determinism.seed}" if determinism.seeds else f"determinism profile {determinism.profile}"

@@ -1,6 +1,6 @@
-"""Checks before a job is queued: they refuse a job that would fail only after its wait in the queue.
+"""Checks before a job is queued. They refuse a job that would otherwise fail after its wait in the queue.
 
-Runs on: LOGIN NODE. Each check returns notes or raises; none writes anything.
+Runs on: LOGIN NODE. Each check returns notes or raises an error. No check writes anything.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ _ONLY_PARSE = 0x400
 
 
 def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchShape) -> list[str]:
-    """Refuse a script with a syntax error: otherwise the job finds it only after the queue.
+    """Refuse a script with a syntax error, because the job would find it only after its wait in the queue.
 
-    This Python knows only its own grammar. If the environment has a newer Python, a syntax
-    error is a note.
+    This Python knows only its own grammar. If the environment has a newer Python, a syntax error
+    gives only a note.
 
     Args:
-        shape: how the script will be started, for notes on code that does not fit.
+        shape: how the script will be started. Notes name code that does not fit to this.
     """
     try:
         with warnings.catch_warnings():
@@ -105,8 +105,8 @@ def _minor(version: str) -> tuple[int, ...]:
 def places_of_nodes(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
 ) -> dict[str, Path]:
-    """Return the folders that every node must see, each with a description."""
-    # The new run makes its own copy of the old run's code: the nodes read the new copy.
+    """Return the folders that every node must see: description -> folder."""
+    # If the run repeats another run, it makes a new copy of that run's code. The nodes read the new copy.
     works_here = options.copied is None or options.workdir == LIVE
     places = {
         "the run folder": run_folder,
@@ -131,7 +131,7 @@ def places_of_nodes(
 def require_shared(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
 ) -> list[str]:
-    """Refuse folders that nodes cannot see; return notes about folders for which this is not known."""
+    """Refuse a folder that nodes cannot see; return notes about folders for which this is not known."""
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = places_of_nodes(run_folder, options, context, environment, checkpoint)
     notes = []
@@ -152,16 +152,16 @@ def require_shared(
 def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool, as_here: bool) -> list[str]:
     """Refuse a secret that no node can read; return notes about secrets that only the nodes may have.
 
-    No value is read. A variable that is not set here can only come from Slurm, from a module or from `setup`.
-    A file may be on the local disks of the nodes.
+    No value is read. If a variable is not set here, only Slurm, a module or `setup` can set it in the job. A file may
+    be on the local disks of the nodes.
 
     Args:
         local: whether the ranks run on this machine.
-        as_here: whether neither modules nor `setup` can add variables.
+        as_here: whether the job has the variables of this process, because no module and no `setup` adds others.
 
     Raises:
         UsageError: a variable is not set.
-        FileUnusable: a file that the nodes would see does not exist or cannot be read.
+        FileUnusable: a file on a shared file system does not exist or cannot be read.
     """
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     notes = []
@@ -194,7 +194,7 @@ def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool,
 
 
 def _unreadable(path: Path) -> str:
-    """Return why a file cannot be read, empty if it can."""
+    """Return why a file cannot be read; empty if it can be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return "it is not a plain file"
@@ -206,8 +206,11 @@ def _unreadable(path: Path) -> str:
 def require_cpus_for_local(request: Request, origins: Mapping[str, str], *, typed: bool) -> None:
     """Refuse a request that only a cluster can fulfil.
 
-    A partition in hpcenv.toml has no effect on this machine; a partition on the command line
-    shows that the user wants a cluster.
+    A partition in hpcenv.toml has no effect on this machine, and is accepted. A partition on the
+    command line shows that the user wants a cluster.
+
+    Args:
+        typed: whether the user typed `--cluster`.
     """
     slurm_only = sorted(option.flag for option in OPTIONS if option.needs_slurm and _typed(option, origins))
     many_gpus = request.gpus_per_node > 0 and request.nodes > 1
@@ -227,7 +230,7 @@ def require_cpus_for_local(request: Request, origins: Mapping[str, str], *, type
 
 
 def require_hpcenv_chooses_gpus(manifest: Manifest) -> None:
-    """Refuse a variable for the ranks that names other GPUs than those that a run without Slurm takes."""
+    """Refuse a variable that chooses the GPUs of the ranks: in a run without Slurm, hpcenv chooses free GPUs."""
     if manifest.cluster != "local" or not manifest.gpus_per_node:
         return
     for setting in manifest.settings:
@@ -246,10 +249,10 @@ def _typed(option: Option, origins: Mapping[str, str]) -> bool:
 def read_offers(
     answer: Future[tuple[node_types.Offer, ...]] | None,
 ) -> tuple[tuple[node_types.Offer, ...], tuple[str, ...]]:
-    """Return the resources of the cluster. If sinfo does not answer in time, return a note; then nothing is checked.
+    """Return the resources of the cluster. If sinfo gives no answer, return a note that nothing was checked.
 
     Args:
-        answer: of `node_types.offers`; None if sinfo was not asked.
+        answer: the result of `node_types.offers`; None if sinfo was not asked.
     """
     offers = read_answer(answer) or "sinfo lists no nodes"
     if isinstance(offers, str):
@@ -258,9 +261,9 @@ def read_offers(
 
 
 def require_known_srun_options(request: Request, context: Context) -> list[str]:
-    """Refuse an option that the cluster's srun does not know. Otherwise the job would wait in the queue and then fail.
+    """Refuse an option that the cluster's srun does not know, because the job would wait in the queue and then fail.
 
-    `srun OPTIONS --help` starts nothing and checks OPTIONS before it prints its help (Slurm 22.05 to 26.05).
+    `srun OPTIONS --help` starts nothing, and checks OPTIONS before it prints the help (Slurm 22.05 to 26.05).
 
     Raises:
         UsageError: srun refuses one of the options.
@@ -285,7 +288,8 @@ _NO_ROOM = 16 * 10**6
 _LITTLE_ROOM = 10**9
 
 
-# Slurm may send the signal of --signal this much too early (sbatch(1), 24.11), because it checks only at intervals.
+# Slurm may send the signal of --signal up to this many seconds too early, because it checks only at intervals
+# (sbatch(1), 24.11).
 _EARLY_SECONDS = 60
 
 
@@ -294,7 +298,7 @@ def check_warning(minutes: float | None, grace: int) -> tuple[str, ...]:
 
     Args:
         minutes: the time limit; None if the partition's limit applies.
-        grace: seconds before the limit at which the ranks get the signal.
+        grace: how many seconds before the time limit the ranks get the signal.
     """
     if minutes is None or not grace or minutes * 60 > grace + _EARLY_SECONDS:
         return ()
@@ -332,7 +336,7 @@ def check_space(run_folder: Path) -> list[str]:
 
 
 def require_start_line(manifest: Manifest) -> None:
-    """Refuse values that the start command of the container cannot contain; otherwise the nodes would refuse them."""
+    """Refuse values that the start command of the container cannot contain, as the nodes would refuse them later."""
     run = RunFolder(Path(manifest.run_folder))
     build_start_command(
         manifest.environment,

@@ -1,6 +1,7 @@
 """The console script that `hpcenv submit --entry` names.
 
-Runs on: LOGIN NODE. Looks for a file; starts nothing. incontainer/entry.py starts the console script on the nodes.
+Runs on: LOGIN NODE. This module looks for a file and starts nothing. incontainer/entry.py starts the console script on
+the nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def require_name(name: str) -> None:
     """Refuse text that cannot be the name of a console script.
 
     Raises:
-        ScriptUnusable: it is a path.
+        ScriptUnusable: the text is a path.
     """
     if os.path.basename(name) != name or name in ("", ".", ".."):
         raise ScriptUnusable(
@@ -28,10 +29,10 @@ def require_name(name: str) -> None:
 
 
 def refuse_starter(name: str, launcher: str | None) -> None:
-    """Refuse a program that starts ranks below torchrun: each rank would start all ranks again.
+    """Refuse a program that starts ranks itself if torchrun starts it: each rank would start all ranks again.
 
     Raises:
-        ScriptUnusable: it is one.
+        ScriptUnusable: `name` is such a program, and the launcher is torchrun.
     """
     if name in ("torchrun", "accelerate", "deepspeed") and launcher in (None, "torchrun"):
         raise ScriptUnusable(
@@ -45,7 +46,7 @@ def require_in_environment(name: str, environment: Environment) -> tuple[str, ..
     """Look for a console script; return a note if only the nodes can find it.
 
     Raises:
-        ScriptUnusable: the environment of the host does not have it.
+        ScriptUnusable: the host environment does not have the console script.
     """
     if environment.kind != "host":
         return (f"not checked whether the image has the console script `{name}`",)

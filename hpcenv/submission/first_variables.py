@@ -1,7 +1,8 @@
-"""Select the variables of the first run's ranks that a repetition of the run compares.
+"""Select the variables of the first run's ranks that must be equal when the run is repeated.
 
-Runs on: LOGIN NODE. Pure. The nodes compare, because only they know what the job has: each variable of the first run is
-one more expectation of the new one. Before anything is queued, a note names the variables that differ in this shell.
+Runs on: LOGIN NODE. Pure. The nodes compare the variables, because only they know which variables the job has. So each
+variable of the first run becomes one more expectation in the manifest of the new run. Before anything is queued, a note
+names the variables that differ in this shell.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _SHOWN = 5
 def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, environ: Mapping[str, str]) -> Plan:
     """Return the plan with the variables that must be as in the first run, and a note on differences in this shell.
 
-    A variable that an option sets is not included: `hpcenv rerun` reports how options differ.
+    A variable that an option sets is not included, because `hpcenv rerun` reports differences of options.
 
     Args:
-        before: the first run.
-        verdict: of its last attempt; None if it has no verdict.
+        before: the manifest of the first run.
+        verdict: the verdict of its last attempt; None if there is no verdict.
     """
     manifest = plan.manifest
     if manifest.environment.kind != before.environment.kind:
@@ -68,9 +69,9 @@ def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, 
 
 
 def _of_first(before: Manifest, verdict: Verdict) -> tuple[dict[str, str], set[str]]:
-    """Return the variables of all ranks of the first run, and the names that are not compared.
+    """Return the variables of the ranks of the first run, and the names of variables that are not compared.
 
-    Not compared: variables that an option has set, and variables that belong to one node, job or run.
+    Variables that an option has set, and variables that belong to one node, job or run, are not compared.
     """
     job = verdict.rendezvous.id.rpartition(".")[0] if verdict.rendezvous is not None else ""
     found: dict[str, set[str]] = {}

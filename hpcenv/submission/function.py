@@ -1,7 +1,7 @@
-"""A Python function as a run: send it to the ranks, and read what they send back.
+"""A Python function as a run: send the function to the ranks, and read the results that the ranks send back.
 
-Runs on: LOGIN NODE. The ranks run incontainer/call.py. The function, its arguments and its results are pickled in
-submitit's way and in the folder of the executor; the code that calls it travels in the run folder.
+Runs on: LOGIN NODE. The ranks run incontainer/call.py, which is copied into the run folder and calls the function. The
+function, its arguments and its results are pickled in the folder of the executor, in the same form as in submitit.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def make_call(
         folder: the part of the executor's folder that all jobs share.
         submitit_folder: the executor's folder, with submitit's `%j`, `%A` and `%a`.
         python: version of the interpreter in the locked environment.
-        per: call it once in each plain process, as submitit does, or once in each rank of torchrun.
+        per: whether the function is called once in each task (a plain process, as in submitit), or in each rank of
+            torchrun.
         outputs: a folder that the function writes to.
-        name: of the run; None for the name of the function.
-        stderr_to_stdout: whether the ranks write both to one log.
+        name: the name of the run; None for the name of the function.
+        stderr_to_stdout: whether the ranks write standard output and standard error to one log.
 
     Raises:
-        UsageError: it is not callable, or the locked Python cannot find it by its name.
+        UsageError: `function` is not callable, or the locked Python cannot find it by its name.
     """
     if not callable(function):
         raise UsageError(f"{function!r} cannot be called", hint="submit a function, or an object with `__call__`")
@@ -84,15 +85,16 @@ def make_call(
 
 
 def is_same_python(version: str) -> bool:
-    """Return whether code of this Python can run on another one: their minor versions are equal."""
+    """Return whether Python `version` can run the compiled code of this Python: their minor versions must be equal."""
     return tuple(int(part) for part in re.findall("[0-9]+", version)[:2]) == sys.version_info[:2]
 
 
 def dump(submission: Any, path: Path, *, python: str) -> None:
     """Pickle a `submitit.helpers.DelayedSubmission`.
 
-    If the ranks have the same minor version of Python, the function itself is pickled (by cloudpickle, so also
-    lambdas and functions of a notebook). Otherwise only its name is pickled, and the ranks import it from its file.
+    If the ranks have the same minor version of Python, cloudpickle pickles the code of the function. So lambdas and
+    functions of a notebook work, too. Otherwise only the name of the function is pickled, and the ranks import the
+    function from its file.
 
     Raises:
         UsageError: the function or an argument cannot be pickled, or the ranks would submit again.
@@ -115,10 +117,10 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
 
 
 def _dump_by_value(submission: Any, path: Path) -> None:
-    """Pickle as submitit does, and let code keep the name of its file.
+    """Pickle as submitit does, but keep the name of the file in code objects.
 
-    cloudpickle 3.1.3 writes `<dynamic-code>` for it (cloudpickle pull request 560): the traceback of a function that
-    fails on a rank then shows neither the file nor the line's text.
+    cloudpickle 3.1.3 replaces this name by `<dynamic-code>` (cloudpickle pull request 560). Then the traceback of a
+    function that fails on a rank would show neither the file nor the text of the line.
     """
     import cloudpickle  # type: ignore[import-untyped]
 
@@ -134,7 +136,7 @@ def _dump_by_value(submission: Any, path: Path) -> None:
 
 
 def _named(function: Any) -> Any:
-    """Return the object that has a name and a module: a function, also in a `partial` or a wrapper, or a class."""
+    """Return the function in a `partial` or a wrapper; for an object without a name, its class."""
     while isinstance(function, functools.partial) or _is_wrapper(function):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     has_name = hasattr(function, "__qualname__") and getattr(function, "__module__", None)
@@ -142,12 +144,12 @@ def _named(function: Any) -> Any:
 
 
 def _is_wrapper(function: Any) -> bool:
-    """Return whether it is an object instead of a function: what `inspect.unwrap` sees, without a name itself."""
+    """Return whether `function` is an object that wraps a function: it has `__wrapped__`, but no `__qualname__`."""
     return hasattr(function, "__wrapped__") and not hasattr(function, "__qualname__")
 
 
 def _wrapper(function: Any) -> dict[str, bytes]:
-    """Return the file of a wrapper's class: the environment has the function, and may lack what it is wrapped in."""
+    """Return the file of a wrapper's class. The environment has the function, but may lack the class of the wrapper."""
     module = sys.modules[type(function).__module__]
     if not _is_wrapper(function) or module.__name__ == "__main__" or not module.__file__:
         return {}
@@ -155,12 +157,12 @@ def _wrapper(function: Any) -> dict[str, bytes]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the file of the user's own module; None for a notebook, and for what is installed."""
+    """Return the file of the user's own module; None for a notebook and for an installed module."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None or not file.endswith(".py") or not os.path.isfile(file):
         return None
     path = Path(os.path.abspath(file))
-    # The environment has what its lockfile names.
+    # An installed module need not be copied, because the environment has the packages of its lockfile.
     return None if {"site-packages", "dist-packages"} & set(path.parts) else path
 
 
@@ -182,7 +184,7 @@ def _require_name(named: Any, python: str) -> None:
 
 
 def _require_guard(named: Any, python: str) -> None:
-    """Refuse a program that submits at the top level of its file: the ranks would run that line, too."""
+    """Refuse a program that submits at the top level of its file, because the ranks would run this line, too."""
     file = _file_of("__main__") if named.__module__ == "__main__" else None
     frame = inspect.currentframe()
     while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__main__"):
@@ -206,7 +208,10 @@ def _source(name: str) -> bytes:
 
 
 def _packages() -> dict[str, bytes]:
-    """Return the source of submitit and cloudpickle: pure Python, and the image may have other versions or none."""
+    """Return the source files of submitit and cloudpickle, because the image may have other versions of them, or none.
+
+    Both packages are pure Python.
+    """
     import cloudpickle
     import submitit
     import typing_extensions
@@ -217,7 +222,8 @@ def _packages() -> dict[str, bytes]:
         for path in sorted(folder.rglob("*.py")):
             if not path.name.startswith("test_") and path.name != "conftest.py":
                 files[f"{FOLDER}/packages/{package.__name__}/{path.relative_to(folder)}"] = path.read_bytes()
-    # An older copy before the environment's own would break other packages: so this copy comes last on the path.
+    # This copy is the last entry of the path: if it came before a newer one in the environment, it could break other
+    # packages.
     files[f"{FOLDER}/fallback/typing_extensions.py"] = Path(typing_extensions.__file__).read_bytes()
     return files
 
@@ -232,7 +238,7 @@ def read_result(path: Path) -> tuple[str, Any]:
 
     Raises:
         FileNotFoundError: there is no result.
-        JobFailed: it is the file of somebody else, too large, damaged, or of a class that is not installed here.
+        JobFailed: the file belongs to another user, is too large or damaged, or its class is not installed here.
     """
     content = _read_own(path)
     try:

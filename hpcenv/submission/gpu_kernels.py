@@ -1,4 +1,4 @@
-"""Refuse, by the compatibility table, GPUs and packages that the locked torch cannot use, before a job is queued.
+"""Refuse GPUs and packages that the locked torch cannot use, before a job is queued. Uses the compatibility table.
 
 Runs on: LOGIN NODE. Only submissions with GPUs import this module.
 """
@@ -36,7 +36,10 @@ def refuse_gpu_without_kernels(
     table: Mapping[str, Any],
     offers: Sequence[node_types.Offer],
 ) -> list[str]:
-    """Refuse GPUs that torch has no kernels for, as the nodes would after the queue, if the GPU's name is known."""
+    """Refuse GPUs for which torch has no kernels. The nodes would refuse them, too, but only after the queue.
+
+    This is possible only if the name of the GPU is known here, from hpcenv.toml or sinfo.
+    """
     cuda, arch_list = lock_model.cuda_of(locked), lock_model.arch_list_of(locked)
     if not request.gpus_per_node or cuda is None or not arch_list:
         return []
@@ -51,14 +54,14 @@ def refuse_gpu_without_kernels(
     first = [judged[0] for judged in bad.values() if judged]
     _refuse_small_gpus(locked, models, origin)
     severity = lock_model.severities_of(locked).of("host.gpu-compute-capabilities")
-    # A partition may have several GPU models: the job is refused only if torch has kernels for none of them.
+    # A partition may have several GPU models. The job is refused only if every model lacks kernels.
     if first and len(first) == len(models) and severity == "must":
         raise SubmitRejected(first[0].what, why=f"{first[0].why}; the GPU is known from {origin}", hint=first[0].hint)
     return [f"{judgement.what} ({origin})" for judged in bad.values() for judgement in judged]
 
 
 def _without_kernels(locked: Lockfile, known: Compat, model: GpuModel) -> list[Judgement]:
-    """Return the packages without kernels for a GPU: torch, and packages that were compiled in the image."""
+    """Return a judgement for each package without kernels for a GPU: torch, or a package compiled in the image."""
     capability = model.compute_capability
     arch_list, machine = lock_model.arch_list_of(locked), lock_model.machine_of(locked)
     judged = [covers(known, arch_list, capability, gpu=model.name, machine=machine)]
@@ -70,10 +73,10 @@ def _without_kernels(locked: Lockfile, known: Compat, model: GpuModel) -> list[J
 
 
 def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], origin: str) -> None:
-    """Refuse GPU models with less memory than the project asks for; the nodes check the real size.
+    """Refuse GPU models with less memory than the project asks for. The nodes check the real size later.
 
     Raises:
-        SubmitRejected: none of the GPUs has a size that is large enough.
+        SubmitRejected: no GPU model has enough memory.
     """
     wanted = lock_model.gpu_memory_gb(locked)
     sizes = {m.name: m.memory_gb for m in models.values() if m is not None and m.memory_gb}
@@ -90,13 +93,13 @@ def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], 
 
 
 def judge_libraries(locked: Lockfile, request: Request, table: Mapping[str, Any]) -> list[str]:
-    """Refuse a torchvision or torchaudio that is made for another torch, as the gate would after the queue.
+    """Refuse a torchvision or torchaudio that is made for another torch. The gate would refuse it after the queue, too.
 
     Returns:
-        Notes about what does not fit, and does not block.
+        Notes about packages that do not fit, but do not block the job.
 
     Raises:
-        SubmitRejected: a field that must match does not fit.
+        SubmitRejected: a package does not fit, and its field must match.
     """
     if not request.gpus_per_node or lock_model.cuda_of(locked) is None:
         return []

@@ -1,8 +1,8 @@
-"""`hpcenv submit --export DIR`: a folder that a person without hpcenv can submit.
+"""`hpcenv submit --export DIR`: write a folder that a person without hpcenv can submit.
 
-Runs on: LOGIN NODE. The folder holds the batch script, hpcenv's node code, the training
-code, the manifest and the lockfile. It may be copied to another place and submitted from
-there, any number of times (launch/prepare_export_run.py).
+Runs on: LOGIN NODE. The folder contains the batch script, hpcenv's node code, the training
+code, the manifest and the lockfile. The folder may be copied to another place and submitted
+from there, any number of times (launch/prepare_export_run.py).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Handover:
     """An exported folder.
 
     Attributes:
-        needs: what a cluster must have to run the job, one sentence each.
-        lost: what another engine does not do that Slurm, or hpcenv on Slurm, would do.
-        start: what to type in the folder.
+        needs: what a cluster must have to run the job, one phrase each.
+        lost: what Slurm, or hpcenv on Slurm, would do for the job, but another engine does not.
+        start: the command to type in the folder.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ def export_job(workspace: Workspace, options: SubmitOptions, context: Context, f
     """Write the files that `submit` would give to Slurm into a folder; submit nothing.
 
     Args:
-        folder: must not exist yet.
+        folder: the new folder. It must not exist.
 
     Raises:
         HpcenvError: as for `plan_job`.
@@ -76,7 +76,8 @@ def require_exportable(options: SubmitOptions, folder: Path) -> None:
     """Refuse a folder that exists, and options that cannot be exported.
 
     Raises:
-        WouldOverwrite, UsageError: they cannot be.
+        WouldOverwrite: the folder exists.
+        UsageError: an option cannot be exported.
     """
     if os.path.lexists(folder):
         raise WouldOverwrite(

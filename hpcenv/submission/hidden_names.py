@@ -1,7 +1,7 @@
 """Files of the project that hide a locked package or a module of the standard library from the ranks.
 
-Runs on: LOGIN NODE. Python looks into the folder of the script first, and for `-m` into the working directory. No check
-of an environment can see that: the locked package is unchanged, but Python imports another file.
+Runs on: LOGIN NODE. Python first looks for a module in the folder of the script, or for `-m` in the working directory.
+A check of the environment cannot see this problem: the locked package is unchanged, but Python imports another file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from hpcenv.project.lockfile import Lockfile
 
-# Distribution -> its module, if the names differ.
+# Name of a distribution package -> name of its module, for packages with two different names.
 _IMPORTED_AS = {
     "attrs": "attr", "beautifulsoup4": "bs4", "opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "PIL",
     "protobuf": "google", "python-dateutil": "dateutil", "pytorch-lightning": "pytorch_lightning", "pyyaml": "yaml",
     "scikit-image": "skimage", "scikit-learn": "sklearn",
 }  # fmt: skip
-# Python has loaded these before it looks into the folder, or only its own tests import them (`test`).
+# Python loads these modules before it looks into the folder. Only Python's own tests import `test`.
 _NEVER_HIDDEN = frozenset(
     (
         *sys.builtin_module_names,
@@ -40,12 +40,13 @@ _MODULE = re.compile(r"([A-Za-z_]\w*)(\.py|\.pyc|(\.[\w-]+)*\.so)\Z")
 
 
 def hidden_names(folder: Path | None, locked: Lockfile, packages: Path | None) -> tuple[str, ...]:
-    """Return a phrase for each file that hides a module.
+    """Return a text for each file that hides a module.
 
     Args:
-        folder: where Python looks first; None if there is no such folder.
-        locked: the lockfile. If a package and its module have different names, only common packages are known.
-        packages: the folder of a host environment's packages, which has the module names; None if it is not known.
+        folder: the folder in which Python looks first; None if there is no such folder.
+        locked: the lockfile. It has the names of packages; if a module has another name, only common ones are known.
+        packages: the folder with the packages of a host environment, which shows the names of the modules; None if it
+            is not known.
     """
     if folder is None:
         return ()
@@ -69,7 +70,10 @@ def _hides(file: str, name: str, brought: dict[str, str], packages: Path | None)
 
 
 def _modules(folder: Path, only: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the files and folders in which Python finds a module here: a folder without `__init__` hides nothing."""
+    """Yield each file or folder that Python imports as a module, with the name of the module.
+
+    A folder without `__init__.py` hides nothing.
+    """
     try:
         names = sorted(os.listdir(folder))
     except OSError:

@@ -1,7 +1,7 @@
-"""Compare the packages of a host environment with its lockfile before the job is queued, for at most a second.
+"""Compare the packages of a host environment with its lockfile before the job is queued, in about one second at most.
 
-Runs on: LOGIN NODE, after the user has accepted the project. Reads only metadata; imports and starts nothing. The nodes
-compare all packages, and the content of their files; this check says nothing about packages that it did not reach.
+Runs on: LOGIN NODE, after the user has accepted the project. Reads only metadata; imports and starts nothing. If the
+time is over, some packages may not be compared here. The nodes compare all packages, and the content of their files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MOST_NAMED = 5
 
 
 def compare(manifest: Manifest, context: Context) -> tuple[str, ...]:
-    """Return a note if the packages differ from the lockfile, and it is not known whether nodes see this environment.
+    """Refuse a run if the packages differ from the lockfile. If the nodes may have other packages, return only a note.
 
     Raises:
-        LockfileStale: the nodes would find the same, and refuse the job.
+        LockfileStale: the packages differ, and the nodes would find the same difference and refuse the job.
     """
     folder = module_file.only_packages(manifest.environment, {setting.name: "" for setting in manifest.settings})
     if folder is None or not manifest.launches:
@@ -60,18 +60,20 @@ def differences(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Difference]:
-    """Return how the packages in a folder differ from the locked ones, as far as the time limit allows.
+    """Return how the packages in a folder differ from the locked packages, as far as the time limit allows.
 
     Args:
-        folder: the one with the packages of a virtual environment.
-        seconds: the time limit. Packages whose folder name shows a difference come first.
+        folder: the folder with the packages of a virtual environment.
+        locked: the locked packages.
+        seconds: the time limit. Packages whose folder name shows a difference are read first.
+        clock: returns the time in seconds.
     """
     until = clock() + seconds
     known = {package.name: package for package in locked}
     site = Site(str(folder), str(folder.parents[2]), True)
     environment = ProbedEnvironment("record", [])
     environment.roots = [os.path.realpath(site.base), os.path.realpath(site.path)]
-    # If two folders have one name, Python takes the first.
+    # If two folders are for the same package, Python uses the first one.
     names = {packages.name_and_version(name)[0]: name for name in reversed(packages.metadata_folders(site.path))}
     suspects = {name for name, info in names.items() if not _seems_locked(info, known)}
     found: dict[str, Dist] = {}
@@ -81,7 +83,8 @@ def differences(
         dist = packages.read_dist(environment, site, names[name])
         found[dist.name] = dist
     result = [one for name, dist in found.items() if (one := _difference(dist, known.get(name))) is not None]
-    # A package may be in a folder that a .pth file adds; its name is known after METADATA was read.
+    # Absent packages are reported only if no .pth file adds a folder, because a package may be there, and only if all
+    # suspects were read, because only METADATA shows the name of a package.
     if suspects <= found.keys() and module_file.places_below(folder) == ([folder], True):
         absent = sorted(known.keys() - names.keys() - found.keys())
         result += [Difference(field=package_field(one), locked=known[one].version, found="absent") for one in absent]
@@ -94,7 +97,7 @@ def _seems_locked(info: str, known: dict[str, PackageExpectation]) -> bool:
 
 
 def _difference(dist: Dist, locked: PackageExpectation | None) -> Difference | None:
-    """Return how a package differs from the locked one; None if it does not, or if that is not known."""
+    """Return how a package differs from the locked package; None if it is equal, or if this is not known."""
     field = package_field(dist.name)
     if not dist.version:
         return None

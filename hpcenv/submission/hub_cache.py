@@ -1,12 +1,12 @@
-"""The cache of a hub's library that the ranks of one run see: the repositories of [[data]], each at its commit.
+"""A cache folder of the hub library for the ranks of one run, with the repositories of [[data]] at their commits.
 
 Runs on: LOGIN NODE. The layout is that of huggingface_hub 2.4 (docs/source/en/guides/manage-cache.md):
 
     RUN/hub/models--ORG--NAME/refs/main            the commit: used by a script that names no revision
     RUN/hub/models--ORG--NAME/snapshots/COMMIT     a link to the folder in the store
 
-The cache belongs to the run, so `main` always means the same commit for the script. Repositories that hpcenv.toml does
-not name are not in it.
+Each run has a cache, so `main` always means the same commit for its script. The cache contains only repositories that
+hpcenv.toml names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from hpcenv.records.manifest import Bind, Environment, Setting
 from hpcenv.records.run_folder import RunFolder
 
 _ORIGIN = "[[data]] hub in hpcenv.toml"
-# Without them the libraries ask the hub first, and wait for its time limit on a node without network: huggingface_hub
-# 2.4 (constants.py), transformers 4 and datasets 2 and later (config.py; older ones know only their own name).
+# Without these variables the libraries ask the hub first, and on a node without network they wait until a time limit:
+# huggingface_hub 2.4 (constants.py), transformers 4, datasets 2 and later (config.py). An older library knows only the
+# variable with its own name.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _WHY_OFFLINE = "the libraries read the fetched files and do not ask the hub"
 _WHY_CACHE = "the fetched repositories of this run"
@@ -38,9 +39,9 @@ class HubCache:
     """The cache of one run, as `submit` will write it.
 
     Attributes:
-        refs: path below the cache -> commit.
-        links: path below the cache -> folder in the store.
-        notes: repositories whose revision the script must name.
+        refs: path of a file in the cache -> the commit that it contains.
+        links: path of a link in the cache -> the folder in the store to which it leads.
+        notes: a note for each repository whose revision the script must name.
     """
 
     refs: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class HubCache:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedData:
-    """A repository of [[data]] in the store, unchanged since it was fetched."""
+    """A repository of [[data]] in the store that has not changed since it was fetched."""
 
     wanted: HubReference
     folder: Path
@@ -62,10 +63,10 @@ class FetchedData:
 
 
 def find_fetched(one: DataTable, place: StorePlace) -> FetchedData:
-    """Return the fetched repository that a [[data]] with `hub` names.
+    """Return the fetched repository that `hub` of a [[data]] table names.
 
     Raises:
-        DataUnavailable: it is not fetched, or was changed since.
+        DataUnavailable: the repository is not fetched, or has changed since it was fetched.
         FileUnusable: the store is not trusted.
     """
     wanted = parse_locked(one.hub or "")
@@ -93,7 +94,7 @@ def plan_cache(fetched: Sequence[FetchedData]) -> HubCache:
 
 
 def variables(cache: HubCache, run_folder: Path) -> tuple[Setting, ...]:
-    """Return the variables for the cache, for the ranks."""
+    """Return the variables with which the ranks use the cache, and do not ask the hub."""
     if not cache.links:
         return ()
     place = Setting(name="HF_HUB_CACHE", value=str(RunFolder(run_folder).hub), origin=_ORIGIN, reason=_WHY_CACHE)
@@ -102,7 +103,7 @@ def variables(cache: HubCache, run_folder: Path) -> tuple[Setting, ...]:
 
 
 def with_binds(environment: Environment, cache: HubCache) -> Environment:
-    """Return the environment with the folders of the cache as binds; ranks on the host see them anyway."""
+    """Return the environment with the folders of the cache as binds. A host environment needs no binds."""
     if environment.kind != "sif" or not cache.links:
         return environment
     return replace(environment, binds=(*environment.binds, *cache.binds()))
@@ -112,7 +113,7 @@ def write(cache: HubCache, run: RunFolder) -> None:
     """Write the cache into a run folder.
 
     Raises:
-        OSError: the file system refuses it.
+        OSError: the cache cannot be written.
     """
     for name, commit in cache.refs.items():
         path = run.hub / name

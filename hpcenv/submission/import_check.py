@@ -1,6 +1,7 @@
-"""`hpcenv verify --imports`: import each locked package once in the environment, and name what fails.
+"""`hpcenv verify --imports`: import each locked package once in the environment, and name the packages that fail.
 
-Runs on: LOGIN NODE, or on any machine to verify. incontainer/import_packages.py imports; this starts it and reads it.
+Runs on: LOGIN NODE, or on any machine that is verified. This module starts incontainer/import_packages.py, which
+imports the packages, and reads its output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpcenv.errors import EnvironmentUnreadable
 from hpcenv.facts.probe import run_text
 from hpcenv.records.manifest import Manifest
 
-# torch takes some seconds, from a slow disk up to a minute.
+# The import of torch takes some seconds, and up to a minute from a slow disk.
 _SECONDS_EACH = 120.0
 _SECONDS = 3600.0
 
@@ -26,13 +27,13 @@ ImportState = Literal["imported", "failed", "no-module", "not-installed"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackageImport:
-    """How the import of a locked package went.
+    """The result of the import of a locked package.
 
     Attributes:
-        name: the package, as in the lockfile.
-        module: the modules that were imported, or the one that failed; empty for a package without a module.
-        state: `no-module` is a package that a program does not import, for example one with libraries only.
-        found: the last line of the error; empty without an error.
+        name: the name of the package in the lockfile.
+        module: the modules that were imported, or the module that failed; empty for a package without a module.
+        state: the result; `no-module` means that the package has no module, for example only libraries.
+        found: the last line of the error; empty if there was no error.
     """
 
     name: str
@@ -42,7 +43,7 @@ class PackageImport:
 
     @property
     def failed(self) -> bool:
-        """Whether a training that needs this package would fail."""
+        """Whether a training that needs the package would fail."""
         return self.state in ("failed", "not-installed")
 
 
@@ -51,10 +52,10 @@ def import_packages(manifest: Manifest, environ: Mapping[str, str]) -> tuple[Pac
 
     Args:
         manifest: a manifest for this machine, with environment, packages and variables.
-        environ: environment of this process.
+        environ: the environment variables of this process.
 
     Raises:
-        EnvironmentUnreadable: a package has no result.
+        EnvironmentUnreadable: the program reported no result for a package.
         HpcenvError: the environment could not be started, or did not end in time.
     """
     names = [package.name for package in manifest.packages]
@@ -78,7 +79,7 @@ def import_packages(manifest: Manifest, environ: Mapping[str, str]) -> tuple[Pac
 
 
 def _parse(output: str) -> list[PackageImport]:
-    """Return the results; code that runs at the start of Python may print other lines."""
+    """Return the results. Other lines are skipped, because code that runs at the start of Python may print lines."""
     results = []
     for line in output.splitlines():
         try:
@@ -93,7 +94,7 @@ def _parse(output: str) -> list[PackageImport]:
 
 
 def in_words(imports: Sequence[PackageImport]) -> list[str]:
-    """Return the lines for the user: one with the numbers, and one for each package that was not imported."""
+    """Return lines for the user: a line with the numbers, and lines about the packages that were not imported."""
     fine = sum(one.state == "imported" for one in imports)
     lines = [f"imports: {fine} of {len(imports)} locked packages can be imported"]
     for one in imports:

@@ -1,6 +1,6 @@
-"""Send the values of `env:NAME` secrets to the nodes: not through Slurm, but in a file of the user.
+"""Send the values of `env:NAME` secrets to the nodes in a file of the user, not through Slurm.
 
-Runs on: LOGIN NODE. sbatch would store the environment with the job, where more people than the user can read it.
+Runs on: LOGIN NODE. sbatch would store the environment with the job, where not only the user can read it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hpcenv.records.variables import looks_like_credential
 from hpcenv.submission.launch_options import check_secrets
 from hpcenv.submission.request import SubmitOptions
 
-# Without these, sbatch itself would not work.
+# sbatch itself needs these variables.
 _NEEDED_BY_SBATCH = ("PATH", "HOME")
 
 
 def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOptions, Context, tuple[str, ...]]:
-    """Make a secret of each `--env NAME=VALUE` whose name looks like that of a credential.
+    """Turn each `--env NAME=VALUE` into a secret if its name looks like the name of a credential.
 
     Returns:
-        The options with `--secret NAME=env:NAME` in its place, the context with that variable, and a note.
+        The options with `--secret NAME=env:NAME` instead of `--env`, the context with the variable NAME, and a note.
     """
     found = {name: value for name, value in options.env.items() if looks_like_credential(name)}
     if not found:
@@ -42,7 +42,7 @@ def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOp
 
 
 def secrets_of(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Return the secrets of the run; if this process has the value of a secret, it is kept for the nodes."""
+    """Return the secrets of the run. A secret is marked as kept if this process has its value for the nodes."""
     found = {
         name: Secret(name=name, source=source, origin=f"[secrets] in {workspace.spec}")
         for name, source in workspace.project.secrets.items()
@@ -54,33 +54,33 @@ def secrets_of(workspace: Workspace, options: SubmitOptions, environ: Mapping[st
 
 
 def file_of(named: Sequence[Secret], run_folder: Path, environ: Mapping[str, str]) -> str:
-    """Return the path of the file with the values of secrets; empty if no value is kept."""
+    """Return the path of the file for the values of secrets; empty if no secret is kept."""
     if not any(secret.kept for secret in named):
         return ""
     return str(secret_file.path_of(state_folder(environ), str(run_folder)))
 
 
 def mark_kept(secrets: Sequence[Secret], environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Mark the secrets whose value this process has; a secret that only the job sets is read in the job."""
+    """Mark the secrets whose value this process has as kept. Other secrets are read in the job."""
     return tuple(replace(secret, kept=True) if _variable(secret) in environ else secret for secret in secrets)
 
 
 def values_of(secrets: Sequence[Secret], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variable -> value for the secrets that are kept."""
+    """Return the values of the kept secrets: variable -> value."""
     return {_variable(secret): environ[_variable(secret)] for secret in secrets if secret.kept}
 
 
 def _variable(secret: Secret) -> str:
-    """Return the variable that a secret is read from; empty if it is read from a file."""
+    """Return the variable that has the value of a secret; empty if the value is in a file."""
     kind, _, name = secret.source.partition(":")
     return name if kind == "env" else ""
 
 
 def require_visible(secrets: Sequence[Secret], context: Context) -> list[str]:
-    """Refuse kept secrets if nodes cannot see the user's state folder; return a note if that is not known.
+    """Refuse kept secrets if nodes cannot see the user's state folder; return a note if this is not known.
 
     Raises:
-        RunFolderNotShared: nodes cannot see it.
+        RunFolderNotShared: nodes cannot see the state folder.
     """
     kept = [secret for secret in secrets if secret.kept]
     if not kept:
@@ -105,7 +105,7 @@ def without(context: Context, values: Mapping[str, str]) -> Context:
 
 
 def write(manifest: Manifest, values: Mapping[str, str], context: Context) -> None:
-    """Write the values for one run.
+    """Write the file with the values of secrets for one run.
 
     Raises:
         FileUnusable: the user's state folder cannot be written.
@@ -124,15 +124,17 @@ def write(manifest: Manifest, values: Mapping[str, str], context: Context) -> No
 
 
 def remove(run_folders: Sequence[str], context: Context) -> None:
-    """Remove the values for some runs."""
+    """Remove the files with the values of secrets for some runs."""
     secret_file.remove(state_folder(context.environ), run_folders)
 
 
 def renew(manifests: Sequence[Manifest], context: Context) -> dict[str, str]:
-    """Write the values for runs that are queued again; return them. The old values were removed when the runs ended.
+    """Write the files with the values of secrets for runs that are queued again, and return the values.
+
+    The old files were removed when the runs ended.
 
     Raises:
-        UsageError: a variable is not set here, or the nodes would look into another folder.
+        UsageError: a variable is not set here, or the nodes would read the file in another state folder.
         FileUnusable: the user's state folder cannot be written.
     """
     found: dict[str, str] = {}

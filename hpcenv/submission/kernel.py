@@ -1,7 +1,7 @@
 """A Jupyter kernel that starts in the locked environment, for a Jupyter of the site. Pure. Runs on: LOGIN NODE.
 
-The kernel is `hpcenv run`: each start is checked as a job is, and a machine that differs is refused with the table,
-which Jupyter's log then has.
+`hpcenv run` starts the kernel. So each start is checked like a job. If the machine differs from the lockfile, the
+kernel does not start, and Jupyter's log has the table of differences.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-# The words after it: project, hpcenv, lockfile, Python of the environment, and the connection file, whose
-# folder also has the kernel's sockets (transport `ipc`). A container sees that folder only if it is bound.
+# The arguments of this shell code are the project, hpcenv, the lockfile, the Python of the environment, and the
+# connection file. The folder of the connection file also has the kernel's sockets (transport `ipc`), and a container
+# needs a bind for it.
 _START = 'cd "$1" && exec "$2" run --nodes 1 --lock "$3"{bind} -- "$4" -m ipykernel_launcher -f "$5"'
 _BIND = ' --bind "${5%/*}"'
 
 
 def folder_name(project: str, lock: str) -> str:
-    """Return the name by which Jupyter finds the kernel."""
+    """Return the name of the kernel's folder, by which Jupyter finds the kernel."""
     return re.sub(r"[^a-z0-9._]+", "-", f"hpcenv-{project}-{lock}".lower())
 
 
@@ -26,9 +27,11 @@ def kernel_json(*, project: Path, lock: str, program: str, python: str, on_host:
     """Return the text of kernel.json.
 
     Args:
-        program: path of hpcenv.
+        project: the folder of the project.
+        lock: the name of the lockfile.
+        program: the path of the program hpcenv.
         python: the interpreter of the environment.
-        on_host: whether it is a host environment.
+        on_host: whether the environment is a host environment.
     """
     start = _START.format(bind="" if on_host else _BIND)
     words = (str(project), program, lock, python, "{connection_file}")

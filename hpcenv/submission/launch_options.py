@@ -1,4 +1,4 @@
-"""What a user can add to the launch: arguments for torchrun, names of variables, sources of secrets.
+"""Check what a user can add to the launch: arguments for torchrun, names of variables, and sources of secrets.
 
 Runs on: LOGIN NODE. Pure. Options that would break the launch on the nodes are refused here, before the job is queued.
 """
@@ -39,7 +39,8 @@ _OURS = {
     "help": "torchrun would print its help and train nothing",
 }
 
-# Options with a value, which may be the next argument. After any other option the next argument is the script.
+# Options with a value. The value may be the next argument. torchrun uses the argument after any other option as the
+# script.
 _WITH_VALUE = frozenset(
     {
         *(
@@ -57,7 +58,7 @@ _WITH_VALUE = frozenset(
 _WITHOUT_VALUE = frozenset({"virtual-local-rank"})
 
 
-# Options of srun that give each task only some of the GPUs: then LOCAL_RANK is not the number of a GPU.
+# Options of srun that give each task only some of the GPUs. With them, LOCAL_RANK is not the number of a GPU.
 _GPUS_OF_TASKS = frozenset({"gpu-bind", "accel-bind", "tres-bind"})
 
 # The lists above were made for torch up to this version.
@@ -67,13 +68,13 @@ _NEWEST_TORCH = (2, 13)
 def check_torchrun_args(words: Sequence[str], *, torch: str = "") -> None:
     """Refuse arguments for torchrun that would break the launch.
 
-    torchrun accepts abbreviated names, and `_` instead of `-`: every spelling is refused.
+    torchrun accepts abbreviated names, and `_` instead of `-`. Such spellings are refused, too.
 
     Args:
-        torch: version of torch; a newer torchrun may have new options.
+        torch: version of torch. Unknown options are refused only if hpcenv knows the options of this version.
 
     Raises:
-        UsageError: such an argument, or one that torchrun would use as the script.
+        UsageError: an argument would break the launch, or torchrun would use it as the script.
     """
     value_of = ""
     for word in words:
@@ -94,10 +95,10 @@ def check_torchrun_args(words: Sequence[str], *, torch: str = "") -> None:
 
 
 def cpu_binding(asked: CpuBinding | None, torchrun_args: Sequence[str], srun: Mapping[str, object]) -> CpuBinding:
-    """Return how the ranks are bound to CPUs: `off` if torchrun or srun gives each rank its own GPU or CPUs.
+    """Return how the ranks are bound to CPUs. This is `off` if torchrun or srun binds the ranks to CPUs or GPUs.
 
     Args:
-        asked: by the user; None for the default.
+        asked: what the user asks for; None for the default.
         torchrun_args: more arguments of torchrun.
         srun: options that are passed on to srun.
     """
@@ -106,12 +107,12 @@ def cpu_binding(asked: CpuBinding | None, torchrun_args: Sequence[str], srun: Ma
 
 
 def can_pass(name: str) -> bool:
-    """Return whether `--torchrun-args` contains an option of torchrun; `name` has no leading dashes."""
+    """Return whether `--torchrun-args` accepts an option of torchrun; `name` is its name without leading dashes."""
     return name in _WITH_VALUE or name in _WITHOUT_VALUE
 
 
 def reason_against(name: str) -> str | None:
-    """Return why a user cannot set an option of torchrun; None if hpcenv does not set it itself."""
+    """Return why a user cannot set an option of torchrun; None if hpcenv does not set this option."""
     return _OURS.get(name)
 
 
@@ -149,10 +150,10 @@ def _refused(word: str, why: str, hint: str) -> UsageError:
 
 
 def check_expand(words: Sequence[str]) -> None:
-    """Refuse names in the arguments that `--expand` does not know.
+    """Refuse arguments with a name in braces that `--expand` does not know.
 
     Raises:
-        UsageError: such a name.
+        UsageError: an argument has such a name.
     """
     unknown = expand.unknown_names(words)
     if not unknown:
@@ -170,7 +171,7 @@ def check_launcher(launcher: Launcher, torchrun_args: Sequence[str]) -> None:
     """Refuse arguments of torchrun if another launcher starts the ranks.
 
     Raises:
-        UsageError: there are some.
+        UsageError: there are arguments of torchrun.
     """
     if launcher != "torchrun" and torchrun_args:
         what = f"`--torchrun-args` and `--launcher {launcher}` contradict each other"
@@ -184,7 +185,7 @@ def check_pass_env(names: Iterable[str]) -> None:
     """Refuse a text that is neither the name of a variable nor a pattern like `HF_*`.
 
     Raises:
-        UsageError: such a text.
+        UsageError: `names` has such a text.
     """
     for name in names:
         if not _NAME_OR_PATTERN.fullmatch(name):
@@ -196,10 +197,10 @@ def check_pass_env(names: Iterable[str]) -> None:
 
 
 def check_secrets(secrets: Iterable[Secret]) -> None:
-    """Refuse a file of a secret whose path has another meaning on the nodes.
+    """Refuse a secret in a file with a relative path, because the nodes have another current folder.
 
     Raises:
-        UsageError: a relative path.
+        UsageError: the path is relative.
     """
     for secret in secrets:
         kind, _, place = secret.source.partition(":")

@@ -1,7 +1,7 @@
 """Load the environment modules of a site profile without a batch script, for `hpcenv run`.
 
-Runs on: LOGIN NODE, or the node of an allocation where the user types. The shell code, steps/modules.sh, is that of the
-batch script, so both load modules, find out what they set and refuse in the same way.
+Runs on: LOGIN NODE, or the node of an allocation on which the user types. The batch script uses the same shell code,
+steps/modules.sh. So both load the modules, find out what the modules set, and report errors in the same way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import module_words
 
-# It sets the names that modules.sh uses. Standard output gets only the environment, at the end. It may hold
-# credentials, so it is never written to a file.
+# The script sets the names that modules.sh uses. At the end it writes the environment to standard output, and nothing
+# else. The environment may have credentials, so it is never written to a file.
 _SCRIPT = """\
 set -u
 run=@{run_folder}
@@ -30,15 +30,16 @@ exec env -0 >&3
 
 
 def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str], *, python: str) -> dict[str, str]:
-    """Load the modules of a run, keep what they set for its ranks (`modules.json`), and return the new environment.
+    """Load the modules of a run, and return the new environment. Write what the modules set to `modules.json`, for the
+    ranks.
 
     Args:
-        environ: of the user; modules that are already loaded there are loaded again, to see their effect.
-        python: interpreter for the step that keeps the effects.
+        environ: the environment of the user. Modules that are already loaded are loaded again, to see their effect.
+        python: the interpreter for the step that writes `modules.json`.
 
     Raises:
         ToolMissing: bash is missing.
-        NodesUnknown: there is no command `module`, or a module cannot be loaded. The reason is in the run's log.
+        NodesUnknown: there is no command `module`, or a module cannot be loaded. The run's log has the reason.
     """
     bash = process.find_tool("bash", needed_for="load the modules of the site profile", path=environ.get("PATH"))
     reading, writing = os.pipe()

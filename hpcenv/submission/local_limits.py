@@ -1,7 +1,7 @@
-"""Limits for memory and CPUs of a run without Slurm: a scope of the user's systemd, where there is one.
+"""Limits for memory and CPUs of a run without Slurm: a scope of the user's systemd, if the machine has it.
 
-Runs on: LOGIN NODE, the machine of `--cluster local`. `systemd-run --user --scope` needs no administrator. What it
-really limits is read in a scope of trial: systemd may accept a limit that it cannot pass on to the kernel
+Runs on: LOGIN NODE, the machine of `--cluster local`. `systemd-run --user --scope` needs no administrator. A trial
+scope shows which limits are in effect, because systemd may accept a limit that it cannot pass on to the kernel
 (systemd.resource-control(5)).
 """
 
@@ -18,20 +18,21 @@ from hpcenv.text import plural
 
 _TOOL = "systemd-run"
 _SECONDS = 20.0
-# The folder of the scope, as cgroup version 2 has it (cgroups(7)). In version 1 the files are not there.
+# This command prints the limits from the scope's folder in cgroup version 2 (cgroups(7)). Version 1 does not have these
+# files.
 _READ = 'cd "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)" && grep -H . memory.max cpu.max || true'
-# Without it, systemd ends the whole run when the kernel has ended one process, and the run would seem to be cancelled.
-# A scope has this property since systemd 253.
+# Without this property, systemd ends the whole run when the kernel has killed one process for lack of memory, and the
+# run would seem to be cancelled. Scopes have this property since systemd 253.
 _CONTINUE = "--property=OOMPolicy=continue"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalScope:
-    """How a run is started in its limits.
+    """How a run is started with limits.
 
     Attributes:
-        argv: words before its command; empty without limits.
-        notes: what is limited, and what is not.
+        argv: the words before the command of the run; empty if there are no limits.
+        notes: what is limited, and what is not limited.
     """
 
     argv: tuple[str, ...] = ()
@@ -40,7 +41,7 @@ class LocalScope:
 
 @dataclass(frozen=True, kw_only=True)
 class _Limit:
-    """One limit: what it limits, its words for the user, systemd's property, and the kernel's file."""
+    """One limit: what is limited, the text for the user, the property of systemd, and the file of the kernel."""
 
     what: str
     words: str
@@ -49,13 +50,13 @@ class _Limit:
 
 
 def scope_for(manifest: Manifest, environ: Mapping[str, str]) -> LocalScope:
-    """Return how to start a run in its limits. A limit that cannot be set is said, and the run starts without it.
+    """Return how to start a run with its limits. If a limit cannot be set, a note says so; the run starts without it.
 
     Args:
-        environ: environment of the run: systemd is found through it.
+        environ: the environment of the run, through which systemd is found.
     """
     limits, absent = _limits(manifest)
-    # Without a GPU and a limit, the program is started as in any shell.
+    # A run without GPUs and without limits gets no notes.
     notes = [f"not limited: {what}" for what in absent] if limits or manifest.gpus_per_node else []
     if not limits:
         return LocalScope(notes=tuple(notes))
@@ -78,11 +79,12 @@ def scope_for(manifest: Manifest, environ: Mapping[str, str]) -> LocalScope:
 
 
 def _limits(manifest: Manifest) -> tuple[list[_Limit], list[str]]:
-    """Return the limits, and the names of what has no limit."""
+    """Return the limits, and a text for each resource without a limit."""
     limits, absent = [], []
     mem, cpus = manifest.mem, manifest.cpus_per_task * manifest.nodes
     if mem and mem != "0":
-        # A plain number is MiB for sbatch, and bytes for systemd; K, M, G and T are powers of 1024 for both.
+        # A number without a unit means MiB for sbatch, and bytes for systemd. For both, K, M, G and T are powers of
+        # 1024.
         size = f"{mem}M" if mem.isdigit() else mem.upper()
         limits.append(_Limit(what="memory", words=f"{size} of memory", property=f"MemoryMax={size}", file="memory.max"))
     else:
@@ -96,7 +98,7 @@ def _limits(manifest: Manifest) -> tuple[list[_Limit], list[str]]:
 
 
 def _try(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the limits of a scope of trial, and why there is no scope, empty if there is one."""
+    """Start a trial scope. Return the limits that are in effect there, and why the start failed; empty if it worked."""
     try:
         process.find_tool(_TOOL, needed_for="limit a run", path=environ.get("PATH"))
         return process.run([*argv, "--", "sh", "-c", _READ], env=environ, timeout=_SECONDS).stdout, ""
@@ -107,7 +109,7 @@ def _try(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _without_lingering(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note if the scope ends with the user's last login (loginctl(1), logind.conf(5))."""
+    """Return a note if the scope ends when the user has logged out everywhere (loginctl(1), logind.conf(5))."""
     try:
         said = process.run(["loginctl", "show-user", "--property=Linger", "--value"], env=environ, timeout=_SECONDS)
     except HpcenvError:

@@ -1,6 +1,6 @@
-"""Read the lockfile for one run: its environment, and the values that the nodes must find.
+"""Read the lockfile for one run: the environment of the run, and the values that the nodes must find.
 
-Runs on: LOGIN NODE. The lockfile is interpreted here, once; nodes read the manifest only.
+Runs on: LOGIN NODE. Only this machine interprets the lockfile. The nodes read only the manifest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FreshLockfile:
     """A lockfile that was read for a run.
 
     Attributes:
-        reasons: why it is stale; only with `--frozen` there may be any.
+        reasons: why the lockfile is stale. A stale lockfile is accepted only with `--frozen`.
     """
 
     path: Path
@@ -54,21 +54,21 @@ class FreshLockfile:
 
     @property
     def edited(self) -> str:
-        """The fingerprint of its content, if it is not the one that it names; else empty."""
+        """The fingerprint of the lockfile's content if the lockfile names another fingerprint; else empty."""
         return next((one.found for one in self.reasons if one.name == "edited"), "")
 
 
 def read_fresh(workspace: Workspace, lock: str, path: Path | None, *, frozen: bool) -> FreshLockfile:
-    """Read the lockfile of a run; refuse a stale one.
+    """Read the lockfile of a run; refuse a stale lockfile.
 
     Args:
-        lock: its name.
-        path: of the file; None for that of the name.
-        frozen: take a stale one.
+        lock: the name of the lockfile.
+        path: the path of the lockfile; None to find it by its name.
+        frozen: whether a stale lockfile is accepted.
 
     Raises:
-        LockfileStale: it is stale.
-        HpcenvError: it cannot be read.
+        LockfileStale: the lockfile is stale.
+        HpcenvError: the lockfile cannot be read.
     """
     path = path or workspace.lockfile_path(lock)
     content = lockfile_bytes(path)
@@ -80,10 +80,11 @@ def read_fresh(workspace: Workspace, lock: str, path: Path | None, *, frozen: bo
 
 
 def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ...]) -> None:
-    """Refuse a stale lockfile. A host environment is looked at when the job is submitted (host_packages.py)."""
+    """Refuse a stale lockfile. The packages of a host environment are compared later, at submission (host_packages.py).
+    """
     if reasons:
         path = workspace.lockfile_path(lock)
-        # `ubuntu` does not name an image: a new lock would be refused, too.
+        # If `image` does not name an image, this error comes first, because a new lock would be refused, too.
         parse_source(workspace.project.image)
         why = "\n".join(str(reason) for reason in reasons)
         hint = stale.hint(reasons, path=path, name=lock)
@@ -91,7 +92,7 @@ def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ..
 
 
 def default_level(environment: Environment) -> FieldLevel:
-    """Return how deep nodes look: the hash of a SIF covers all its files; on the host, no hash covers the files."""
+    """Return how deeply the nodes check the environment: less for a SIF, because its hash covers all its files."""
     return "record" if environment.kind == "sif" else "full"
 
 
@@ -109,7 +110,7 @@ def environment_of(
 
     Args:
         lock: name or path of the lockfile, for a hint.
-        runtime: program that starts containers, as the user named it.
+        runtime: the program that starts containers, as the user typed it.
 
     Raises:
         SpecError: a bind's source does not exist.
@@ -119,19 +120,20 @@ def environment_of(
     if container is None:
         return replace(host_environment(workspace, environ), revision=locked.revision)
     image = find_sif(workspace, container, lock=lock)
-    # Also if torch uses no GPU, but other software in the image may: --allow-cpu-torch, or no torch at all.
+    # The container gets the GPUs even if torch cannot use them (--allow-cpu-torch) or is missing, because other
+    # software in the image may use them.
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
     program = program_of(runtime, profile, environ)
     environment = container_environment(workspace, image, gpus=gpus, program=program)
     environment = replace(environment, rocm=request.rocm and request.gpus_per_node > 0 and not gpus)
     environment = with_wrapper(with_locked_overlay(environment, workspace, container), profile)
-    # Not checked here: the folders of a site exist on its compute nodes.
+    # The folders of the site profile are not checked here, because they may exist only on compute nodes.
     binds = (*binds, *(() if profile is None else profile.binds))
     return replace(environment, binds=binds, revision=locked.revision)
 
 
 def project_binds(workspace: Workspace) -> tuple[Bind, ...]:
-    """Return [[bind]] of hpcenv.toml.
+    """Return the binds of the [[bind]] tables in hpcenv.toml.
 
     Raises:
         SpecError: a bind's source does not exist.
@@ -151,19 +153,25 @@ def project_binds(workspace: Workspace) -> tuple[Bind, ...]:
 
 
 def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...]:
-    """Return the targets of binds that are not in the lockfile: from the site profile, or added later (--frozen)."""
+    """Return the targets of binds that are not in the lockfile.
+
+    They are from the site profile or from --bind, or were added to hpcenv.toml after the lock (--frozen).
+    """
     known = {bind.target for bind in locked.bind}
     targets = {os.path.normpath(bind.target) for bind in environment.binds}
     return tuple(sorted(targets - known))
 
 
 def backend_of(locked: Lockfile, request: Request) -> Literal["nccl", "gloo"]:
-    """Return the backend that fits the locked torch and the GPUs of the run. A build for ROCm calls RCCL `nccl`."""
+    """Return the backend that fits the locked torch and the GPUs of the run. For torch on ROCm, `nccl` means RCCL."""
     return "nccl" if request.gpus_per_node and lock_model.gpu_support(locked) in ("cuda", "hip") else "gloo"
 
 
 def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | None = None) -> tuple[Setting, ...]:
-    """Return the variables for the ranks. `--env` replaces [env] of hpcenv.toml, and this replaces the site profile."""
+    """Return the variables for the ranks.
+
+    `--env` has precedence over [env] of hpcenv.toml, and [env] has precedence over the site profile.
+    """
     merged = {} if profile is None else {setting.name: setting for setting in profile.settings}
     project = workspace.project.env
     merged |= {n: Setting(name=n, value=v, origin="[env] in hpcenv.toml") for n, v in project.items()}
@@ -175,10 +183,14 @@ def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | 
 
 
 def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Return the variables of the ranks with hpcenv's own; a given variable stays, with a note if its value differs.
+    """Return the variables of the ranks, with hpcenv's own variables added, and notes.
+
+    If a variable is in both, the given value is used. A note says so if the values differ.
 
     Args:
-        but: end of the note, which follows the replaced value.
+        given: the variables that the user, the project or the site profile gives.
+        own: hpcenv's own variables.
+        but: the end of the note, which follows the replaced value.
     """
     known = {setting.name: setting for setting in own}
     notes = tuple(
@@ -193,7 +205,7 @@ def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple
 def expectations(
     workspace: Workspace, lockfile: Lockfile, sif: LockedSif, *, level: FieldLevel, gpus: int, origin: str
 ) -> tuple[Expectation, ...]:
-    """Return what the nodes must find."""
+    """Return the values that the nodes must find."""
     locked = lock_model.expectations(lockfile, level=level, origin=origin)
     return (
         *(same_tree.expecting(locked, sif.sha256, lockfile) if sif.same_tree else locked),
@@ -208,7 +220,7 @@ def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]
     if not lock_model.compares_gpus(locked, gpus):
         return ()
     severity = lock_model.severities_of(locked).of("host.gpu-count")
-    # If AMD's driver hides its files, this is only a warning: they tell less than NVML.
+    # If the count cannot be read on AMD, this is only a warning, because the files of AMD's driver tell less than NVML.
     lighter: Severity | None = "warn" if severity == "must" and lock_model.gpu_support(locked) == "hip" else None
     return (
         Expectation(
@@ -223,11 +235,11 @@ def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]
 
 
 def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint: str) -> None:
-    """Refuse GPUs that the locked torch cannot use: they would stay idle, under a verdict that says `match`.
+    """Refuse GPUs that the locked torch cannot use. They would stay idle, although the verdict would be `match`.
 
     Args:
-        gpus: how many are requested on each node.
-        origin: where that number comes from.
+        gpus: how many GPUs are requested on each node.
+        origin: where the number of GPUs comes from.
         hint: what to type next.
 
     Raises:
@@ -243,7 +255,10 @@ def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint:
 
 
 def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNeeds | None:
-    """Return the requirements for drivers and GPUs of the nodes; None if neither torch nor JAX is for CUDA."""
+    """Return the requirements for drivers and GPUs of the nodes.
+
+    None if the run has no GPUs, or if neither torch nor JAX uses CUDA.
+    """
     cuda, jax_cuda = lock_model.cuda_of(locked), lock_model.jax_cuda_of(locked)
     if not gpus or (cuda is None and jax_cuda is None):
         return None
@@ -266,7 +281,7 @@ def gate_severities(
 
     Args:
         gpus: how many GPUs the run has on each node.
-        profile: another determinism profile than the lockfile's own.
+        profile: a determinism profile that replaces the profile of the lockfile.
     """
     compared = lock_model.compares_gpus(locked, gpus)
     return severities.resolve(locked.policy, profile or locked.determinism.profile, gpus=compared)

@@ -1,7 +1,8 @@
-"""`hpcenv run`: any command in the locked environment, on this machine or the nodes of an allocation, after the gate.
+"""`hpcenv run`: run any command in the locked environment, on this machine or on the nodes of an allocation.
 
-Runs on: LOGIN NODE, or the node of an allocation where the user types. The check is the same as for a job, with run
-folder, steps and verdict; but srun starts the steps from here, because salloc has no batch script.
+Runs on: LOGIN NODE, or the node of an allocation on which the user types. Before the command starts, the gate checks
+the nodes as for a job, with run folder, steps and verdict. But this process starts the steps with srun, because salloc
+has no batch script.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class CurrentAllocation:
     """The allocation in which this process runs (salloc, srun or sbatch).
 
     Attributes:
-        gpus: GPUs on each node; None if Slurm does not say.
+        gpus: number of GPUs on each node; None if Slurm does not say it.
     """
 
     job_id: str
@@ -47,13 +48,14 @@ class CurrentAllocation:
 
 
 def find_allocation(environ: Mapping[str, str]) -> CurrentAllocation | None:
-    """Return the allocation in which this process runs; None outside of one.
+    """Return the allocation in which this process runs; None if it runs outside of an allocation.
 
-    salloc, srun and sbatch set SLURM_JOB_ID and SLURM_JOB_NODELIST; SLURM_GPUS_PER_NODE has the value of their option,
-    and on a node of the job SLURM_GPUS_ON_NODE has its GPUs (salloc(1), srun(1), Slurm 22.05 to 26.05).
+    salloc, srun and sbatch set SLURM_JOB_ID and SLURM_JOB_NODELIST. SLURM_GPUS_PER_NODE has the value of the option
+    `--gpus-per-node`. On a node of the job, SLURM_GPUS_ON_NODE has the number of GPUs of this node (salloc(1), srun(1),
+    Slurm 22.05 to 26.05).
 
     Raises:
-        UsageError: the variables contradict each other.
+        UsageError: SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not a list of nodes.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id:
@@ -73,12 +75,12 @@ def find_allocation(environ: Mapping[str, str]) -> CurrentAllocation | None:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedPlace:
-    """Nodes, or this machine, that the gate has passed.
+    """The nodes, or this machine, after the gate has accepted them.
 
     Attributes:
-        nodes: in Slurm's order; emulated ones have other names.
+        nodes: the names of the nodes, in Slurm's order. On this machine, the name of an emulated node.
         notes: what the user should know.
-        environ: environment of the command: the user's, after the modules of the site profile.
+        environ: the environment for the command: that of the user, changed by the modules of the site profile.
     """
 
     plan: Plan
@@ -93,10 +95,10 @@ def check_place(workspace: Workspace, options: SubmitOptions, context: Context) 
     """Check this machine, or all nodes of the allocation, as a job would.
 
     Args:
-        options: without a script.
+        options: the options, without a script.
 
     Raises:
-        NodeRejected: a field that must match differs; the error has the table.
+        NodeRejected: a field that must match differs. The error has the table of differences.
         NodesUnknown: hpcenv could not find out whether the nodes match.
         HpcenvError: as for `plan_job`.
     """
@@ -129,16 +131,17 @@ def _plan(workspace: Workspace, options: SubmitOptions, context: Context, alloca
         name=f"run-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}",
     )
     plan = plan_job(workspace, shape, context)
-    # Spare nodes, copies and the lines of a batch script are for jobs.
+    # Only a job has spare nodes, copies on the nodes, and `setup` lines in its batch script.
     return replace(plan, manifest=replace(plan.manifest, spare=0, retry_excluding=0, stage=None, setup=()))
 
 
 class _Steps:
-    """Starts the steps of a job that checks its nodes; their output goes to the run's log.
+    """Starts the steps of a job that checks its nodes. The output of the steps is written to the run's log.
 
     Attributes:
-        environ: of the steps; after the check, with the variables that the modules of the site profile set.
-        modules_failed: the modules could not be loaded.
+        environ: the environment of the steps. After the check, it has the variables that the modules of the site
+            profile set.
+        modules_failed: whether the modules could not be loaded.
     """
 
     def __init__(
@@ -151,18 +154,18 @@ class _Steps:
         self.modules_failed = False
 
     def check(self) -> int:
-        """Return the status of the gate: 0, 90 or 91."""
+        """Run the steps of the check, and return the exit status of the gate: 0, 90 or 91."""
         place = self._first_node()
         status = self._start(self._step("begin"), place) or self._load_modules()
         if status == 0:
-            # The decide step names the nodes without facts.
+            # The status of the check step is not needed: the decide step names the nodes that wrote no facts.
             self._start([*self._on_all_nodes(), *self._step("check")], place)
             status = self._start(self._step("decide"), place)
         self._start(self._step("finish", str(status)), place)
         return status
 
     def _first_node(self) -> dict[str, str]:
-        """Return the variables of the node on which the batch script of a job would run."""
+        """Return the variables that describe the first node, on which the batch script of a job would run."""
         if self._allocation is None:
             nodes = node_names(1)
             return {LOCAL_NODE: nodes[0], LOCAL_NODES: nodes[0], LOCAL_JOB: f"local-{os.getpid()}"}
@@ -198,10 +201,10 @@ class _Steps:
 
 
 def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) -> list[str]:
-    """Return the srun command of a step with one task on each of some nodes, in parallel with running tasks.
+    """Return the srun command of a job step with one task on each of the nodes. The step can run beside other steps.
 
-    `--overlap` (Slurm 20.11 and later): the step shares CPUs, memory and GPUs of the job with salloc's shell, which may
-    be a step itself. `--cpu-bind=none`: one task uses all CPUs of the job on its node.
+    With `--overlap` (Slurm 20.11 and later), the step shares CPUs, memory and GPUs of the job with salloc's shell,
+    which may be a step itself. With `--cpu-bind=none`, each task uses all CPUs that the job has on the node.
 
     Raises:
         ToolMissing: srun is missing.
@@ -213,10 +216,10 @@ def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) 
 
 
 def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
-    """Return the error of a failed check, with the end of the log, which has the table.
+    """Return the error for a failed check, with the end of the log, which contains the table of differences.
 
     Args:
-        of_modules: the modules of the site profile could not be loaded.
+        of_modules: whether the modules of the site profile could not be loaded.
     """
     try:
         verdict = load_record(Verdict, run.verdict)
@@ -239,15 +242,15 @@ def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
 
 
 def count_nodes(allocation: CurrentAllocation | None, *, nodes: int | None, pty: bool) -> int:
-    """Return on how many nodes a command starts.
+    """Return the number of nodes on which a command starts.
 
     Args:
-        allocation: None for this machine.
-        nodes: as the user asks; None for all, with `pty` for the first one.
-        pty: the command gets a terminal.
+        allocation: the allocation; None for this machine.
+        nodes: the number that the user asks for; None for all nodes, or with `pty` for the first node only.
+        pty: whether the command gets a terminal.
 
     Raises:
-        UsageError: there are fewer nodes, or several tasks would share one terminal.
+        UsageError: the allocation has fewer nodes, or several tasks would share one terminal.
     """
     most = 1 if allocation is None else len(allocation.nodes)
     count = nodes if nodes is not None else 1 if pty else most
@@ -265,9 +268,9 @@ def start_argv(
     """Return the command line that starts a command in the checked environment, and its variables.
 
     Args:
-        command: a shell if it is empty.
-        count: the command starts on this number of nodes, the first ones.
-        pty: the command gets a terminal.
+        command: the command; if it is empty, a shell is started.
+        count: the command starts on the first `count` nodes.
+        pty: whether the command gets a terminal.
 
     Raises:
         ToolMissing: srun is missing.

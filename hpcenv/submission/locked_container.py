@@ -34,11 +34,11 @@ class LockedSif:
     """The SIF that a run uses.
 
     Attributes:
-        sha256: its hash, taken once; empty without a SIF.
-        identity: how the nodes recognise it.
-        overlay: how the nodes recognise a squashfs that is mounted over it.
-        same_tree: its bytes differ from the locked file, but its file tree is the locked one.
-        notes: what the user should know about these differences.
+        sha256: the hash of the SIF; empty without a SIF.
+        identity: how the nodes recognise the SIF.
+        overlay: how the nodes recognise a squashfs that is mounted over the SIF.
+        same_tree: whether the SIF has other bytes than the locked SIF, but the same file tree.
+        notes: what the user should know about differences.
     """
 
     sha256: str = ""
@@ -49,7 +49,7 @@ class LockedSif:
 
 
 def find_sif(workspace: Workspace, container: ContainerTable, *, lock: str) -> Path:
-    """Return the path of the SIF of the lockfile.
+    """Return the path of the SIF that the lockfile names.
 
     Raises:
         ImageMismatch: the SIF is missing.
@@ -65,7 +65,7 @@ def with_locked_overlay(environment: Environment, workspace: Workspace, containe
     """Return a container's environment with the overlay of the lockfile, if it has one.
 
     Raises:
-        SpecError: hpcenv.toml names none, or the locked one is not a squashfs with a target.
+        SpecError: hpcenv.toml names no overlay, or the locked overlay is not a squashfs with a target.
     """
     if container.overlay is None:
         return environment
@@ -74,7 +74,8 @@ def with_locked_overlay(environment: Environment, workspace: Workspace, containe
 
 
 def with_wrapper(environment: Environment, profile: Profile | None) -> Environment:
-    """Return a container's environment with the command of the site through which programs start in it."""
+    """Return a container's environment with the site's wrapper command, through which programs start in the container.
+    """
     if profile is None or not profile.entry_wrapper:
         return environment
     of = next(value for value in profile.used if value.kind == "entry-wrapper")
@@ -83,7 +84,9 @@ def with_wrapper(environment: Environment, profile: Profile | None) -> Environme
 
 
 def program_of(named: str | None, profile: Profile | None, environ: Mapping[str, str]) -> str:
-    """Return the program that starts containers; it may exist only on the nodes, from a module. Empty: search for one.
+    """Return the program that starts containers; empty if nothing names one, so that it must be searched.
+
+    The program may exist only on the nodes, where a module provides it.
 
     Args:
         named: `--runtime`, or `runtime` of hpcenv.toml.
@@ -122,13 +125,13 @@ def identify_sif(
     """Return the SIF's hash and identity.
 
     Args:
-        place: the store that may have made it again.
+        place: the store, which may have built the SIF again.
         cache: the user's folder for hashes of earlier runs.
         lock: name or path of the lockfile, for a hint.
 
     Raises:
-        ImageMismatch: it is neither the locked SIF nor one with the same file tree, and the lockfile's policy requires
-            this.
+        ImageMismatch: the SIF cannot be read; or the lockfile's policy requires the locked SIF, and this SIF has other
+            bytes and another file tree.
     """
     image, wanted = environment.sif, container.sif
     hint = _command_to_make(container, lock)
@@ -168,7 +171,7 @@ def _identify_overlay(
     *,
     lock: str,
 ) -> tuple[SifIdentity | None, tuple[str, ...]]:
-    """Return the identity of the squashfs over the SIF, None without one, and notes about it."""
+    """Return the identity of the squashfs over the SIF (None if there is no overlay), and notes about it."""
     if environment.overlay is None or container.overlay is None:
         return None, ()
     for bind in environment.binds:
@@ -186,8 +189,8 @@ def _identify_overlay(
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note if the container program is too old, or cannot read the compression of the SIF.
 
-    It may start that program to find its version. A plan does not start it: the project may name the program, and the
-    user must accept it before a submission.
+    This may start the program to find its version, so it is not called while a run is planned: the project may name the
+    program, and the user must accept it before a submission.
     """
     if environment.kind != "sif":
         return ()
@@ -198,7 +201,7 @@ def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[
     try:
         compression = sif.superblock(path, sif.read_header(path)).compression
     except (ImageMismatch, EnvironmentUnreadable):
-        return ()  # another kind of file system: the check of the nodes starts it, and reports problems
+        return ()  # another kind of file system: the check of the nodes starts the container, and reports problems
     unreadable = runtime.unreadable_here(compression, environ, environment.apptainer)
     return (f"{unreadable}: the check of the nodes would fail",) if unreadable else ()
 
@@ -214,6 +217,6 @@ def _to_repair(container: ContainerTable, lock: str) -> Hint:
 
 
 def _command_to_make(container: ContainerTable, lock: str) -> Command:
-    """Return the command that makes a missing SIF: the same one from a locked image, otherwise a new one to lock."""
+    """Return the command that makes a missing SIF: a build of the locked image, or a new lock if no image is locked."""
     verb = ("lock",) if container.manifest_digest is None else ("image", "build")
     return Command("hpcenv", *verb, *(() if lock == DEFAULT_LOCK else ("--lock", lock)))

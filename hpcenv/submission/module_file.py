@@ -1,8 +1,8 @@
-"""The file of a Python module that `hpcenv submit -m` names: in the project, or in the environment.
+"""Find the file of the Python module that `hpcenv submit -m` names, in the project or in the environment.
 
 Runs on: LOGIN NODE. Reads folders; imports nothing and starts nothing.
 
-The ranks start in the run's copy of the working directory, and Python looks there first.
+The ranks start in the run's copy of the working directory, and Python first looks for modules in this copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_project(module: str, cwd: Path, command: Sequence[str]) -> Path | None:
         command: the command line of the submission, for a hint.
 
     Raises:
-        ScriptUnusable: this is not the name of a module, or the project has the package but not the module.
+        ScriptUnusable: `module` is not the name of a module, or the project has the package but not the module.
     """
     if module.endswith(".py") or "/" in module:
         dotted = os.path.relpath(cwd / module, cwd).removesuffix(".py").replace("/", ".")
@@ -46,7 +46,7 @@ def in_project(module: str, cwd: Path, command: Sequence[str]) -> Path | None:
 
 
 def name_of(script: str, cwd: Path) -> str | None:
-    """Return the name of the module that was typed instead of a script; None if the project has no such module."""
+    """Return `script` if it is the name of a module of the project instead of a script; else None."""
     return script if _NAME.match(script) and _file_of(script, cwd) is not None else None
 
 
@@ -59,7 +59,7 @@ def require_in_environment(
         variables: variables of the ranks.
 
     Raises:
-        ScriptUnusable: the environment does not have it.
+        ScriptUnusable: the environment does not have the module.
     """
     top = module.partition(".")[0]
     unknown = f"not checked whether the environment has the module `{module}`: the project does not have it"
@@ -75,7 +75,7 @@ def require_in_environment(
 
 
 def _file_of(module: str, folder: Path) -> Path | None:
-    """Return the file that `-m` starts: for a package, its `__main__.py`. Python prefers a package to a file."""
+    """Return the file that `-m` starts; for a package, this is `__main__.py`. Python prefers a package to a file."""
     base = _place_of(module, folder)
     main, own = base / "__main__.py", base.with_name(f"{base.name}.py")
     if _is_package(base):
@@ -94,13 +94,13 @@ def _is_package(place: Path) -> bool:
 
 
 def _is_fixed(module: str, folder: Path) -> bool:
-    """Return whether Python would search a module only in this folder: it has the top package, or a file."""
+    """Return whether Python would look for a module only in this folder, because it has the top package or its file."""
     top = folder / module.partition(".")[0]
     return _is_package(top) or top.with_name(f"{top.name}.py").is_file()
 
 
 def only_packages(environment: Environment, variables: Mapping[str, str]) -> Path | None:
-    """Return the only folder with packages of a host environment; None if there may be further folders."""
+    """Return the folder with the packages of a host environment; None if there may be several such folders."""
     # In an image, the interpreter may be a name without a path.
     if environment.kind != "host" or "PYTHONPATH" in variables:
         return None
@@ -116,9 +116,10 @@ def only_packages(environment: Environment, variables: Mapping[str, str]) -> Pat
 
 
 def places_below(folder: Path) -> tuple[list[Path], bool]:
-    """Return the folder and the folders that its .pth files add, and whether these are all folders.
+    """Return the folder and the folders that its .pth files add, and whether this list is complete.
 
-    A line of a .pth file that runs code may find more (editable installs), and a folder that is not here may be there.
+    The list may be incomplete if a line of a .pth file runs code, which may add folders (editable installs), or if a
+    folder is not on this machine, because a node may have it.
     """
     found, complete = [folder], True
     try:
@@ -134,7 +135,7 @@ def places_below(folder: Path) -> tuple[list[Path], bool]:
     return found, complete
 
 
-# Lines of setuptools and virtualenv: they add no modules.
+# Files of setuptools and virtualenv. Their lines run code, but add no modules.
 _HARMLESS = ("distutils-precedence.pth", "_virtualenv.pth")
 
 

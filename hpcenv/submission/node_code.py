@@ -1,7 +1,7 @@
-"""The code that travels with a run: whole rooms of this package, unchanged, in one archive.
+"""The node code, a copy of hpcenv's code in the run folder: whole rooms, unchanged, in one archive.
 
-Runs on: LOGIN NODE. A job that waits in the queue is not changed by an upgrade of hpcenv, and the
-nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.md).
+Runs on: LOGIN NODE. Because of the copy, an upgrade of hpcenv does not change a job that waits in the
+queue, and the nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.md).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from hpcenv.records import code_listing
 from hpcenv.records.files import read_file, sha256_at
 from hpcenv.records.run_folder import RunFolder
 
-# Rooms that run on a compute node or inside the image. Their imports are limited by a contract in pyproject.toml.
+# Subpackages whose code runs on a compute node or in the image. A contract in pyproject.toml limits their imports.
 NODE_ROOMS = (
     "container", "facts", "identity", "incontainer", "judge", "launch", "machine", "records", "sessions", "smoke",
     "steps",
     "watch",
 )  # fmt: skip
 
-# Another Python starts single files of this room by their paths: so they cannot be in an archive.
+# Another Python starts single files of this room by their paths, so these files cannot be in an archive.
 FILES_ROOM = "incontainer"
 
-# Modules that a training script can import, even in an image without hpcenv: hpcenv.training and its imports.
+# Modules that a training script can import even in an image without hpcenv: hpcenv.training and what it imports.
 RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py", "incontainer/provenance.py")
 
 # This replaces `hpcenv.api.executor`, which submitit loads as a plug-in.
 _RANK_EXECUTOR = "incontainer/rank_executor.py"
 
-# The start hook is a package next to the file that Python imports by itself. It does not have the name of hpcenv,
+# The start hook is a package next to sitecustomize.py, which Python imports by itself. The package is not named hpcenv,
 # because the image may have a different version of hpcenv.
 _HOOK_ROOM = "incontainer/start_hook"
 _HOOK_PACKAGE = "_hpcenv_start_hook"
 _HOOK_ENTRY = "sitecustomize.py"
 
-# Flags of a compiled module (PEP 552): the meaning of the next 8 bytes, and whether Python compares them.
+# Flags of a compiled module (PEP 552). They say what the next 8 bytes mean, and whether Python compares them.
 _BY_TIME, _UNCHECKED_HASH, _CHECKED_HASH = 0, 1, 3
 
 
@@ -53,7 +53,7 @@ def package_folder() -> Path:
 
 
 def node_modules() -> list[str]:
-    """Return the paths, relative to the package, of every module that travels to a node."""
+    """Return the paths of all modules of the node code, relative to the package."""
     package = package_folder()
     found = [name for name in os.listdir(package) if name.endswith(".py") and name != "__main__.py"]
     for room in NODE_ROOMS:
@@ -67,11 +67,11 @@ def node_modules() -> list[str]:
 def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
     """Write what the nodes run, and what the ranks can import, into a run folder.
 
-    The modules that the steps on the nodes import are in one archive: a parallel file system makes one file much
-    faster than hundreds.
+    The modules that the steps on the nodes import are in one archive, because a parallel file system makes one file
+    much faster than hundreds.
 
     Args:
-        as_files: write these modules as files, for a folder that any Python version may run. Python can store the
+        as_files: write these modules as files, for a folder whose code any Python version may run. Python can store the
             compiled code of files, but not of modules in an archive.
 
     Raises:
@@ -113,38 +113,38 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file and make its folder. Its mode is the mode of new files, even if the installation is read-only.
+    """Write a file and make its folder. The file gets the default permissions, even if the installation is read-only.
 
     Raises:
-        OSError: it cannot be written; `filename` names it.
+        OSError: the file cannot be written; `filename` of the error names it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
-        # An error of a write (a full disk, a quota) does not name its file.
+        # The error of a failed write (full disk, quota) does not name the file.
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from error
 
 
 def _write_archive(run: RunFolder, content: bytes) -> None:
-    """Write the archive of a run: a hard link to the shared archive with this content; if links fail, a copy.
+    """Write the archive of a run, as a hard link to a shared archive with the same content. If this fails, copy it.
 
-    A shared file is not used if it has another owner or another content (after a crash, or an edit).
+    The shared file is not used if it has another owner or, after a crash or an edit, another content.
 
     Raises:
-        OSError: it cannot be written; `filename` names it.
+        OSError: the archive cannot be written; `filename` of the error names it.
     """
     shared = run.shared_archive(hashlib.sha256(content).hexdigest())
     with contextlib.suppress(OSError):
         os.link(shared, run.archive)
         if os.lstat(run.archive).st_uid == os.geteuid() and read_file(run.archive, follow=False) == content:
             return
-    run.archive.unlink(missing_ok=True)  # writing into it would change the other runs
+    run.archive.unlink(missing_ok=True)  # writing into a hard link would change the archives of other runs
     _write(run.archive, content)
 
 
 def share_archive(run: RunFolder) -> None:
-    """Share the archive of a submitted run, so that later runs can link to it; if links fail, nothing is shared."""
+    """Share the archive of a submitted run, so that later runs can link to it. If the link fails, do nothing."""
     with contextlib.suppress(OSError):
         shared = run.shared_archive(sha256_at(run.archive))
         if not (shared.exists() and shared.samefile(run.archive)):
@@ -154,10 +154,10 @@ def share_archive(run: RunFolder) -> None:
 
 
 def packed(package: Path, modules: Sequence[str]) -> bytes:
-    """Return a zip archive of modules with their compiled code: so the nodes do not compile.
+    """Return a zip archive of modules with their compiled code, so that the nodes need not compile them.
 
-    Equal modules give equal bytes: the names are sorted, and all have the oldest time of the format. Nothing is
-    compressed: Python then reads it without zlib.
+    Equal modules give equal bytes, because the names are sorted and all files have the earliest time of the format. The
+    files are not compressed, so Python reads them without zlib.
 
     Args:
         package: the folder of the package.
@@ -178,14 +178,15 @@ def packed(package: Path, modules: Sequence[str]) -> bytes:
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    return zipfile.ZipInfo(f"hpcenv/{name}")  # its time is 1980-01-01, unless another one is named
+    return zipfile.ZipInfo(f"hpcenv/{name}")  # the default time is 1980-01-01
 
 
 def _compiled(module: Path, source: bytes) -> bytes | None:
-    """Return the compiled code of a module; None if it does not exist, or is from another source text.
+    """Return the compiled code of a module; None if there is none, or if it was compiled from another source text.
 
-    In an archive, Python compares the times of both with a precision of 2 s and in the time zone of the node
-    (zipimport, Python 3.13). So they are compared here, and the header gets a hash that Python does not check.
+    In an archive, Python compares the time of the source with the time in the compiled code, with a precision of 2 s
+    and in the time zone of the node (zipimport, Python 3.13). To avoid this, the times are compared here, and the
+    header of the compiled code gets a hash that Python does not check.
     """
     try:
         compiled = Path(cache_from_source(str(module))).read_bytes()
@@ -209,7 +210,7 @@ def start_hook_files() -> dict[str, str]:
 
 
 def start_hook_digest() -> str:
-    """Return the digest over the files of the start hook, as `records.code_listing` makes it.
+    """Return the digest over the files of the start hook, computed with `records.code_listing`.
 
     Raises:
         OSError: a file cannot be read.

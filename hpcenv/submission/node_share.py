@@ -1,8 +1,8 @@
-"""CPUs and memory of a job that does not request them: the share of a node that belongs to its GPUs.
+"""CPUs and memory for a job that does not request them: the share of a node that belongs to the job's GPUs.
 
-Runs on: LOGIN NODE. Slurm's own default is one CPU for each task, and then all ranks of a node share one core: OLCF's
-guide to PyTorch on Frontier reports 10 minutes instead of 10 seconds (pytorch_frontier.rst, 2026-11); also
-Lightning#18650 (2023-09), NVIDIA/srt-slurm#254 (2026).
+Runs on: LOGIN NODE. By default, Slurm gives one CPU to each task, so all ranks of a node would share one core. OLCF's
+guide to PyTorch on Frontier reports 10 minutes instead of 10 seconds for this (pytorch_frontier.rst, 2026-11). See also
+Lightning#18650 (2023-09) and NVIDIA/srt-slurm#254 (2026).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from hpcenv.submission.plan import Request
 from hpcenv.text import plural
 
 _SCONTROL = "scontrol show node"
-# Sort order: unknown memory comes first, all memory of a node comes last.
+# Sort keys: unknown memory (None) comes first, all memory of a node (0) comes last.
 _AS_LAST = {None: -1.0, 0: float("inf")}
 _LEFT_TO_SLURM = "CPUs and memory are left to Slurm's defaults (--cpus and --mem request them)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShare:
-    """What is requested on each node, instead of Slurm's defaults.
+    """The CPUs and the memory that are requested on each node instead of Slurm's defaults.
 
     Attributes:
-        cpus: None for Slurm's default.
-        mem: as sbatch's --mem; None for Slurm's default.
-        cpus_origin, mem_origin: how the values follow from the cluster, or why they are not requested; may be empty.
-        note: one line about both, for the user; may be empty.
-        expedite: whether a job whose node fails comes first when it is requeued.
+        cpus: the number of CPUs; None for Slurm's default.
+        mem: the memory in the form of sbatch's --mem; None for Slurm's default.
+        cpus_origin, mem_origin: how the value was computed, or why it is not requested; may be empty.
+        note: one line about both values, for the user; may be empty.
+        expedite: whether Slurm starts the job first when it queues the job again after a node failure.
     """
 
     cpus: int | None = None
@@ -45,22 +45,22 @@ class NodeShare:
     expedite: bool = False
 
     def words(self) -> tuple[str, ...]:
-        """Return what is requested, each value with its origin."""
+        """Return the requested values as text, each with its origin."""
         values = (("cpus", self.cpus, self.cpus_origin), ("mem", self.mem, self.mem_origin))
         return tuple(f"{name} = {value} ({origin})" for name, value, origin in values if value is not None)
 
     def added_to(self, request: Request) -> Request:
-        """Return the request with what is requested here."""
+        """Return a request to which the CPUs and the memory of this share are added."""
         cpus = request.cpus_per_task if self.cpus is None else self.cpus
         mem = request.mem if self.mem is None else self.mem
         return replace(request, cpus_per_task=cpus, mem=mem, expedite=self.expedite)
 
 
 def read_resources(answer: Future[ClusterResources] | None) -> ClusterResources | str:
-    """Return what the nodes have, or why that is not known.
+    """Return the resources of the nodes, or a text that says why they are not known.
 
     Args:
-        answer: of `node_resources.ask`; None if scontrol was not asked.
+        answer: the result of `node_resources.ask`; None if scontrol was not asked.
     """
     found = read_answer(answer)
     if found is None:
@@ -75,10 +75,10 @@ def choose(
     *,
     handover: bool = False,
 ) -> NodeShare:
-    """Return what is requested instead of Slurm's defaults.
+    """Return the CPUs and the memory to request instead of Slurm's defaults.
 
     Args:
-        resources: as for `read_resources`; if the request has GPUs, this function waits for the answer.
+        resources: as for `read_resources`. If the request has GPUs, this function waits for the answer.
         handover: whether somebody else submits the job, perhaps to another cluster.
     """
     if request.gpus_per_node == 0:
@@ -99,10 +99,10 @@ def of_ranks(request: Request, offers: Sequence[Offer]) -> NodeShare:
 
 
 def of_gpus(request: Request, found: ClusterResources | str) -> NodeShare:
-    """Return the CPUs and the memory that belong to the requested GPUs, unless the request already has them. Pure.
+    """Return the CPUs and the memory that belong to the requested GPUs, without values that the request has. Pure.
 
     Args:
-        found: what the nodes have, or why that is not known.
+        found: the resources of the nodes, or why they are not known.
     """
     wants_cpus, wants_mem = request.cpus_per_task is None, _wants_memory(request)
     if not wants_cpus and not wants_mem:
@@ -136,7 +136,7 @@ def _fitting(request: Request, found: ClusterResources) -> list[tuple[NodeResour
     partitions = [part for part in found.partitions.values() if (part.name in named if named else part.default)]
     ways = capacity.feature_sets(request.constraint)
     excluded, wanted = capacity.host_names(request.exclude), capacity.host_names(request.nodelist)
-    # With fewer names than nodes, Slurm adds other nodes.
+    # If `--nodelist` has fewer names than the job has nodes, Slurm adds other nodes.
     only = wanted if len(wanted) >= request.nodes + request.spare else frozenset()
     return [
         (node, part)
@@ -183,7 +183,7 @@ def _memory(request: Request, cpus: int | None, node: NodeResources, part: Parti
     """Return the memory in MiB for the requested GPUs of a node, 0 for all memory, and how it was computed."""
     gpus, total = request.gpus_per_node, sum(node.gpus.values())
     if "MEMORY" not in part.select.upper():
-        # Then a value would only add a limit to the job.
+        # If the cluster does not count memory, a value would only add a limit to the job.
         known = f"SelectTypeParameters={part.select}" if part.select else "SelectTypeParameters is not known"
         return None, f"the cluster does not count memory: {known}" if part.select else known
     if _whole_nodes(request, part):
@@ -204,7 +204,7 @@ def _memory(request: Request, cpus: int | None, node: NodeResources, part: Parti
 
 
 def _whole_nodes(request: Request, part: PartitionShares) -> bool:
-    # `exclusive` with a value (user, mcs, topo) shares nodes, or is about racks.
+    # `exclusive` with a value does not give whole nodes: with `user` and `mcs` jobs share nodes, `topo` is about racks.
     return part.whole_nodes or ("exclusive" in request.sbatch and not request.sbatch["exclusive"])
 
 
@@ -219,7 +219,7 @@ def _sbatch_memory(mebibytes: int | None) -> str | None:
 
 
 def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
-    """Return what is requested and what is not, each with its origin."""
+    """Return one line that says what is requested and what is left to Slurm, each with its origin."""
     asked: list[str] = []
     left: list[str] = []
     if wants_cpus:
@@ -239,12 +239,12 @@ def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
 def refuse_shared_cores(
     request: Request, origin: str, offers: Sequence[Offer], *, launcher: str, skipped: Sequence[str]
 ) -> None:
-    """Refuse a request in which ranks would share a core. If it is not known here, the check of the nodes finds it.
+    """Refuse a request in which ranks would share a core. If this is not known here, the check of the nodes finds it.
 
     Args:
         origin: where the number of CPUs comes from.
         launcher: what starts the ranks.
-        skipped: ids of skipped checks; with `sys.affinity`, ranks may share cores.
+        skipped: ids of skipped checks. If `sys.affinity` is one of them, ranks may share cores.
 
     Raises:
         UsageError: ranks would share a core, or srun could not start its tasks.
@@ -272,7 +272,7 @@ def refuse_shared_cores(
 
 
 def origin_of(origins: Mapping[str, str], share: NodeShare) -> str:
-    """Return where the number of CPUs comes from, for an error."""
+    """Return a text for an error that says where the number of CPUs comes from."""
     return (
         f"the CPUs come from {origins['cpus']}"
         if "cpus" in origins

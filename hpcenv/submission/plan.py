@@ -1,6 +1,6 @@
-"""A plan: everything that a submission will write and request, decided before anything is done.
+"""A plan: everything that a submission will write and request. It is complete before anything is done.
 
-Runs on: LOGIN NODE. Pure: `--dry-run` prints the plan that `submit` consumes.
+Runs on: LOGIN NODE. Pure. `--dry-run` prints the same plan that `submit` carries out.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from hpcenv.text import Shown, plural
 
 @dataclass(frozen=True, kw_only=True)
 class Request(WrittenOptions):
-    """The request to Slurm. With None, Slurm decides.
+    """The request to Slurm. If a value is None, Slurm decides.
 
     Attributes:
-        gpus_per_node: per node, never the job's total.
-        gpu_request: the form that this cluster accepts.
-        gpu_type: its name in the GRES; None accepts any type.
-        comment: the user's own comment of the job; None without one.
-        fingerprint: of the lockfile, for the job's comment; empty if it is not known.
+        gpus_per_node: the number of GPUs on each node, never the total of the job.
+        gpu_request: the option for GPUs that this cluster accepts.
+        gpu_type: the name of the GPU type in the GRES; None accepts any type.
+        comment: the user's own comment of the job; None if the user gave no comment.
+        fingerprint: the fingerprint of the lockfile, for the job's comment; empty if it is not known.
         rocm: whether the container needs ROCm's libraries of the host.
-        expedite: a job whose node fails is to come first when Slurm queues it again.
-        sbatch: options that are passed on to sbatch: name -> value, None without a value.
-        srun: options that are passed on to the srun of the launch step.
+        expedite: whether Slurm is to start a job first if it queues the job again after a node failure.
+        sbatch: options that are passed on to sbatch: name -> value; the value is None for an option without a value.
+        srun: options that are passed on to the srun of the launch step, in the same form.
     """
 
     nodes: int
@@ -60,12 +60,12 @@ class Request(WrittenOptions):
 
     @property
     def time_minutes(self) -> float | None:
-        """The time limit in minutes, None when Slurm decides."""
+        """The time limit in minutes; None if Slurm decides."""
         return None if self.time is None else time_minutes(self.time)
 
     @property
     def shape(self) -> str:
-        """The shape in words: it shows that the number of GPUs is per node."""
+        """The numbers of nodes, GPUs per node and ranks, in words."""
         ranks = self.nodes * self.nproc_per_node
         what = plural(self.gpus_per_node, "GPU") if self.gpus_per_node else "no GPU"
         text = f"{plural(self.nodes, 'node')} x {what}"
@@ -76,12 +76,12 @@ class Request(WrittenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRuns:
-    """The runs of `--after`: they must complete before this one starts.
+    """The runs of `--after`: they must complete before the planned run starts.
 
     Attributes:
-        names: all of them, as their folders are called.
+        names: the names of the folders of all these runs.
         going: folders of the runs that have not ended.
-        on_slurm: job ids of these runs in Slurm; for a sweep, the id of its array.
+        on_slurm: job ids of the runs in `going` that are in Slurm; for a sweep, the id of its array.
         waited_for: folders of the runs for which `submit` itself waits.
     """
 
@@ -99,8 +99,8 @@ class Plan(Shown):
         manifest: what the nodes will read.
         request: what is requested from Slurm.
         script: the batch script, byte for byte; empty for `--cluster local`.
-        lockfile_text: the lockfile's bytes as text, kept with the run.
-        requirements: the packages of the lockfile as pip reads them, kept with the run.
+        lockfile_text: the text of the lockfile, which is kept with the run.
+        requirements: the packages of the lockfile in a form for pip, which is kept with the run.
         notes: what the user should know, one sentence each.
         requested: the values of the request to Slurm, each with its origin.
         command: the command line that makes this plan again.
@@ -108,8 +108,8 @@ class Plan(Shown):
         record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
         files: more files for the run folder: relative path -> content.
         hub: the cache with the repositories of a hub.
-        after: the runs that must complete first; Slurm waits for those that are in Slurm.
-        secret_values: variable of the submission -> value, for the file that the nodes read.
+        after: the runs that must complete first. Slurm itself waits for the runs that it knows.
+        secret_values: variable of this process -> value, for the file of secrets that the nodes read.
     """
 
     manifest: Manifest
@@ -133,15 +133,15 @@ class PlannedSource:
     """The copy of the code that `submit` will make.
 
     Attributes:
-        record: the same for the manifest.
+        record: the description of the copy in the manifest.
         script: the path of the script in the copy; None if the run has no file of code.
         files: path in the run folder -> the file to copy.
-        texts: the files that may change at any time: path -> the content that was read, which is copied.
+        texts: files that may change at any time: path -> the content that was read. This content is written.
         listing: the content of the copy; paths that are not in `files` are links.
-        workdir: the working directory, in the run folder.
-        roots: name of a folder in the run folder -> the folder that it copies, links resolved.
+        workdir: the working directory, relative to the run folder.
+        roots: name of a folder in the run folder -> the folder of which it is a copy, links resolved.
         live_folders: folders that this submission makes in the project.
-        diff: the difference of tracked files from the commit; empty without one.
+        diff: the difference of tracked files from the commit; empty if there is no difference.
         new: the script, if git does not track it.
         has_submodules: whether the work tree has submodules with files in the copy.
     """
@@ -164,15 +164,15 @@ class Call:
     """A Python function that every rank or task calls, instead of a script.
 
     Attributes:
-        name: of the function; the run is named after it.
-        script: what torchrun starts; relative to the run folder, and among `files`.
+        name: the name of the function, which is also the name of the run.
+        script: the file that torchrun starts: one of `files`, relative to the run folder.
         files: path relative to the run folder -> content.
-        spec: what `script` reads from call.json in its folder. `file` is added: the path of
+        spec: the content of call.json, which `script` reads. call.json also has `file`: the path of
             `module` for the ranks.
         module: the file of the function; None if there is nothing to copy.
-        folder: where the function and its results are pickled.
-        outputs: a folder that the function writes to; it is not code.
-        launcher: the program that starts the calling processes, see `LaunchOptions`.
+        folder: the folder for the pickles of the function and of its results.
+        outputs: a folder that the function writes to. It has no code.
+        launcher: the program that starts the processes that call the function, see `LaunchOptions`.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Call:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that every node must see, and that are no code."""
+        """Further folders that every node must see. They have no code."""
         return tuple(folder for folder in (self.folder, self.outputs) if folder is not None)
 
 
@@ -203,9 +203,9 @@ def render_script(
     Args:
         manifest: the run.
         request: what is requested from Slurm.
-        python: interpreter for hpcenv's steps on the nodes: the one that submits.
-        command: written into the header as a comment.
-        replaced: hole -> text that replaces the value from the manifest.
+        python: the interpreter for hpcenv's steps on the nodes. It is the interpreter that submits the run.
+        command: the command line, for a comment at the top of the script.
+        replaced: name of a hole of the template -> text that replaces the value from the manifest.
     """
     values: dict[str, str] = {
         "run": batch_script.comment(manifest.run),
@@ -224,7 +224,7 @@ def render_script(
 
 
 def _parts(manifest: Manifest, request: Request) -> dict[str, Sequence[str]]:
-    """Return the parts of the template that this run needs: name of the hole in the part -> its words."""
+    """Return the parts of the template that this run needs: name of the hole in the part -> the words for this hole."""
     parts: dict[str, Sequence[str]] = {}
     if manifest.modules:
         parts["modules"] = module_words(manifest)
@@ -249,7 +249,7 @@ def module_words(manifest: Manifest) -> list[str]:
 
 
 def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
-    """Return the `#SBATCH` lines of a run: option and value, None for one without."""
+    """Return the `#SBATCH` lines of a run as pairs: an option, and its value or None if it has no value."""
     run = RunFolder(_path(manifest.run_folder))
     requested: list[tuple[str, str | None]] = [
         ("job-name", manifest.run),
@@ -278,12 +278,13 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
     ]
 
 
-# `scontrol show job` shows a job's comment; sacct too where the site stores it (AccountingStoreFlags=job_comment).
+# `scontrol show job` shows a job's comment. sacct shows it, too, if the site stores it
+# (AccountingStoreFlags=job_comment).
 _COMMENT_PREFIX = "hpcenv:"
 
 
 def _comment_directive(request: Request) -> list[tuple[str, str | None]]:
-    """Return the job's comment: the user's own, then the fingerprint of the lockfile."""
+    """Return the directive for the job's comment: the user's own comment, then the fingerprint of the lockfile."""
     words = [request.comment or "", f"{_COMMENT_PREFIX}{request.fingerprint}" if request.fingerprint else ""]
     comment = " ".join(word for word in words if word)
     return [("comment", comment)] if comment else []
@@ -291,7 +292,7 @@ def _comment_directive(request: Request) -> list[tuple[str, str | None]]:
 
 def _stop_directives(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
     """Return the directives for a signal before the end, and for a requeue after a preemption or a node failure."""
-    # Without `B:` only the job steps get the signal; the batch shell waits for them.
+    # Without `B:` only the job steps get the signal. The batch shell waits for the steps.
     warning = [("signal", f"USR2@{manifest.stop.grace}")] if manifest.launches and manifest.stop.grace else []
     if manifest.stop.requeue == "never":
         return [*warning, ("no-requeue", None)]
@@ -299,7 +300,8 @@ def _stop_directives(manifest: Manifest, request: Request) -> list[tuple[str, st
 
 
 def _resource_directives(request: Request) -> list[tuple[str, str | None]]:
-    """Return the directives for GPUs and other generic resources: sbatch uses only the last `--gres` of a script."""
+    """Return the directives for GPUs and other generic resources, with at most one `--gres`: sbatch uses only the last.
+    """
     gres, directives = request.sbatch.get("gres"), []
     if request.gpus_per_node:
         count = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
@@ -328,7 +330,7 @@ def _stage_options(manifest: Manifest, request: Request) -> list[str]:
         *_on_all_nodes(request),
         *_cpus(request),
         "--kill-on-bad-exit=0",
-        # Computed with 20 MB/s: a slower file system is useless for jobs.
+        # The limit is computed with 20 MB/s: a slower file system is useless for jobs.
         f"--time={10 + total // (20 * 10**6 * 60)}",
         "--job-name=stage",
     ]
@@ -349,9 +351,10 @@ def _launch_options(manifest: Manifest, request: Request) -> list[str]:
         # A file with the nodes that the decide step chose: srun reads a file if the value has a slash.
         *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
         *([] if cpus is None else [f"--cpus-per-task={cpus}"]),
-        # A node that failed ends the step at once.
+        # The failure of one node ends the step at once.
         "--kill-on-bad-exit=1",
-        # After this time a node that hangs no longer holds the others. With 0, srun prints a warning after 60 s.
+        # When the first task has ended, srun waits this long for the others, then it ends the step: a node may hang.
+        # With 0, srun prints a warning after 60 s.
         f"--wait={SECONDS_FOR_SLOWER_NODES}",
         "--unbuffered",
         "--job-name=launch",
@@ -370,13 +373,14 @@ def _inside_options(manifest: Manifest, request: Request, name: str) -> list[str
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
         f"--job-name={name}",
-        # As for the launch step: the cores that a rank gets are checked.
+        # The options of the launch step, because this step checks the cores that a rank gets.
         *native_options.options_of(request.srun),
     ]
 
 
 def _smoke_options(manifest: Manifest, request: Request, smoke: SmokeOptions) -> list[str]:
-    # The start has the limit of the check, and four phases have their own; this limit is the last one if a node hangs.
+    # The start has the time limit of the check, and each of four phases has a time limit. The limit of the step is only
+    # for a node that hangs.
     minutes = -(-(manifest.check_seconds + 4 * int(smoke.seconds)) // 60) + 5
     return [
         f"--nodes={request.nodes}",
@@ -387,7 +391,7 @@ def _smoke_options(manifest: Manifest, request: Request, smoke: SmokeOptions) ->
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
         "--job-name=smoke",
-        # As for the launch step: options such as --network change what is tested.
+        # The options of the launch step, because options such as --network change what is tested.
         *native_options.options_of(request.srun),
     ]
 

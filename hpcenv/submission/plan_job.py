@@ -1,7 +1,7 @@
-"""Plan a run: decide everything about it, write nothing.
+"""Plan a run: decide everything about it, and write nothing.
 
-Runs on: LOGIN NODE. Whatever can be refused is refused here, before anything is queued;
-`--dry-run` prints the plan that `submit` consumes.
+Runs on: LOGIN NODE. Every request that can be refused is refused here, before anything is queued.
+`--dry-run` prints the same plan that `submit` carries out.
 """
 
 from __future__ import annotations
@@ -91,13 +91,14 @@ from hpcenv.version import VERSION
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The merged request, its project and the place of the run.
+    """The merged options, the project and the site profile of a run.
 
     Attributes:
-        profile: the site profile; its values are not yet those for this run.
+        profile: the site profile. Its values for this run are not yet selected.
         request: what is requested from Slurm, without the values of the site profile.
         earlier: the runs of `--after`.
-        script, content: the file that the ranks start and its bytes; None if it is not known.
+        script: the file that the ranks start; None if it is not known.
+        content: the bytes of this file.
     """
 
     workspace: Workspace
@@ -115,11 +116,12 @@ class _Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What is requested from Slurm, with the origin of every value, and the lockfile and site profile behind it.
+    """What is requested from Slurm, with the origin of every value, the lockfile and the site profile.
 
     Attributes:
-        path, content: of the lockfile.
-        edited: the fingerprint of its content if the lockfile names another one; else empty.
+        path: the path of the lockfile.
+        content: the bytes of the lockfile.
+        edited: the fingerprint of the lockfile's content, if the lockfile names another fingerprint; else empty.
         profile: the site profile with the values for this run.
     """
 
@@ -150,8 +152,8 @@ class _Place:
 
     Attributes:
         request: the final request to Slurm.
-        share: the CPUs and memory that were computed from the nodes.
-        copies: what is copied to the nodes; None to use everything where it is.
+        share: the CPUs and memory that were computed from the resources of the nodes.
+        copies: what is copied to the disks of the nodes; None if nothing is copied.
     """
 
     run_folder: Path
@@ -167,8 +169,9 @@ class _Started:
     """The program that torchrun will start, its code and its data.
 
     Attributes:
-        place: its path for the ranks; None if it is the script.
-        environment: with the binds for code and data.
+        content: the bytes of the program.
+        place: the path of the program for the ranks; None if the script is used at its own path.
+        environment: the environment, with the binds for code and data.
         data: the folders and files of [[data]] in their current state.
     """
 
@@ -183,12 +186,12 @@ class _Started:
 
 
 def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
-    """Decide everything about a run; writes and submits nothing.
+    """Decide everything about a run. This writes and submits nothing.
 
-    It starts no program that the project names, because the user may not have accepted them yet (`--dry-run`).
+    It does not start programs that the project names, because the user may not have accepted them yet (`--dry-run`).
 
     Raises:
-        HpcenvError: anything that would make the job fail, as far as the login node can know it.
+        HpcenvError: the login node found a reason why the job would fail.
     """
     _require_no_import(context)
     workspace = workspace.for_lock(options.lock)
@@ -225,7 +228,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
 
 
 def _require_no_import(context: Context) -> None:
-    """Refuse a submission from a rank that imports the file of its function (incontainer/call.py)."""
+    """Refuse a submission by a rank that is importing the file of its function (incontainer/call.py)."""
     file = context.environ.get("HPCENV_IMPORTING")
     if file is not None:
         raise UsageError(
@@ -246,7 +249,8 @@ def _merge(workspace: Workspace, options: SubmitOptions, context: Context, clust
     """Merge the options from all sources; refuse options that contradict each other or name missing things."""
     profile, of_site = choose_site.choose(workspace, options, context, cluster)
     merged = merge(options, workspace, context.environ, cluster, profile)
-    # This comes before the request: the answer to a typed sbatch command line is a complete hpcenv command line.
+    # The script is read before the request is made: if it is a shell script with `#SBATCH` lines, this error must come
+    # first, because its hint is a complete hpcenv command line.
     script, content = _script(merged.options, context)
     request = make_request(merged.options)
     require_literal(merged.options)
@@ -283,7 +287,8 @@ def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, byte
 
 
 def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...]:
-    """Look for a module outside the project, or for a console script; return a note if this cannot be checked here."""
+    """Refuse a module or a console script that the environment does not have; return a note if this cannot be checked.
+    """
     options, context = wanted.options, wanted.context
     if options.entry and options.script is not None:
         return entry_point.require_in_environment(options.script, environment)
@@ -294,13 +299,14 @@ def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...
 
 
 def _shape(wanted: _Wanted) -> _Shape:
-    """Read the lockfile and return the request for this run; refuse one that the locked environment cannot fulfil."""
+    """Read the lockfile and return the request for this run; refuse a request that the locked environment cannot meet.
+    """
     workspace, options = wanted.workspace, wanted.options
     read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
     path, content, lockfile, edited = read.path, read.content, read.lockfile, read.edited
     why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
     notes = [f"`{workspace.shown(path)}` was edited: {why}"] if edited else []
-    # The lockfile decides. The command does not show an overlay that is not mounted, or is mounted elsewhere.
+    # The lockfile decides. The command line does not show that an overlay is not mounted, or is mounted elsewhere.
     notes += [f"{one}: the lockfile counts (--frozen)" for one in read.reasons if one.name == "overlay-changed"]
     profile = _for_this_run(wanted, lockfile)
     notes += [] if profile is None else [*profile.notes, *profile.left_out]
@@ -359,7 +365,7 @@ def _idle_gpus(options: SubmitOptions, request: Request, origins: Mapping[str, s
 
 
 def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
-    """Return the environment that the nodes must have; refuse it if it differs on this machine already."""
+    """Return the environment that the nodes must have; refuse a run if this machine already shows a difference."""
     options, context, lockfile = wanted.options, wanted.context, shape.lockfile
     lock = options.lock if options.lockfile is None else str(options.lockfile)
     environment = environment_of(
@@ -381,7 +387,7 @@ def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
 
 
 def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Place:
-    """Return the place of the run and its resources on the cluster; refuse a run that could not run there."""
+    """Return the place of the run and its resources on the cluster; refuse a run that cannot work there."""
     options, context = wanted.options, wanted.context
     run_folder = run_place.run_folder(wanted.workspace, options, context, wanted.cluster, wanted.script)
     checkpoint = resume.find_checkpoint(options, context, wanted.earlier)
@@ -407,7 +413,7 @@ def _early_checks(
     if wanted.cluster == "local":
         early_checks.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
         return NodeShare(), notes
-    # First the checks without sinfo, which may take seconds.
+    # The first checks do not need the answer of sinfo, which may take seconds.
     shared = early_checks.require_shared(run_folder, options, context, gate.environment, checkpoint)
     offers, unknown = ((), ()) if options.allocated else early_checks.read_offers(answers.offers)
     notes += unknown
@@ -425,9 +431,9 @@ def _early_checks(
 
 
 def _check_secrets(wanted: _Wanted, shape: _Shape) -> list[str]:
-    """Refuse secrets that the nodes cannot read; return notes if that is not known."""
+    """Refuse secrets that the nodes cannot read; return notes on secrets for which this is not known."""
     options, context = wanted.options, wanted.context
-    # An exported folder is submitted in another environment. Without a script no secret is read.
+    # An exported folder will be submitted with other variables and files. A job without a training reads no secret.
     if options.handover or not options.trains:
         return []
     modules = () if shape.profile is None else shape.profile.modules
@@ -438,9 +444,9 @@ def _check_secrets(wanted: _Wanted, shape: _Shape) -> list[str]:
 
 
 def _share(wanted: _Wanted, shape: _Shape, offers: Sequence[Offer], answers: Answers) -> NodeShare:
-    """Return CPUs and memory of each node; refuse ranks that would share a core."""
+    """Return the CPUs and memory to request on each node; refuse a request in which ranks would share a core."""
     options, request = wanted.options, shape.request
-    # Ranks are those of the training, or of the smoke test.
+    # Only a training and the smoke test (level `full`) have ranks.
     if not options.trains and options.preflight != "full":
         return NodeShare()
     share = node_share.choose(request, offers, answers.resources, handover=options.handover)
@@ -482,15 +488,16 @@ def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _
 def plan_code(
     workspace: Workspace, options: SubmitOptions, context: Context, run_folder: Path | None = None
 ) -> tuple[Code, str]:
-    """Decide only which files of the project a run of a script gets: for a comparison, or an engine other than Slurm.
+    """Decide only which files of the project a run of a script gets. For a comparison, or for an engine that is not
+    Slurm.
 
-    Neither the image nor Slurm is needed, and nothing but git is started.
+    This needs neither the image nor Slurm, and starts only git.
 
     Args:
-        run_folder: where the code will be copied; None if it is not copied.
+        run_folder: the folder into which the code will be copied; None if it will not be copied.
 
     Returns:
-        The files to copy, and the sha256 of the script; empty if there is no file.
+        The files to copy, and the sha256 of the script. The sha256 is empty if the file of the script is not known.
 
     Raises:
         HpcenvError: the code cannot be copied.
@@ -508,7 +515,7 @@ def plan_code(
 def _manifest(
     wanted: _Wanted, shape: _Shape, gate: _Gate, place: _Place, started: _Started
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Return what the nodes will read, and notes about it."""
+    """Return the manifest, which the nodes will read, and notes about it."""
     given = settings(wanted.workspace, wanted.options.env, shape.profile)
     own = hub_cache.variables(started.cache, place.run_folder)
     ranks, replaced = add_own(given, own, ": the ranks may not find the data of [[data]]")
@@ -530,7 +537,7 @@ def _manifest(
 def _described(
     wanted: _Wanted, shape: _Shape, gate: _Gate, place: _Place, started: _Started, ranks: tuple[Setting, ...]
 ) -> Manifest:
-    """Return the manifest before determinism adds its values; `ranks` are the variables of the ranks."""
+    """Return the manifest without the determinism options; `ranks` are the variables of the ranks."""
     workspace, options, request, share = wanted.workspace, wanted.options, place.request, place.share
     lockfile, origin, run_folder = shape.lockfile, workspace.shown(shape.path), place.run_folder
     named = kept_secrets.secrets_of(workspace, options, wanted.context.environ)
@@ -594,7 +601,10 @@ def _described(
 
 
 def _hidden(wanted: _Wanted, lockfile: Lockfile, environment: Environment) -> tuple[str, ...]:
-    """Return which files of the project hide locked modules from the ranks; a console script does not look there."""
+    """Return which files of the project hide locked modules from the ranks.
+
+    A console script does not import modules from the folder of the code.
+    """
     options, context = wanted.options, wanted.context
     folder = None if options.entry else snapshot.code_folder(options, context.cwd)
     packages = module_file.only_packages(
@@ -606,7 +616,7 @@ def _hidden(wanted: _Wanted, lockfile: Lockfile, environment: Environment) -> tu
 def _with_determinism(
     manifest: Manifest, wanted: _Wanted, locked: Lockfile, profile: Profile | None
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Return the manifest with the severities of the gate and the determinism options of the ranks; also notes."""
+    """Return the manifest with the severities of the gate and the determinism options of the ranks, and notes."""
     options, project, gpus = wanted.options, wanted.workspace.project, manifest.gpus_per_node
     if not manifest.launches:
         return replace(manifest, severities=gate_severities(locked, gpus=gpus)), ()
@@ -630,7 +640,11 @@ def _with_determinism(
 
 
 def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
-    """Return the files of a function's call, with the place of its module: in the run folder, or absolute."""
+    """Return the files for the call of a function. call.json has the path of the function's module.
+
+    Args:
+        module: the path relative to the run folder; None to use the module at its own path.
+    """
     place = module or call.module
     spec = {**call.spec, "file": "" if place is None else str(place)}
     beside = str(Path(call.script).with_name("call.json"))
@@ -638,7 +652,9 @@ def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
 
 
 def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
-    """Return the environment with the folders of a function: its pickles, its outputs, and its module or the copy."""
+    """Return the environment with binds for the folders of a function: its pickles, its outputs, and its module if it
+    is not copied.
+    """
     if environment.kind != "sif":
         return environment
     folders = [str(folder) for folder in call.folders]

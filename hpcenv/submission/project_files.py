@@ -1,15 +1,16 @@
-"""Which files of a project a run's own copy has: copied and hashed, linked to the live project, or left out.
+"""Decide for each file of a project: the run's copy of the project has a copy of it, a link to it, or nothing.
 
-Runs on: LOGIN NODE. Reads, and writes nothing.
+Runs on: LOGIN NODE. Reads files, and writes nothing.
 
-Copied: what git tracks, without lockfiles (a run keeps its own); what Python can import; what `--include` names; and
-text up to 1 MiB that git does not ignore and that does not look like a credential, by its name or a line of it. Every
-other file that is there at submission becomes a link to the live project at the same relative place: more people read a
-run folder than a home, and a bundle of it is published. A link is never copied as it is if it leads out of the folder:
-the copy gets what it leads to.
+These files are copied and hashed: files that git tracks, without lockfiles (a run keeps its own lockfile); files that
+Python can import; files that `--include` names; and text up to 1 MiB that git does not ignore and that does not look
+like a credential, neither by its name nor by one of its lines. Every other file that exists at submission becomes a
+link to the live project, at the same relative path. Such files are not copied, because more people can read a run
+folder than a home folder, and a bundle of the run folder may be published. If a link leads out of the folder, the copy
+gets the target instead of the link.
 
-The same holds for a project without git, except that nothing is tracked and nothing is ignored. In a bundle, the list
-of the run's own copy replaces the list of tracked files.
+The same rules are used for a project without git, where nothing is tracked and nothing is ignored. If the source is a
+bundle, the list of files in the run's copy replaces the list of tracked files.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from hpcenv.submission import credentials
 
 # Text up to this size is a configuration or a note, and is copied.
 _LONGEST_TEXT = 1 << 20
-# Limits for copied files that git does not track, all together.
+# Limits for the number and the total size of the copied files that git does not track.
 _MOST_LOOSE = 5_000
 _MOST_LOOSE_BYTES = 64 << 20
 # Files that git does not track are checked one by one: 0.1 ms each on a parallel file system.
 _MOST_LOOKED_AT = 20_000
 _DEEPEST = 100
-# A linked folder with more names is data.
+# If a linked folder has more names, it counts as data.
 _MOST_BEHIND_LINK = 2_000
-# All copied files together. A larger project probably holds data, and every run keeps its copy.
+# Limits for all copied files together. A larger project probably holds data, and every run would keep a copy.
 _MOST_FILES = 20_000
 _MOST_BYTES = 10**9
 _SHOWN = 3
 
-# docs/spec.md of Git LFS 3.7: a pointer has less than 1024 bytes; its first line is this.
+# The first line of a pointer of Git LFS. A pointer has less than 1024 bytes (docs/spec.md of Git LFS 3.7).
 _POINTER, _POINTER_BYTES = b"version https://git-lfs.github.com/spec/", range(60, 1024)
 
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
@@ -58,11 +59,13 @@ class CopyRules:
 
     Attributes:
         project: the folder of hpcenv.toml, links resolved; patterns are relative to it.
-        links: absolute path -> target of the copy's link at that place: data, live folders, staged folders.
-        skipped: folders of hpcenv, links resolved: runs, store.
+        links: absolute path -> target of the link that the copy has at this path: for data, live folders and staged
+            folders.
+        skipped: folders of hpcenv, links resolved: for example the folder of runs and the store.
         lockfiles: the folder of lockfiles, relative to `project`. It is not copied: a run has its own lockfile.
-        ignore, include: patterns.
-        to_others: the copy is for another person, so it has no links, and no hidden files that git does not track.
+        ignore, include: patterns for paths that are left out, and for paths that are copied in any case.
+        to_others: whether the copy is for another person. Then it has no links, and no hidden files that git does not
+            track.
         secrets: files that [secrets] or --secret name, links resolved. They are never copied.
     """
 
@@ -78,18 +81,18 @@ class CopyRules:
 
 @dataclass(kw_only=True)
 class CopyContent:
-    """The content of a copy. Paths are relative to its top folder.
+    """The content of a copy. Paths are relative to the top folder of the copy.
 
     Attributes:
         copies: path -> the file to copy.
         contents: path -> sha256 of a copied file, or `link:TARGET`.
-        texts: path -> content of a copied text that git does not track. A log in the project may grow at any time, so
-            the copy gets what was read.
-        live: path -> target of its link.
-        uncovered: paths of `live` that no node compares.
-        untracked: importable files among the copies that git does not track.
-        known: path -> information on a file that git does not track, copied or not.
-        ignored: files that git ignores and `--include` names. They are copied.
+        texts: path -> content of a copied text that git does not track. The copy gets this content, because a log in
+            the project may grow at any time.
+        live: path of a link in the copy -> target of the link.
+        uncovered: those paths of `live` that no node compares.
+        untracked: copied files that Python can import and that git does not track.
+        known: path -> information on a file that git does not track. The file may be copied or not.
+        ignored: copied files that git ignores and that `--include` names.
         unasked: work trees for which git does not tell which files it ignores.
         left_out: paths that a copy for others does not contain.
         pointers: files of Git LFS whose content was not fetched. The copy gets the pointer file.
@@ -117,8 +120,8 @@ def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ig
 
     Args:
         root: the folder, links resolved.
-        shown: its path as the user and the nodes know it; links lead there.
-        tracked: files that git tracks, relative to the folder; for the copy in a bundle, the files of its list.
+        shown: the path of the folder as the user and the nodes know it. Links of the copy lead to this path.
+        tracked: files that git tracks, relative to the folder; for a copy in a bundle, the files in the copy's list.
         ask_ignored: called once for each work tree with untracked files that git may ignore.
 
     Raises:
@@ -128,7 +131,7 @@ def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ig
 
 
 def require_bounded(root: Path, tracked: Sequence[str]) -> None:
-    """Refuse a repository that is too large to be copied. No file of it is read for this.
+    """Refuse a repository that is too large to be copied. This reads the sizes of the files, not the files.
 
     Raises:
         UsageError: there are too many files, or they are too large.
@@ -153,9 +156,9 @@ class _LooseFile:
     """An untracked file that is treated differently if git ignores it.
 
     Attributes:
-        place: its real path; for a path behind a link, outside of the folder.
-        asked: work tree and path in it, for each path that git may ignore: its own, or that of a link or of a nested
-            work tree that leads to it.
+        place: the path at which the file is read. It is outside of the folder if a link leads to the file.
+        asked: pairs of a work tree and a path in this work tree. git is asked about each pair: about the path of the
+            file, and about the path of each link or nested work tree that leads to the file.
     """
 
     place: str
@@ -165,7 +168,7 @@ class _LooseFile:
 
 
 class _ProjectWalk:
-    """One walk through a project."""
+    """Walks once through a project, and collects the content of the copy in `found`."""
 
     def __init__(
         self, root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ignored: AskIgnored
@@ -207,7 +210,7 @@ class _ProjectWalk:
         try:
             status = os.lstat(place)
         except OSError:
-            return  # removed files are part of the difference
+            return  # the diff shows that the file was removed
         if stat.S_ISLNK(status.st_mode):
             self._link(place, path)
         elif stat.S_ISREG(status.st_mode):
@@ -260,7 +263,7 @@ class _ProjectWalk:
         self._repository, self._passed = before
 
     def _is_project_folder(self, place: str, path: str, names: set[str]) -> bool:
-        """Return whether a folder belongs to the project; make a link for an environment."""
+        """Return whether a folder belongs to the project. For a Python environment, add a link and return False."""
         if not names.isdisjoint(_ENVIRONMENT):
             self._live(place, path, uncovered=False)
             return False
@@ -305,13 +308,16 @@ class _ProjectWalk:
             self._file(entry.path, path)
 
     def _file(self, place: str, path: str) -> None:
-        """Copy or link a file, or keep it until git has answered what it ignores; behind a link, `place` is outside."""
+        """Copy a file, link it, or put it into `_loose_files` until git has answered which files it ignores.
+
+        If a link leads to the file, `place` is outside of the project.
+        """
         self._loose[_top_of(path)] += 1
         try:
             length = os.stat(place).st_size
         except OSError:
             return
-        # What cannot be read cannot be imported by a rank either.
+        # If this process cannot read a file, a rank cannot import it.
         if os.path.realpath(place) in self._rules.secrets or not os.access(place, os.R_OK):
             self._live_file(place, path)
         elif is_importable(path) and not self._is_included(path):
@@ -337,7 +343,8 @@ class _ProjectWalk:
         self._copy(place, path, length)
 
     def _ignored(self) -> frozenset[str]:
-        """Return which of the kept files git ignores; if git does not answer, all files of the work tree."""
+        """Return which files of `_loose_files` git ignores. If git does not answer for a work tree, return all of them.
+        """
         questions: dict[str, list[str]] = {}
         for file in self._loose_files:
             for repository, path in file.asked:
@@ -351,7 +358,7 @@ class _ProjectWalk:
         )
 
     def _take_text(self, file: _LooseFile, *, is_ignored: bool) -> None:
-        """Copy a file if it holds text that others may read, or is included; link it otherwise."""
+        """Copy a file if `--include` names it, or if it holds text that others may read; otherwise link it."""
         if self._is_included(file.path):
             self.found.known[file.path] = "include"
             self.found.ignored += [file.path] if is_ignored else []
@@ -423,7 +430,10 @@ class _ProjectWalk:
                 self._file(real, path)
 
     def _linked_folder(self, real: str, path: str) -> None:
-        """Include the content of a folder outside, as if it were here; if it is large, only link to it."""
+        """Add the content of a folder outside of the project, as if the folder were at `path`.
+
+        If the folder is large, or contains the project, add only a link to it.
+        """
         leads_back = any(_is_in(one, real) for one in (self._root, *self._outside))
         if leads_back or _names_below(real, _MOST_BEHIND_LINK) is None:
             self._live(real, path)
@@ -433,7 +443,7 @@ class _ProjectWalk:
         self._outside.pop()
 
     def _require_own_links(self) -> None:
-        """If the target of a link is not in the copy, let the link lead to the live project."""
+        """Change links whose target is not in the copy: they then lead to the live project."""
         have = {*self.found.contents, *self.found.live}
         have |= {parent for path in [*have] for parent in _parents(path)}
         for path, target in self._own_links.items():
@@ -451,7 +461,7 @@ def _hint(path: str) -> str:
 
 
 def _names_below(folder: str, most: int) -> int | None:
-    """Return the number of names below a folder; None for more than `most`."""
+    """Return the number of names below a folder; None if there are more than `most`."""
     count, waiting = 0, [folder]
     while waiting:
         try:
@@ -468,22 +478,22 @@ def _names_below(folder: str, most: int) -> int | None:
 
 
 def is_lockfile(path: str, lockfiles: str) -> bool:
-    """Return whether a file is a lockfile of the project: not code, and a run has its own copy of the one it uses.
+    """Return whether a file is a lockfile of the project. Lockfiles are not code; a run keeps a copy of its lockfile.
 
     Args:
-        path: relative to the folder of hpcenv.toml.
-        lockfiles: the folder of lockfiles, relative to it, too.
+        path: the path of the file, relative to the folder of hpcenv.toml.
+        lockfiles: the folder of lockfiles, also relative to the folder of hpcenv.toml.
     """
     return path.endswith(LOCKFILE_SUFFIX) and _is_in(os.path.dirname(path) or ".", lockfiles)
 
 
 def _repository_of(folder: str) -> str | None:
-    """Return the nearest folder above that has a `.git`."""
+    """Return the nearest folder with a `.git`: the folder itself or a parent; None if no folder has one."""
     return next((str(one) for one in (Path(folder), *Path(folder).parents) if os.path.lexists(one / ".git")), None)
 
 
 def _start_of(place: str) -> bytes | None:
-    """Return the first bytes of a file, all of it if it can be text; None if it cannot be read."""
+    """Return the beginning of a file, one byte more than the longest text; None if the file cannot be read."""
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -498,7 +508,7 @@ def _starts_with(place: str, start: bytes) -> bool:
 
 
 def _text(place: str) -> bytes | None:
-    """Return the content of a file that holds text; None if it does not, or cannot be read."""
+    """Return the content of a text file; None if the file is not text, is too long, or cannot be read."""
     content = _start_of(place)
     # Same rule as git (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes means binary.
     is_text = content is not None and b"\0" not in content[:8000] and len(content) <= _LONGEST_TEXT
@@ -523,13 +533,13 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _top_of(path: str) -> str:
-    """Return the folder, one or two levels deep, that a message names for a path."""
+    """Return the name for a path in a message: its first one or two folders; without a folder, the path itself."""
     folders = path.split("/")[:-1]
     return "/".join(folders[:2]) if folders else path
 
 
 def shorten(paths: Sequence[str], most: int = 8) -> tuple[str, ...]:
-    """Return a few names for many files: if a folder has several, the folder with their number."""
+    """Return a few names for many files. If a folder has many of the files, return the folder and their number."""
     grouped: dict[str, list[str]] = {}
     for path in paths:
         grouped.setdefault(_top_of(path) if "/" in path else "", []).append(path)
@@ -542,5 +552,5 @@ def shorten(paths: Sequence[str], most: int = 8) -> tuple[str, ...]:
 
 
 def plain(path: str) -> str:
-    """Return a name with control characters escaped."""
+    """Return a path for a message: with escapes if it has characters that are not printable."""
     return path if path.isprintable() else ascii(path)

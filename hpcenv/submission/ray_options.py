@@ -1,4 +1,4 @@
-"""What `--launcher ray` needs of the options and of the lockfile.
+"""Requirements of `--launcher ray` for the options and the lockfile.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -22,10 +22,10 @@ _REASONS = {
 
 
 def require_for_ray(options: OptionValues) -> None:
-    """Refuse options that a run with Ray cannot honour.
+    """Refuse options that have no effect in a run with Ray.
 
     Raises:
-        UsageError: there is one.
+        UsageError: such an option is set.
     """
     for name, (why, hint) in _REASONS.items():
         if getattr(options, name):
@@ -34,10 +34,10 @@ def require_for_ray(options: OptionValues) -> None:
 
 
 def require_locked_ray(locked: Lockfile) -> None:
-    """Refuse an environment without Ray, or with one that has no token.
+    """Refuse an environment without Ray, or with an old Ray that has no authentication by token.
 
     Raises:
-        UsageError: it cannot start Ray.
+        UsageError: Ray is missing or too old.
     """
     versions = [] if locked.packages is None else [dist.version for dist in locked.packages.dist if dist.name == "ray"]
     if not versions:

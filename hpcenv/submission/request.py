@@ -1,4 +1,4 @@
-"""The options of one submission: read where they enter, and merged with hpcenv.toml, the environment and the site.
+"""The options of one submission: read them, and merge them with hpcenv.toml, SBATCH_* variables and the site profile.
 
 Runs on: LOGIN NODE. The table of options is in project/options.py.
 """
@@ -44,9 +44,9 @@ class CopiedCode:
     """The copy of a run's code, which is the source of another run.
 
     Attributes:
-        root: its folder.
-        files: existing files of the run's list, relative to `root`. They replace the list of tracked files: git is not
-            asked, even if the folder is in a work tree.
+        root: the folder of the copy.
+        files: the files in the list of the copy that exist, relative to `root`. They replace the list of tracked
+            files: git is not asked, even if the folder is in a work tree.
     """
 
     root: Path
@@ -58,16 +58,16 @@ class SubmitOptions(OptionValues):
     """The input of a submission: the options of the table, and what torchrun starts.
 
     Attributes:
-        script: what torchrun starts; None only checks the nodes (`hpcenv verify --nodes`).
-        args: arguments of the script, each literal.
-        level: how deep the nodes look; None for the environment's default.
+        script: what torchrun starts; None if the job only checks its nodes (`hpcenv verify --nodes`).
+        args: arguments of the script. They are passed on unchanged.
+        level: how many details of the environment the nodes compare; None for the default of the environment.
         call: a Python function instead of a script.
         lockfile: path of the lockfile; it has priority over `lock`.
-        copied: set if the project is a copy of a run's code.
-        handover: the folder is for somebody else, with different variables and files.
-        allocated: the nodes are already allocated (`hpcenv run` in an allocation), so nothing is requested.
-        site_here: use the site profile even without a job: `hpcenv run` on a login node.
-        session: the run is a session; it has no script.
+        copied: the copy of the code of another run, if this copy is the project; else None.
+        handover: whether the run folder is for somebody else, who has different variables and files.
+        allocated: whether the nodes are already allocated (`hpcenv run` in an allocation), so nothing is requested.
+        site_here: whether the site profile is used even without a job (`hpcenv run` on a login node).
+        session: the options of a session, which has no script; None if the run is not a session.
     """
 
     script: str | None
@@ -83,7 +83,7 @@ class SubmitOptions(OptionValues):
 
     @property
     def trains(self) -> bool:
-        """Whether the job starts a training, or is a session: without one it only checks its nodes."""
+        """Whether the job starts a training or is a session. Otherwise it only checks its nodes."""
         return self.script is not None or self.call is not None or self.session is not None
 
 
@@ -97,7 +97,7 @@ def from_command_line(script: str, args: Sequence[str], values: Mapping[str, obj
         values: option name -> text or texts; None if the option is not given.
 
     Raises:
-        UsageError: values that are not valid, all at once.
+        UsageError: values are not valid. The error lists all of them.
     """
     return SubmitOptions(script=script, args=tuple(args), **parse_flags(values))
 
@@ -106,7 +106,7 @@ def parse_flags(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the values of options on a command line, by option name.
 
     Raises:
-        UsageError: values that are not valid, all at once.
+        UsageError: values are not valid. The error lists all of them.
     """
     return _parse({name: (value, BY_NAME[name].flag) for name, value in values.items()})
 
@@ -115,11 +115,11 @@ def from_keywords(script: str | None, args: Sequence[object], keywords: Mapping[
     """Return the options that a Python program gave to `hpcenv.submit`.
 
     Args:
-        args: arguments of the script; `str()` of each.
-        keywords: option name -> value; None leaves the option out.
+        args: arguments of the script. Each is converted with `str()`.
+        keywords: option name -> value; None if the option is not given.
 
     Raises:
-        UsageError: an unknown keyword, or values that are not valid.
+        UsageError: a keyword is unknown, or values are not valid.
     """
     if isinstance(args, str):
         raise UsageError("`args` is one text", hint=f"a list of texts: {shlex.split(args)!r}")
@@ -130,7 +130,7 @@ def parse_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
     """Return the values of keyword arguments in Python, by option name.
 
     Raises:
-        UsageError: an unknown keyword, or values that are not valid.
+        UsageError: a keyword is unknown, or values are not valid.
     """
     known = {option.name: option for option in in_place("python")}
     for name in keywords:
@@ -146,14 +146,14 @@ def _plain(value: object) -> object:
 
 
 def _parse(values: Mapping[str, tuple[object, str]], hint: Hint = _HELP) -> dict[str, Any]:
-    """Return values in the form that hpcenv keeps.
+    """Return the parsed values of options.
 
     Args:
-        values: option name -> its value, and the place that the value comes from.
-        hint: where the options are described, in the words of that place.
+        values: option name -> its value, and the origin of the value.
+        hint: where the user finds a description of the options.
 
     Raises:
-        UsageError: one line for each value that is not valid.
+        UsageError: values are not valid. The error has one line for each of them.
     """
     parsed: dict[str, OptionValue] = {}
     problems = []
@@ -188,7 +188,7 @@ def value_of(options: OptionValues, option: Option) -> OptionValue:
 
 
 def detect_cluster(environ: Mapping[str, str]) -> Cluster:
-    """Return `slurm` where there is an sbatch, else `local`."""
+    """Return `slurm` if sbatch is on PATH, else `local`."""
     return "slurm" if shutil.which("sbatch", path=environ.get("PATH")) else "local"
 
 
@@ -197,7 +197,7 @@ class MergedOptions:
     """The values of all options, merged from command line, project, site profile and defaults.
 
     Attributes:
-        origins: option name -> the place that its value comes from; only options that are set.
+        origins: option name -> the origin of its value. Options that are not set are not in it.
         notes: what the user should know about the origins.
     """
 
@@ -206,7 +206,7 @@ class MergedOptions:
     notes: tuple[str, ...] = ()
 
     def requested(self) -> tuple[str, ...]:
-        """Return what is requested from Slurm, each option with its value and origin."""
+        """Return the options that request something from Slurm, each with its value and origin."""
         rows = (option for option in OPTIONS if option.needs_slurm or option.name in ("nodes", "gpus", "cpus", "mem"))
         return tuple(self.shown(option) for option in rows if option.name in self.origins)
 
@@ -229,7 +229,7 @@ def merge(
     """Merge the given options, hpcenv.toml, the user's SBATCH_* variables and the site profile, in this precedence.
 
     Raises:
-        UsageError: a value is not valid, or nothing says how many ranks there are.
+        UsageError: a value is not valid.
     """
     chosen = {
         option.name: _joined(option, candidates)
@@ -245,7 +245,7 @@ def merge(
 def _candidates(
     option: Option, options: SubmitOptions, workspace: Workspace, environ: Mapping[str, str], profile: Profile | None
 ) -> Iterator[tuple[Any, str]]:
-    """Yield the values that are given for an option, each with its origin; the first one wins."""
+    """Yield the values that are given for an option, each with its origin. The first value has precedence."""
     table = f"[{option.name if option.kind == 'native' else 'submit'}] in {workspace.spec}"
     places: list[tuple[Any, str]] = [
         (getattr(options, option.name), option.flag),
@@ -266,9 +266,9 @@ def _of_project(option: Option, workspace: Workspace) -> Any:
 
 
 def _joined(option: Option, candidates: Sequence[tuple[Any, str]]) -> tuple[Any, str]:
-    """Return the effective value and its origin: the first value; for lists and tables, all values together."""
+    """Return the effective value and its origin. This is the first value; lists and tables are joined instead."""
     if option.kind == "texts":
-        # The project's first, as if they had been typed before the others.
+        # The values of the project come before typed values, as if the user had typed them first.
         value: Any = tuple(item for given, _origin in reversed(candidates) for item in given)
     elif option.kind == "native":
         value = {}
@@ -298,10 +298,10 @@ def make_request(options: SubmitOptions) -> Request:
     """Return what is requested from Slurm.
 
     Args:
-        options: merged.
+        options: the merged options.
 
     Raises:
-        UsageError: nothing says how many ranks there are.
+        UsageError: neither the number of GPUs nor the number of ranks is given.
     """
     gpus = options.gpus or 0
     nproc = options.nproc if options.nproc is not None else gpus
@@ -332,7 +332,7 @@ def make_request(options: SubmitOptions) -> Request:
 
 
 def require_literal(options: SubmitOptions) -> None:
-    """Refuse text that no program can receive: a NUL ends a string, and a lone surrogate is not a byte."""
+    """Refuse text that cannot be passed to a program, because it has a NUL or a surrogate that stands for no byte."""
     words = {f"argument {n} of the script": word for n, word in enumerate(options.args, start=1)}
     words |= {f"--torchrun-args word {n}": word for n, word in enumerate(options.torchrun_args, start=1)}
     words |= {"the script": options.script or "", **{f"--env {name}": value for name, value in options.env.items()}}
@@ -346,7 +346,7 @@ def require_literal(options: SubmitOptions) -> None:
 
 
 def require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
-    """Refuse options that contradict each other or need Slurm."""
+    """Refuse options that contradict each other, and options that need Slurm if the run is on this machine."""
     if options.module and options.entry:
         raise UsageError("`--module` and `--entry` contradict each other", why="SCRIPT is one of the two")
     if options.chain is not None and (options.sweep or options.array is not None):
@@ -375,10 +375,10 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     """Return how the ranks are started.
 
     Args:
-        torch: its locked version; empty if it is not known.
+        torch: the locked version of torch; empty if it is not known.
 
     Raises:
-        UsageError: they contradict each other, or would break the launch.
+        UsageError: options contradict each other, or would break the launch.
         SubmitRejected: torchrun would start the ranks, and the locked environment has no torch.
     """
     if options.session is not None:
@@ -399,7 +399,7 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     return LaunchOptions(
         launcher=chosen,
         torchrun_args=options.torchrun_args,
-        # With spare nodes, only the check decides which nodes train.
+        # Each node expands the arguments in the job, because with spare nodes only the check decides which nodes train.
         expand=options.expand,
         cpu_binding="off"
         if launcher == "ray"
@@ -408,16 +408,16 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
 
 
 def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
-    """Return what to do if the job must end before the training.
+    """Return what happens if the job must end before the training has ended.
 
     Args:
-        options: merged.
+        options: the merged options.
 
     Raises:
-        UsageError: the grace period would be the whole job.
+        UsageError: the grace period is not shorter than the time limit of the job.
     """
     if options.session is not None:
-        # The signal would end each shell: it goes to all steps of the job. TERM comes at the end.
+        # Slurm would send the signal to all steps of the job, and it would end each shell. At the end, TERM is sent.
         return StopOptions(grace=0, requeue="never")
     default = StopOptions()
     seconds = None if request.time_minutes is None else request.time_minutes * 60
@@ -438,10 +438,10 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
 
 
 def smoke_options(options: SubmitOptions) -> SmokeOptions | None:
-    """Return the smoke test of a run; None if its level has no smoke test, or if all its checks are skipped.
+    """Return the smoke test of a run; None if the preflight level has no smoke test, or if all its checks are skipped.
 
     Args:
-        options: merged.
+        options: the merged options.
     """
     if not at_level(preflight_options(options), gpus=True, places=("smoke",)):
         return None
@@ -449,13 +449,13 @@ def smoke_options(options: SubmitOptions) -> SmokeOptions | None:
 
 
 def preflight_options(options: SubmitOptions) -> PreflightOptions:
-    """Return which checks of the nodes run.
+    """Return which checks run on the nodes.
 
     Args:
-        options: merged.
+        options: the merged options.
 
     Raises:
-        UsageError: a skipped check does not exist.
+        UsageError: `--skip-check` names a check that does not exist.
     """
     for name in options.skip_check:
         if name not in CHECKS_BY_ID:
@@ -496,10 +496,10 @@ def to_record(options: SubmitOptions) -> RequestRecord | None:
 
 
 def from_record(record: RequestRecord) -> SubmitOptions:
-    """Return the stored options of a run, without options that hpcenv no longer has.
+    """Return the stored options of a run, without options that were removed from hpcenv.
 
     Raises:
-        UsageError: an option that this version of hpcenv does not know, or a value that is not valid.
+        UsageError: this version of hpcenv does not know an option, or a value is not valid.
     """
     options, _notes = without_gone(record.options)
     unknown = sorted(set(options) - set(BY_NAME))

@@ -1,7 +1,7 @@
-"""`hpcenv rerun`: submit a run again as a new run, with the inputs that it had.
+"""`hpcenv rerun`: submit a run again as a new run, with the same inputs.
 
-Runs on: LOGIN NODE. The options come from the run's request.json. The lockfile is the run's own
-copy, and script, code and SIF must be unchanged.
+Runs on: LOGIN NODE. The options come from request.json of the first run. The lockfile is the copy that
+the first run has kept. The script, the code and the SIF must be unchanged.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from hpcenv.text import listed
 
 @dataclass(frozen=True, kw_only=True)
 class OptionChange:
-    """An option of the new run that differs from the old one.
+    """An option whose value in the new run differs from its value in the old run.
 
     Attributes:
         flag: the option; `--` for the arguments of the script.
-        before: its text on a command line; empty if the run was submitted without it.
-        after: the same for the new run.
+        before: the option on the command line of the old run; empty if the old run was submitted without the option.
+        after: the option on the command line of the new run; empty if the new run does not have the option.
     """
 
     flag: str
@@ -54,7 +54,7 @@ class OptionChange:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedInput:
-    """An input of a run that has changed since."""
+    """An input of a run that has changed since the run was submitted."""
 
     what: str
     before: str
@@ -63,16 +63,16 @@ class ChangedInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun:
-    """A run or sweep to run again, and the options of the new one.
+    """A run or sweep to run again, and the options of the new run or sweep.
 
     Attributes:
-        folder: of the run or sweep.
-        first: folder of the run; for a sweep, folder of its first run.
-        before: the manifest of that run.
-        old: its options.
-        options: of the new run.
-        recorded: requests in the record of the run that the user must accept.
-        context: of the new run.
+        folder: the folder of the old run or sweep.
+        first: the folder of the old run; for a sweep, the folder of its first run.
+        before: the manifest of the run in `first`.
+        old: the options of the old run.
+        options: the options of the new run.
+        recorded: requests in the record of the old run that the user must accept.
+        context: the context of the new run.
     """
 
     folder: Path
@@ -86,12 +86,12 @@ class Rerun:
 
 @dataclass(frozen=True, kw_only=True)
 class RerunPlan:
-    """The plan of a new run, and the inputs of the first run that have changed since then.
+    """The plan of a new run, and the inputs that have changed since the first run was submitted.
 
     Attributes:
-        plan: of the run; for a sweep, the common part of its runs.
-        sweep: with `plan` in it; None for one run.
-        changed: the inputs.
+        plan: the plan of the new run; for a sweep, the common part of its runs.
+        sweep: the plan of the new sweep, with `plan` in it; None for one run.
+        changed: the changed inputs.
     """
 
     plan: Plan
@@ -106,12 +106,12 @@ def choose(
     args: tuple[str, ...] | None,
     context: Context,
 ) -> Rerun:
-    """Return the run to repeat, with the typed options instead of the old ones.
+    """Return the run to repeat, with the options that the user typed in place of the old ones.
 
     Args:
-        found: a run; of a sweep, all its runs.
+        found: the run or sweep to repeat.
         given, without, args: as for `change`.
-        context: of this command.
+        context: the context of this command.
 
     Raises:
         UsageError, RecordInvalid: as for `read_options` and `change`.
@@ -134,7 +134,10 @@ def choose(
 
 
 def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> RerunPlan:
-    """Plan the new run. It uses the lockfile of the first run unless another is named; the nodes compare both runs.
+    """Plan the new run.
+
+    The new run uses the lockfile of the first run, or another lockfile if the user names it. The nodes will compare the
+    new run with the first run.
 
     Raises:
         UsageError: an input of the first run has changed, and `allow_changed` is not set.
@@ -154,10 +157,10 @@ def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Reru
 
 
 def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> SubmitOptions:
-    """Return the options of a run that is exported: without those that name it or let it wait.
+    """Return the options for the export of a run, without options such as its name or the runs that it waits for.
 
     Raises:
-        UsageError: a sweep, or as for `plan_again`.
+        UsageError: a sweep is exported, or as for `plan_again`.
         HpcenvError: as for `plan_again`.
     """
     if new.options.sweep or new.options.array is not None:
@@ -171,7 +174,8 @@ def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Subm
 
 
 def _compared(plan: Plan, new: Rerun) -> Plan:
-    """Return the plan with what the nodes compare with the first run, and notes on options that were removed."""
+    """Return the plan with the values of the first run that the nodes compare, and notes on options that were removed.
+    """
     path = new.first.verdict
     verdict = load_record(Verdict, path) if path.is_file() else None
     plan = with_first_variables(plan, new.before, verdict, new.context.environ)
@@ -182,12 +186,12 @@ def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
     """Return the options that a run or sweep was submitted with.
 
     Args:
-        folder: of the run or sweep.
-        command: the recorded command line, for the message.
+        folder: the folder of the run or sweep.
+        command: the recorded command line, for the error.
 
     Raises:
         UsageError: the run has no request.json, because it calls a Python function, or an older hpcenv submitted it.
-        RecordInvalid: the file is damaged.
+        RecordInvalid: request.json is damaged.
     """
     path = RunFolder(folder).request
     if not path.is_file():
@@ -200,10 +204,10 @@ def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
 
 
 def notes_on_gone(folder: Path) -> tuple[str, ...]:
-    """Return a note for each option of a run that hpcenv no longer has, and that had an effect.
+    """Return a note for each option of a run that hpcenv no longer has, if the option had an effect on the run.
 
     Args:
-        folder: of the run or sweep, which `read_options` has read.
+        folder: the folder of the run or sweep. `read_options` has read its options before.
     """
     return without_gone(load_record(RequestRecord, RunFolder(folder).request).options)[1]
 
@@ -232,11 +236,12 @@ def options_of_run(run: Run) -> SubmitOptions:
 def change(
     old: SubmitOptions, given: Mapping[str, Any], without: Sequence[str], args: tuple[str, ...] | None
 ) -> SubmitOptions:
-    """Return the options of the new run: those of the old run, with the new values in their place.
+    """Return the options of the new run: the options of the old run, some of them with new values.
 
     Args:
-        given: option name -> new value. Variables, secrets, passed options and sweeps are replaced one by one, by name.
-        without: options that the new run does not get, with or without `--`.
+        given: option name -> new value. Of variables, secrets, options for sbatch and srun, and sweeps, only the
+            entries with the same name are replaced.
+        without: names of options that the new run does not get, with or without `--`.
         args: arguments of the script; None keeps those of the old run.
 
     Raises:
@@ -259,7 +264,7 @@ def change(
 
 
 def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOptions:
-    """Return the options without those that the user typed for the new run."""
+    """Return the options that come from the record: without the options that the user typed for the new run."""
     typed: dict[str, Any] = {
         name: {key: kept for key, kept in getattr(options, name).items() if key not in value}
         if isinstance(value, Mapping)
@@ -270,16 +275,19 @@ def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOpt
 
 
 def with_own_checkpoint(options: SubmitOptions, before: Manifest) -> SubmitOptions:
-    """Return the options with the exact checkpoint of the run: the name of a run may now mean a newer checkpoint."""
+    """Return the options with the path of the checkpoint that the old run resumed from.
+
+    `--resume-from` may name a run, and the run may have a newer checkpoint now.
+    """
     return replace(options, resume_from=before.resume_from) if before.resume_from else options
 
 
 def asked_by_record(options: SubmitOptions, given: Mapping[str, Any]) -> tuple[Asked, ...]:
-    """Return what the record of a run asks for; the run may belong to another user.
+    """Return the requests in the record of a run that the user must accept, because the run may be another user's.
 
     Args:
-        options: of the new run.
-        given: options that the user typed, which need no consent.
+        options: the options of the new run.
+        given: options that the user typed. The user need not accept them.
     """
     return asked_by_options(only_recorded(options, given), "the record of the run", script=options.script)
 
@@ -317,15 +325,15 @@ def with_own_lockfile(options: SubmitOptions, run: RunFolder) -> SubmitOptions:
         raise FileUnusable(
             f"`{run.lockfile}` does not exist", why="the run's own lockfile is needed", hint="--lock NAME"
         )
-    # Not compared with hpcenv.toml, which may have changed since.
+    # The lockfile is not compared with hpcenv.toml, which may have changed since the run.
     return replace(options, lockfile=run.lockfile, frozen=True)
 
 
 def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]) -> Context:
-    """Return the context of a run: relative paths begin in the folder where it was submitted.
+    """Return the context of the new run: relative paths begin in the folder where the old run was submitted.
 
     Raises:
-        FileUnusable: that folder is missing.
+        FileUnusable: this folder is missing, or the user cannot look into it.
     """
     folder = Path(manifest.submitted_in or manifest.workdir)
     here = ("run it in your own copy of the project: ", Command(*command))
@@ -365,10 +373,11 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
     """Return which inputs have changed; refuse changes that are not allowed.
 
     Args:
-        other_lock: whether another lockfile is named; then another environment is expected.
+        allow: whether changes are allowed.
+        other_lock: whether the user names another lockfile. Then another environment is expected.
 
     Raises:
-        UsageError: one has changed, and it is not allowed.
+        UsageError: an input has changed, and changes are not allowed.
     """
     found = (_with_names(one, before, plan) for one in changed_inputs(before, plan.manifest))
     changed = tuple(one for one in found if one is not None)
@@ -388,7 +397,7 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
 
 
 def _with_names(changed: ChangedInput, before: Manifest, plan: Plan) -> ChangedInput | None:
-    """Return the names of the copied files that differ; None if all code is the same."""
+    """Return a change of the code with the names of the files that differ; None if no file differs."""
     if changed.what != _COPIED or plan.source is None:
         return changed
     try:
@@ -410,10 +419,11 @@ def _shown(value: str) -> str:
 
 
 def free_name(name: str, folder: Path) -> str:
-    """Return a name for a new run like the run `name`: the name itself, or `first-2`, `first-3` and so on."""
+    """Return a name for a run that repeats the run `name`: `name` itself if it is free, else for example `name-2`."""
     if not os.path.lexists(folder / name):
         return name
-    # After `first-2` comes `first-3`; but after `seed-2` comes `seed-2-2`, because there is no run `seed`.
+    # The name after `first-2` is `first-3` if there is a run `first`. If there is no run `seed`, the name after
+    # `seed-2` is `seed-2-2`.
     stem = re.sub(r"-[0-9]{1,4}\Z", "", name)
     stem = (stem if os.path.lexists(folder / stem) else name)[:90]
     number = 2

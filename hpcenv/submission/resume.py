@@ -1,6 +1,7 @@
-"""`--resume-from`: the checkpoint of another run that this run continues from, and what differs from it.
+"""`--resume-from`: find the checkpoint from which a run continues, and compare the new run with the checkpoint.
 
-Runs on: LOGIN NODE. `hpcenv.training.resume_path` returns the checkpoint to the script, and compares again there.
+Runs on: LOGIN NODE. `hpcenv.training.resume_path` gives the path of the checkpoint to the script, and compares again in
+the job.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from hpcenv.submission.request import SubmitOptions
 def find_checkpoint(options: SubmitOptions, context: Context, earlier: EarlierRuns) -> Path | None:
     """Return the absolute path of the checkpoint that `--resume-from` names; None without the option.
 
-    For a run or a folder with checkpoints, this is the newest checkpoint. For a run that `--after` waits for, it is the
-    folder: the ranks take the newest checkpoint when they start.
+    If the option names a run or a folder with checkpoints, this is the newest checkpoint. If `--after` waits for the
+    run, it is the folder of checkpoints, because the ranks take the newest checkpoint when they start.
 
     Raises:
-        RunNotFound: there is neither a path nor a run of that name.
+        RunNotFound: neither a path nor a run has this name.
         FileUnusable: the run or the folder has no checkpoint.
     """
     word = options.resume_from
@@ -80,9 +81,9 @@ def _no_checkpoint(word: str, folder: Path) -> FileUnusable:
 
 
 def compare(checkpoint: Path | None, locked: Lockfile, request: Request, manifest: Manifest) -> list[str]:
-    """Return a note for each value that the checkpoint was written with and that this run will not have.
+    """Return a note for each value that was different when the checkpoint was written, for example the world size.
 
-    With `--launcher none` and `ray` the program itself decides how many ranks there are, so the world size is not
+    With `--launcher none` and `ray`, the program itself decides how many ranks there are, so the world size is not
     compared.
     """
     if checkpoint is None:

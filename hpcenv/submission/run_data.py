@@ -19,14 +19,15 @@ from hpcenv.submission.hub_cache import FetchedData, HubCache
 from hpcenv.submission.locked_container import LockedSif
 from hpcenv.submission.request import Cluster, SubmitOptions
 
-# Enough for a few images; the disk of a node is usually ten times larger.
+# The default limit for the copies on a node, in bytes. It is enough for a few images; the disk of a node is usually ten
+# times larger.
 _STAGE_LIMIT = 100 * 10**9
 
 
 def find_copies(
     options: SubmitOptions, cwd: Path, cluster: Cluster, environment: Environment, sif: LockedSif, run_folder: Path
 ) -> tuple[StageRequest | None, tuple[str, ...]]:
-    """Return the copies for the nodes, and notes; None to use everything at its place."""
+    """Return what is copied to the disks of the nodes (None if nothing is copied), and notes."""
     if not options.stage and not options.stage_data:
         if options.stage_dir is not None:
             raise UsageError("nothing is staged", why="--stage-dir is for copies on the nodes", hint="--stage")
@@ -57,7 +58,7 @@ def _data_folder(given: str, run_folder: Path, cwd: Path) -> DataFolder:
         raise UsageError(f"`--stage-data {given}` is not a folder", why=f"looked for {source}")
     real = os.path.realpath(source)
     for what, place in (("working directory", cwd), ("run folder", run_folder)):
-        # In the job the folder is a read-only copy.
+        # In the job, the staged folder is a read-only copy.
         if Path(os.path.realpath(place)).is_relative_to(real):
             raise UsageError(f"`--stage-data {given}` holds the {what}", why=f"{place} must stay writable")
     return data_folder.find(source, packed_folder(run_folder))
@@ -67,7 +68,7 @@ def find_data(workspace: Workspace, revision: int) -> tuple[tuple[RecordedData, 
     """Return the data of [[data]] in their current state, and the cache with the data of a hub.
 
     Args:
-        revision: of the lockfile.
+        revision: the revision of the lockfile.
     """
     folders = has_rule("empty-folders", revision)
     found: dict[str, RecordedData] = {}
@@ -106,5 +107,5 @@ def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace,
 
 
 def packed_folder(run_folder: Path) -> Path:
-    """Return the folder for packed data, in the folder of runs: all runs share it."""
+    """Return the folder for packed data. It is in the folder of runs, and all runs share it."""
     return run_folder.parent / ".data"

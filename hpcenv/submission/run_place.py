@@ -12,7 +12,7 @@ from hpcenv.project.context import Context
 from hpcenv.project.workspace import Workspace
 from hpcenv.submission.request import Cluster, SubmitOptions
 
-# A run of that name would hide the job: `hpcenv cancel 34` accepts run names and job ids.
+# A run must not have the form of a job id as its name, because `hpcenv cancel 34` accepts run names and job ids.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?\Z")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
@@ -34,7 +34,7 @@ def run_folder(
             hint="use letters, digits, '.', '_' and '-', at most 100, a letter or digit first",
         )
     parent = workspace.runs if options.runs_dir is None else Path(os.path.abspath(context.cwd / options.runs_dir))
-    # submitit replaces %j in the path of its folder as Slurm does in that of the log.
+    # submitit replaces %j in the path of its folder, and Slurm replaces it in the path of the log.
     misread = r"[\"'\\%]" if cluster == "slurm" else r"[\"'\\]"
     if not str(parent).isprintable() or re.search(misread, str(parent)):
         raise UsageError(
@@ -49,7 +49,7 @@ def run_folder(
 
 
 def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
-    # Not a file of the project: a console script, or a module of the environment.
+    # This name is used if the run starts no file of the project, but a console script or a module of the environment.
     named = (options.script or "verify") if options.call is None else options.call.name
     named = named if options.session is None else options.session.name
     stem = named if script is None else script.stem

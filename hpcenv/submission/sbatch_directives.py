@@ -1,4 +1,4 @@
-"""Options of sbatch, typed or in the `#SBATCH` lines of a script, as options of `hpcenv submit`.
+"""Translate options of sbatch, typed or in the `#SBATCH` lines of a script, into options of `hpcenv submit`.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -41,7 +41,7 @@ _SHAPE = (
 
 
 def read(text: str) -> dict[str, str]:
-    """Return the `#SBATCH` options of a script, up to its first command: long name -> value, empty without one."""
+    """Return the `#SBATCH` options before the first command of a script: long name -> value, which may be empty."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
@@ -66,7 +66,7 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
 
 
 def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the words for `hpcenv submit`, and the options that are left out, each with the reason."""
+    """Return the arguments for `hpcenv submit`, and the options that have no translation, each with the reason."""
     words, left = [*_shape(given)], {}
     reasons = native_options.owned("sbatch")
     for name, value in given.items():
@@ -87,7 +87,7 @@ def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]
 
 
 def _shape(given: Mapping[str, str]) -> Iterator[str]:
-    """Yield the options for GPUs, ranks and CPUs of each node: sbatch counts some of them for the whole job."""
+    """Yield the options for GPUs, ranks and CPUs of each node. sbatch counts some of them per job or per task."""
     nodes = _number(given.get("nodes", "")) or 1
     tasks = _number(given.get("ntasks-per-node", "")) or _number(given.get("ntasks", "")) // nodes
     items = given.get("gres", "").split(",") if given.get("gres") else []

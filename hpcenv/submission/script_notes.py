@@ -1,7 +1,7 @@
-"""Notes on a script that would start its ranks, or let them meet, in a different way than hpcenv.
+"""Notes on a script that starts its ranks, or chooses their rendezvous endpoint, in a different way than hpcenv.
 
-Runs on: LOGIN NODE. Pure. Only the script itself is read, not the modules that it imports. Nothing is refused: a script
-may do all this in a branch that the job does not take.
+Runs on: LOGIN NODE. Pure. Only the script itself is read, not the modules that it imports. Nothing is refused, because
+the lines in question may be in a branch that the job does not run.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from hpcenv.records.manifest import WITHOUT_RANKS, Launcher
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchShape:
-    """How the script will be started: this decides whether a note applies."""
+    """How the script will be started. This decides whether a note applies."""
 
     launcher: Launcher
     nodes: int
     nproc_per_node: int
 
 
-# Most scripts have none of these words; then the tree is not walked.
+# If a script has none of these words, its syntax tree is not searched. Most scripts have none.
 _WORDS = re.compile(
     rb"\bDataParallel\b|\bspawn\b|\bstart_processes\b|\bMASTER_(?:ADDR|PORT)\b|tcp://|\bTCPStore\b|--local[_-]rank\b"
 )
 
 
 def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list[str]:
-    """Return a note, with its line, for each part of the script that does not fit to ranks that are already started.
+    """Return a note, with the line number, for each part of the script that does not work if hpcenv starts the ranks.
 
     Args:
-        script: its name, for the notes.
-        content: its bytes.
+        script: the name of the script, for the notes.
+        content: the bytes of the script.
         tree: the result of `compile`. The module `ast` is not needed, and its import would cost time.
-        shape: how the script will start. With `--launcher none` and `ray` the program starts the ranks: no notes then.
+        shape: how the script will be started. With `--launcher none` and `ray` the program starts the ranks itself, so
+            there are only notes on relative imports.
     """
     found = {text: line for line, text in _relative_imports(script, tree)}
     if shape.launcher in WITHOUT_RANKS or not _WORDS.search(content):
@@ -52,7 +53,7 @@ FoundLines = Iterator[tuple[int, str]]
 
 
 def _relative_imports(script: str, tree: Any) -> FoundLines:
-    """`from . import x` at the top of a file that is started by its path (PEP 366)."""
+    """Find `from . import x` at the top of a file that is started by its path (PEP 366)."""
     statement = next((one for one in tree.body if _kind(one) == "ImportFrom" and one.level), None)
     if statement is not None and script.endswith(".py"):
         module = script.removesuffix(".py").removeprefix("./").replace("/", ".")
@@ -64,7 +65,7 @@ def _relative_imports(script: str, tree: Any) -> FoundLines:
 
 
 def _data_parallel(nodes: list[Any], shape: LaunchShape) -> FoundLines:
-    """torch.nn.DataParallel (its page in the documentation of torch 2.13 recommends DistributedDataParallel)."""
+    """Find torch.nn.DataParallel. The documentation of torch 2.13 recommends DistributedDataParallel instead."""
     if shape.nproc_per_node * shape.nodes == 1:
         return
     for call in _calls(nodes, "DataParallel"):
@@ -73,7 +74,7 @@ def _data_parallel(nodes: list[Any], shape: LaunchShape) -> FoundLines:
 
 
 def _spawn(nodes: list[Any], shape: LaunchShape) -> FoundLines:
-    """torch.multiprocessing.spawn (its page in the documentation of torch 2.13)."""
+    """Find torch.multiprocessing.spawn (documentation of torch 2.13)."""
     for call in _calls(nodes, "spawn", "start_processes"):
         if _name(call.func).split(".")[0] in ("mp", "torch", "multiprocessing", "spawn", "start_processes"):
             what = f"the script starts processes itself ({_name(call.func)})"
@@ -84,7 +85,7 @@ def _spawn(nodes: list[Any], shape: LaunchShape) -> FoundLines:
 
 
 def _own_address(nodes: list[Any], shape: LaunchShape) -> FoundLines:
-    """MASTER_ADDR and MASTER_PORT, tcp:// or TCPStore, with a fixed value (torch.distributed's page, torch 2.13)."""
+    """Find fixed values of MASTER_ADDR, MASTER_PORT, tcp:// or TCPStore (documentation of torch.distributed 2.13)."""
     for line, name, value in _environment_values(nodes):
         if name in ("MASTER_ADDR", "MASTER_PORT"):
             yield line, f"{name} is set to {value!r}, although the launch sets it: {_harm(name, shape)}"
@@ -100,7 +101,7 @@ def _own_address(nodes: list[Any], shape: LaunchShape) -> FoundLines:
 
 
 def _environment_values(nodes: list[Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and fixed value of `os.environ[...] = ...` and `os.environ.update(...)`."""
+    """Yield line, name and fixed value for each `os.environ[...] = ...` and `os.environ.update(...)`."""
     for node in nodes:
         pairs: list[tuple[str | None, Any]] = []
         if _kind(node) == "Assign":
@@ -119,7 +120,7 @@ def _environment_values(nodes: list[Any]) -> Iterator[tuple[int, str, str]]:
 
 
 def _argument(call: Any, name: str, position: int) -> str | None:
-    """Return the text of a literal argument, given by name or by position."""
+    """Return the text of an argument that is a literal, found by name or by position; None for any other argument."""
     named = [word.value for word in call.keywords if word.arg == name]
     given = named or call.args[position : position + 1]
     return _text(given[0]) if given else None
@@ -134,7 +135,10 @@ def _harm(name: str, shape: LaunchShape) -> str:
 
 
 def _local_rank_argument(nodes: list[Any], shape: LaunchShape) -> FoundLines:
-    """--local-rank, which torch.distributed.launch passed and torchrun does not ("Migrating to torchrun", 2.13)."""
+    """Find an option --local-rank of the script.
+
+    torch.distributed.launch passed this option, but torchrun does not ("Migrating to torchrun", torch 2.13).
+    """
     reads = any(_text(node) == "LOCAL_RANK" for node in nodes)
     for call in _calls(nodes, "add_argument"):
         words = [_text(word) for word in call.args]
@@ -148,7 +152,7 @@ def _local_rank_argument(nodes: list[Any], shape: LaunchShape) -> FoundLines:
 
 
 def _walk(tree: Any) -> Iterator[Any]:
-    """Yield all nodes, as ast.walk does."""
+    """Yield all nodes of the syntax tree, as ast.walk does."""
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -170,7 +174,7 @@ def _calls(nodes: list[Any], *names: str) -> Iterator[Any]:
 
 
 def _name(node: Any) -> str:
-    """Return a dotted name; empty for any other expression."""
+    """Return the dotted name that an expression is; empty for any other expression."""
     if _kind(node) == "Name":
         return str(node.id)
     if _kind(node) == "Attribute":
@@ -180,7 +184,7 @@ def _name(node: Any) -> str:
 
 
 def _text(node: Any) -> str | None:
-    """Return the text of a literal, also of `str(29500)`; None for anything else."""
+    """Return the text of a literal, or of a literal in `str(...)`; None for any other expression."""
     if _kind(node) == "Call" and _name(node.func) == "str" and len(node.args) == 1:
         node = node.args[0]
     if _kind(node) != "Constant" or not isinstance(node.value, (str, int)) or isinstance(node.value, bool):
@@ -189,7 +193,7 @@ def _text(node: Any) -> str | None:
 
 
 def _environ_key(node: Any) -> str | None:
-    """Return NAME of `os.environ["NAME"]`."""
+    """Return NAME if the expression is `os.environ["NAME"]`; None for any other expression."""
     if _kind(node) != "Subscript" or _name(node.value).rpartition(".")[2] != "environ":
         return None
     return _text(node.slice)

@@ -1,4 +1,4 @@
-"""A session as a run: its options, its lasting folder, and the keys that open it.
+"""A session as a run: its options, its lasting folder, and the public keys that may connect to it.
 
 Runs on: LOGIN NODE.
 """
@@ -39,14 +39,14 @@ def with_session(
     """Return the options of a session.
 
     Args:
-        options: of the command line.
-        name: of the session.
+        options: the options of the command line.
+        name: the name of the session.
         environ: environment variables, for the Slurm commands.
         services, allow_port, ends_unused: see `SessionOptions`.
 
     Raises:
-        UsageError: it is not a name, or there is no Slurm.
-        WouldOverwrite: a session of this name has not ended.
+        UsageError: the name is not valid, or there is no Slurm.
+        WouldOverwrite: a session with this name has not ended.
     """
     if not _NAME.match(name) or name == "latest":
         hint = "a letter, then letters, digits, '.', '_' and '-', at most 40"
@@ -78,11 +78,11 @@ def with_session(
 
 
 def read_keys(file: Path | None, home: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the public keys that open a session, and notes.
+    """Return the public keys that may connect to a session, and notes.
 
     Args:
-        file: of `--key`; None for the user's own authorized_keys.
-        home: of the user.
+        file: the file of `--key`; None for the user's authorized_keys.
+        home: the home folder of the user.
 
     Raises:
         FileUnusable: the file cannot be read, or has no usable key.
@@ -102,11 +102,11 @@ def read_keys(file: Path | None, home: Path) -> tuple[tuple[str, ...], tuple[str
 
 
 def prepare_folder(folder: SessionFolder, keys: Sequence[str]) -> None:
-    """Make the lasting folder of a session, with its host key, and write the keys that open it.
+    """Make the lasting folder of a session, with its host key, and write the public keys that may connect.
 
     Raises:
-        FileUnusable: the folder cannot be made, or others can read it.
-        ToolMissing, ToolFailed: ssh-keygen does not make the host key.
+        FileUnusable: the folder cannot be made, or other users can read it.
+        ToolMissing, ToolFailed: ssh-keygen cannot make the host key.
     """
     try:
         folder.path.parent.parent.mkdir(parents=True, exist_ok=True)

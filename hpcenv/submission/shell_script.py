@@ -1,6 +1,6 @@
-"""A shell script or another program that is given to `hpcenv submit` instead of a Python script.
+"""Refuse a shell script or another program that is given to `hpcenv submit` instead of a Python script.
 
-Runs on: LOGIN NODE. Pure, but for `refuse_starter`, which asks whether a file is there.
+Runs on: LOGIN NODE. Pure; only `refuse_starter` looks whether a file exists.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from hpcenv.errors import Command, Hint, ScriptUnusable
 from hpcenv.submission import sbatch_directives
 
 _SHELL = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(?:/[^\s]*/)?(?P<name>bash|sh|zsh|dash|ksh|csh|tcsh)\b")
-# Programs that start a Python script in the last line of most batch scripts.
+# Programs with which most batch scripts start a Python script in their last line.
 _STARTERS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)\Z")
 _STARTS_ON_NODES = re.compile(r"(?:.*/)?(?:srun|mpirun|mpiexec)\Z")
 
 
 def refuse(script: str, content: bytes) -> None:
-    """Refuse a shell script and a compiled program: each rank is started with the locked Python.
+    """Refuse a shell script and a compiled program, because the locked Python starts each rank.
 
     Args:
-        script: as the user gave it.
+        script: the script as the user typed it.
+        content: the bytes of the script.
 
     Raises:
-        ScriptUnusable: it is one; the hint is the command that submits the Python script in it.
+        ScriptUnusable: it is a shell script or a program. The hint is the command that submits the Python script that
+            the shell script starts.
     """
     found = _SHELL.match(content)
     if found is None and not script.endswith((".sh", ".bash", ".sbatch", ".slurm")):
@@ -48,11 +50,11 @@ def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequenc
     """Refuse `python train.py` and similar words: hpcenv starts the ranks itself.
 
     Args:
-        script, args: as the user gave them.
+        script, args: the script and its arguments as the user typed them.
         command: the command line of the submission, for the hint.
 
     Raises:
-        ScriptUnusable: the script is the name of such a program; the hint is the command without it.
+        ScriptUnusable: the script is a program that starts scripts. The hint is the command line without this program.
     """
     words, at = list(command), command.index(script) if script in command else len(command)
     first, *rest = [*script.split(), *(words[at + 1 :] or args)] or [""]
@@ -73,7 +75,7 @@ def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequenc
 
 
 def _hint(text: str) -> Hint:
-    """Return the command that submits the Python script of a shell script, as far as it can be read from it."""
+    """Return the command that submits the Python script that a shell script starts, as far as its text shows this."""
     program, args = next(_python_commands(text), (("train.py",), ("--", "ARGS")))
     given = sbatch_directives.read(text)
     options, left = sbatch_directives.translate(given)
@@ -96,8 +98,12 @@ _LAUNCHERS = re.compile(r"torch\.distributed\.(?:run|launch)\Z|accelerate\.comma
 
 
 def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield each Python script or module that a shell script starts, with its arguments that need no shell."""
-    code = re.sub(r"(?m)^[ \t]*#.*", "", f"{text}\n")  # first: a comment does not go on after a backslash
+    """Yield each Python script or module that a shell script starts, with its arguments.
+
+    ARG stands for each argument that only a shell can evaluate.
+    """
+    # Comments are removed before lines are joined, because a backslash does not continue a comment.
+    code = re.sub(r"(?m)^[ \t]*#.*", "", f"{text}\n")
     for line in re.sub(r"\\\r?\n", " ", code).splitlines():
         try:
             words = shlex.split(line, comments=True)
@@ -112,7 +118,7 @@ def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ..
 
 
 def _program(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the script, or `-m` and the module, in the arguments of python or of a launcher."""
+    """Return the script, or `-m` and the module, from the arguments of python or of a launcher."""
     for word, following in zip(words, (*words[1:], ""), strict=True):
         if word in ("-m", "--module") and following and not _LAUNCHERS.match(following):
             return "-m", following

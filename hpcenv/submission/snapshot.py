@@ -1,9 +1,9 @@
-"""The run's own copy of the project, so that later edits do not reach a queued job.
+"""The run's own copy of the project. A queued job uses this copy, so later edits of the project do not change the job.
 
-Runs on: LOGIN NODE. `find` decides and reads; `make` copies.
+Runs on: LOGIN NODE. `find` reads the project and decides what is copied; `make` copies.
 
-What git tracks is copied as it is in the work tree (with LFS content where that was fetched,
-a pointer where it was not). `project_files` says what else the copy has.
+Files that git tracks are copied as they are in the work tree. For a file of Git LFS this is its content,
+or the pointer file if the content was not fetched. `project_files` decides what else the copy has.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Code:
     """Information on the code of a run.
 
     Attributes:
-        workdir: where the ranks start.
+        workdir: the working directory of the ranks.
         source: the copy to make; None if the script runs in the live project.
         tree: the work tree of the script; None outside of a repository.
-        diff: the difference from its commit; empty without one.
-        reason: why its commit is not known.
+        diff: the difference of the work tree from its commit; empty if there is no difference.
+        reason: why the commit of the code is not known; None if it is known.
         notes: what the user should know.
     """
 
@@ -82,7 +82,7 @@ class CodePlace:
     Attributes:
         script: the script, or the file of a module; None for a function without a module, and for a module of the
             environment.
-        run_folder: of the run.
+        run_folder: the folder of the run.
     """
 
     script: Path | None
@@ -98,12 +98,12 @@ class CodePlace:
 
     @property
     def skipped(self) -> tuple[Path, ...]:
-        """Further folders without code: the folder of an executor, and the folder of its outputs."""
+        """More folders that are not code: the folder of an executor, and the folder for the outputs of its function."""
         return () if self.options.call is None else self.options.call.folders
 
 
 def code_folder(options: SubmitOptions, cwd: Path) -> Path | None:
-    """Return where Python looks for the code first; None without code."""
+    """Return the folder in which Python first looks for the code; None if the run has no code."""
     if options.call is not None:
         return None if options.call.module is None else options.call.module.parent
     if options.script is None or options.module or options.entry:
@@ -116,9 +116,9 @@ class _Committed:
     """The state of the code in git.
 
     Attributes:
-        files: what git tracks, and `new`.
+        files: the files that git tracks, and the files in `new`.
         new: the script, if git does not track it.
-        reason: why there is no commit.
+        reason: why the code has no commit; None if it has one.
         notes: what the user should know.
     """
 
@@ -132,7 +132,7 @@ class _Committed:
 
 
 def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
-    """Return the copy; with `--workdir live`, that nothing is copied.
+    """Return what is known about the code, with the copy to make. With `--workdir live` there is no copy.
 
     Args:
         answer: the result of `git.read_tree` for the script's folder; None without code.
@@ -140,7 +140,7 @@ def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
     Raises:
         UsageError: the code differs from its commit, and `--allow-dirty` is not given; or
             there are too many files.
-        ToolMissing, ToolFailed: the code is under git, and git fails.
+        ToolMissing, ToolFailed: git cannot read the work tree, and the code must be copied.
     """
     try:
         committed = _committed(place, None if answer is None else answer.result())
@@ -155,7 +155,7 @@ def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
 
 
 def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
-    """Return the state of the code in git; refuse code that differs from its commit unless the user allows it."""
+    """Return the state of the code in git. Refuse code that differs from its commit if the user does not allow this."""
     script, options = place.script, place.options
     if options.copied is not None:
         return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of that of another run")
@@ -165,7 +165,7 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
     if not tree.commit:
         return _Committed(tree=tree, reason=f"{tree.root} has no commit yet")
     inside = None if script is None else os.path.relpath(_real(script), tree.root)
-    # Files behind a link out of the work tree have no state in git.
+    # git does not know the state of a script that is outside of the work tree, behind a link.
     new = () if inside is None or inside in known.files or inside.startswith("../") else (inside,)
     is_dirty = bool(tree.changed or known.unwatched or new)
     notes: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
 
 
 def _not_copied(tree: WorkTree, known: git.Tracked) -> Iterable[str]:
-    """Yield notes about tracked files that the work tree does not have."""
+    """Yield notes about tracked files that are not in the work tree, so that they cannot be copied."""
     if known.left_out:
         yield f"not in the copy of the code, they are not in the work tree: {_some(known.left_out)}"
     missing = [path for path in known.files if _is_folder(tree.root / path)]
@@ -195,7 +195,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _unreadable(place: CodePlace, error: ToolFailed | ToolMissing) -> Code:
-    """Return a note about the failure of git if no copy is wanted; raise the error otherwise."""
+    """Return a `Code` with a note about the failure of git if no copy is needed; raise the error otherwise."""
     why = git.said_by(error) if isinstance(error, ToolFailed) else error.what
     if place.options.workdir == LIVE:
         return Code(workdir=place.context.cwd, reason=why, notes=(f"the commit of the code is not known: {why}",))
@@ -226,7 +226,7 @@ def _dirty(tree: WorkTree, known: git.Tracked, new: Sequence[str]) -> UsageError
 
 
 def _not_filtered(tree: WorkTree) -> Iterable[str]:
-    """Add lines about files that may be equal to their commit after a filter of the repository's own."""
+    """Yield a line about files that may be equal to their commit, which only a filter of the repository could show."""
     names = sorted({found.filter for found in tree.unfiltered})
     if names:
         yield (
@@ -236,7 +236,7 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
 
 
 def _only_filtered(tree: WorkTree) -> Iterable[str]:
-    """Yield a note about files whose bytes differ from the commit, but which are equal after a filter."""
+    """Yield a note about files whose bytes differ from the commit, but are equal after a filter of git."""
     names = sorted({found.filter for found in tree.filtered})
     if names:
         files = _some([found.path for found in tree.filtered])
@@ -251,9 +251,10 @@ class _CopiedFolder:
     """One folder that is copied.
 
     Attributes:
-        root: its path, links resolved.
-        shown: its path in the form that the user knows.
-        folder: the copy.
+        root: the path of the folder, links resolved.
+        shown: the path of the folder in the form that the user knows.
+        folder: the path of the copy.
+        tracked: the files that git tracks, relative to the folder.
     """
 
     root: str
@@ -263,7 +264,7 @@ class _CopiedFolder:
 
 
 def _planned(place: CodePlace, committed: _Committed) -> tuple[PlannedSource, Path, Iterable[str]]:
-    """Return the copy that is made, the working directory in it, and notes about the copy."""
+    """Return the copy to make, the working directory in the copy, and notes about the copy."""
     parts = _parts(place, committed)
     rules = _rules(place, parts)
     ask = functools.partial(_ask_ignored, environ=place.context.environ)
@@ -277,7 +278,7 @@ def _planned(place: CodePlace, committed: _Committed) -> tuple[PlannedSource, Pa
     if place.script is not None:
         real = _real(place.script)
         inside = _is_in(real, main.root)
-        # A module may be in a folder behind a link: it is where Python finds it from the working directory.
+        # A module may be in a folder behind a link. The path is then relative to the working directory, as for Python.
         script = main.folder / os.path.relpath(real, main.root) if inside else workdir / _below(place)
     planned = PlannedSource(
         record=_record(committed, found, listing),
@@ -303,7 +304,7 @@ def _ask_ignored(tree: str, paths: Sequence[str], *, environ: Mapping[str, str])
 
 
 def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
-    """Return the folder of the code and, if it does not contain the working directory, also the latter's project."""
+    """Return the folders to copy: the folder of the code and, if the working directory is elsewhere, its project."""
     run, cwd = RunFolder(place.run_folder), os.path.realpath(place.context.cwd)
     project = os.path.realpath(place.workspace.root)
     of_cwd = project if _is_in(cwd, project) else cwd
@@ -319,7 +320,7 @@ def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
 
 
 def _part(root: str, folder: Path, place: CodePlace, *, tracked: tuple[str, ...] = ()) -> _CopiedFolder:
-    # Nodes may know a folder only by the path that the user has (automounter).
+    # With an automounter, nodes may know a folder only by the path that the user uses.
     given = [place.context.cwd, *place.context.cwd.parents]
     if place.script is not None:
         given += place.script.parents
@@ -340,7 +341,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _store(workspace: Workspace) -> tuple[Path, ...]:
-    """Return the folder of images; empty if it is not known. Then a run of a SIF ends with the reason."""
+    """Return the folder of images; empty if it is not known. In that case, a run with a SIF is refused elsewhere."""
     try:
         return (workspace.store,)
     except HpcenvError:
@@ -369,7 +370,7 @@ def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
     return CopyRules(
         project=real,
         links=links,
-        # A project may keep its runs in its own folder.
+        # A folder that is copied is never skipped, even if the project keeps its runs directly in this folder.
         skipped=frozenset(os.path.realpath(one) for one in own) - {part.root for part in parts},
         lockfiles=os.path.normpath(project.paths.lockfiles),
         ignore=project.code.ignore,
@@ -380,7 +381,7 @@ def _rules(place: CodePlace, parts: Sequence[_CopiedFolder]) -> CopyRules:
 
 
 def data_path(root: Path, path: str) -> str:
-    """Return the absolute path of `[[data]]`."""
+    """Return the absolute path for `path` of a [[data]] table."""
     return os.path.normpath(root / os.path.expanduser(path))
 
 
@@ -388,7 +389,8 @@ def _listing(found: Sequence[tuple[_CopiedFolder, CopyContent]], new: Sequence[s
     files = {f"{part.folder.name}/{path}": content for part, one in found for path, content in one.contents.items()}
     live = {f"{part.folder.name}/{path}": target for part, one in found for path, target in one.live.items()}
     known = {f"{part.folder.name}/{path}": kind for part, one in found for path, kind in one.known.items()}
-    # A new script is copied and recorded like a tracked file, but it is not published with the repository.
+    # A new script is copied and recorded like a tracked file, but the listing marks it, because the published
+    # repository does not have it.
     known |= {f"{found[0][0].folder.name}/{path}": "other" for path in new}
     return Listing(schema=SCHEMA, files=files, live=live, untracked=known)
 
@@ -450,8 +452,8 @@ def make(source: PlannedSource, run: RunFolder) -> None:
     """Copy the files into the run folder.
 
     Raises:
-        FileUnusable: it cannot be copied.
-        ScriptUnusable: a file changed since it was read.
+        FileUnusable: a file cannot be copied.
+        ScriptUnusable: a file has changed since it was read.
     """
     changed: list[str] = []
     links = tuple(_links(source))
@@ -485,7 +487,7 @@ def _links(source: PlannedSource) -> Iterable[tuple[str, str]]:
 
 
 def _make_parents(paths: Sequence[str], source: PlannedSource, run: RunFolder) -> None:
-    """Make the folders of paths, with the permissions that they have in the project."""
+    """Make the parent folders of paths, with the permissions that these folders have in the project."""
     for parent in dict.fromkeys(os.path.dirname(path) for path in paths):
         top, _, below = parent.partition("/")
         place = run.path / top
@@ -499,7 +501,7 @@ def _make_parents(paths: Sequence[str], source: PlannedSource, run: RunFolder) -
 
 
 def _write(content: bytes, target: str, *, like: str) -> None:
-    """Write a file with the permissions of another one, which may be missing by now."""
+    """Write a file with the permissions of the file `like`. If that file no longer exists, use default permissions."""
     with open(target, "xb") as copy:
         copy.write(content)
         with suppress(OSError):
@@ -526,10 +528,10 @@ def require_unchanged(source: PlannedSource, script_sha256: str, environ: Mappin
     """Check that the code has not changed since it was read.
 
     Args:
-        script_sha256: of the script when it was read; empty if it was not read.
+        script_sha256: the sha256 of the script when it was read; empty if it was not read.
 
     Raises:
-        ScriptUnusable: the code changed since.
+        ScriptUnusable: the code has changed.
     """
     record, same = source.record, True
     if record.commit:

@@ -42,7 +42,7 @@ from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import Cluster
 from hpcenv.submission.run_data import packed_folder
 
-# Several waits for the disk together take the time of one.
+# Several waits for the disk take no longer than one wait if they run at the same time.
 _WAITS_AT_ONCE = 16
 
 
@@ -57,22 +57,22 @@ class SubmitResult:
     shape: str
     notes: tuple[str, ...]
     chain: tuple[str, ...] = ()
-    """Job ids of a chain, the first one first."""
+    """Job ids of a chain, in the order of its jobs."""
 
 
 def submit(plan: Plan, context: Context, *, any_packages: bool = False) -> SubmitResult:
     """Write the run folder and submit the job.
 
-    If something fails, and also after ^C, either the job is queued and recorded, or nothing
-    remains.
+    If something fails, or after ^C, there are two possible results: the job is queued and recorded,
+    or nothing remains.
 
     Args:
-        any_packages: submit even if the host environment differs, because the user wants the table of the nodes.
+        any_packages: submit even if the host environment differs, because the user wants to see what the nodes report.
 
     Raises:
-        LockfileStale: the packages of the host environment are not the locked ones; nothing is queued.
-        SubmitRejected, ToolMissing: nothing is queued, and the run folder is removed, if there was one.
-        WouldOverwrite: a folder of that name was made in the meantime.
+        LockfileStale: the packages of the host environment are not the locked packages. Nothing is queued.
+        SubmitRejected, ToolMissing: nothing is queued, and the run folder is removed if it was made.
+        WouldOverwrite: a folder with the name of the run was made in the meantime.
     """
     run = RunFolder(Path(plan.manifest.run_folder))
     on_slurm = plan.manifest.cluster == "slurm"
@@ -120,7 +120,7 @@ def wait_for_earlier(plan: Plan, context: Context) -> None:
 
 
 def pack_data(plan: Plan) -> Plan:
-    """Pack the data folders of a run, except those that an earlier run has packed in the same state."""
+    """Pack the data folders of a run. A folder that an earlier run packed in the same state is not packed again."""
     stage = plan.manifest.stage
     if stage is None or all(folder.tar for folder in stage.data):
         return plan
@@ -133,7 +133,7 @@ def make_folder(path: Path) -> None:
     """Make the run folder. After this call the submission may remove it."""
     try:
         path.mkdir(parents=True)
-        # A submission that is killed later leaves this folder; `runs/entries.py` recognises it.
+        # If the submission is killed later, this folder remains, and `runs/entries.py` recognises the run by it.
         (RunFolder(path).code / "hpcenv").mkdir(parents=True)
     except FileExistsError as error:
         raise WouldOverwrite(f"the run folder `{path}` exists", hint="choose another name: --name NAME") from error
@@ -145,16 +145,16 @@ def make_folder(path: Path) -> None:
 def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     """Wait until the files that the first step of the job reads are on the disk.
 
-    Otherwise, if the login node fails, a queued job may find no manifest: other nodes see a new file, but it may only
-    be in the memory of this node.
+    A new file may be only in the memory of this node, although other nodes see it. If the login node then failed, a
+    queued job would find no manifest.
 
     Args:
-        elements: further folders in which jobs begin, for a sweep.
+        elements: for a sweep, the folders of its elements, in which jobs also begin.
 
     Raises:
         FileUnusable: a file cannot be written, because the disk is full or a quota is exceeded.
     """
-    # The job begins in these folders: with the records and the batch script, the steps and their modules.
+    # The job first reads these folders: they have the records, the batch script, and the steps with their modules.
     folders = (run.path, run.code, *elements)
     files = (Path(entry) for folder in folders for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
     # The entry of a folder is in its parent folder, which this submission may also have made.
@@ -187,7 +187,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
 
 
 def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job_ids: Sequence[str]) -> BaseException:
-    """Remove what a failed submission left: no job without its folder, no folder without its job.
+    """Cancel the jobs and remove the run folder of a failed submission, so that neither remains without the other.
 
     Args:
         job_ids: jobs that are known to be queued.
@@ -201,7 +201,7 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
         if plan.manifest.cluster == "local":
             _stop_local(job_ids[0] if job_ids else None)
         else:
-            # The last job first: a job that waits for another one must not start when that one ends.
+            # The last job is cancelled first, because a job of a chain must not start when the job before it ends.
             for job_id in reversed(job_ids):
                 slurm.cancel(job_id, context.environ)
             if not isinstance(error, (SubmitRejected, ToolMissing)) or isinstance(error, SubmitUncertain):
@@ -227,7 +227,10 @@ def _may_be_queued(error: HpcenvError, problem: HpcenvError, name: str, run: Run
 
 
 def use_image(plan: Plan) -> None:
-    """Record the use of the SIF in the store: `image prune` removes by the last use. A store may be read-only."""
+    """Record in the store that the SIF is used, because `image prune` removes images that were not used for long.
+
+    If the store is read-only, nothing is recorded.
+    """
     image = Path(plan.manifest.environment.sif)
     name = re.fullmatch(r"sha256-([0-9a-f]{64})\.sif", image.name)
     if name is None or image.parent.name != "images":
@@ -243,17 +246,17 @@ def _stop_local(job_id: str | None) -> None:
 
 
 def materialize(plan: Plan, run: RunFolder, context: Context, *, code_as_files: bool = False) -> None:
-    """Write everything the nodes need, the manifest last.
+    """Write everything that the nodes need. The manifest is written last.
 
     Args:
-        code_as_files: `as_files` of `copy_node_code`.
+        code_as_files: see `as_files` of `copy_node_code`.
     """
     if plan.source is not None:
         snapshot.make(plan.source, run)
     copy_node_code(run, as_files=code_as_files)
     _write_records(plan, run)
     if plan.source is not None:
-        # The check compares the script, or the module of the function.
+        # The script is compared with the sha256 in the manifest. A function has other files, which have no such sha256.
         sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
         snapshot.require_unchanged(plan.source, sha256, context.environ)
     save_record(plan.manifest, run.manifest, durable=False)
@@ -265,7 +268,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     hub_cache.write(plan.hub, run)
-    # One wait covers all of it (`wait_for_disk`).
+    # One wait at the end covers all these files (`wait_for_disk`).
     write_text(plan.lockfile_text, run.lockfile, durable=False)
     write_text(plan.requirements, run.requirements, durable=False)
     if plan.record is not None:
@@ -275,7 +278,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
 
 
 def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:
-    """Start the job, or the next job of a chain; return its id, and the warnings of sbatch or the limits."""
+    """Start the job, or the next job of a chain; return its id, and notes with warnings of sbatch or about limits."""
     if after is None:
         use_image(plan)
     if plan.manifest.cluster == "slurm":
@@ -285,13 +288,13 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             run.script,
             environ=context.environ,
             passed=plan.manifest.pass_env,
-            # The step `begin` finds out whether the previous job has left work to do.
+            # The job starts in any case, and its step `begin` finds out whether the previous job has left work to do.
             options=() if after is None else (f"--dependency=afterany:{after}",),
         )
         return queued.job_id, tuple(f"sbatch: {line}" for line in queued.warnings)
     environ = slurm_command.clean_environment(context.environ)
     scope = local_limits.scope_for(plan.manifest, environ)
-    # Local runs append to one log, as Slurm does.
+    # The output is appended to the log of the run, as Slurm does it.
     with open(run.log, "ab") as log:
         child = process.start(
             [*scope.argv, sys.executable, "-I", str(run.step), "local", str(run.path)],
@@ -301,6 +304,6 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             stderr=log,
             held_back=process.END_SIGNALS,
         )
-    # A program that submits and continues must not keep a zombie process.
+    # Without this wait, the child would remain as a zombie process if this program continues after the submission.
     threading.Thread(target=child.wait, daemon=True).start()
     return f"local-{child.pid}", scope.notes

@@ -1,15 +1,15 @@
 """A submitit executor that submits the batch scripts of hpcenv.
 
-Runs on: LOGIN NODE. `hpcenv submit` goes through `queue_script`, and `hpcenv.Executor` is a `ScriptExecutor`, which
+Runs on: LOGIN NODE. `hpcenv submit` uses `queue_script`, and `hpcenv.Executor` is a `ScriptExecutor`. This class
 differs from its parent class, `submitit.SlurmExecutor`, in two points:
 
 - The batch script is the file in the run folder, byte for byte, with the check before the training.
-- sbatch is called as hpcenv calls every program. submitit 1.5.4 has no time limit for sbatch, takes the first "job N"
-in a site's banner as the job id, and does not show the warnings of sbatch.
+- sbatch is called in the same way as every program in hpcenv. submitit 1.5.4 has no time limit for sbatch, takes the
+first "job N" in a site's banner as the job id, and does not show the warnings of sbatch.
 
-submitit and this class run on the host and start the container: an image has no scontrol.
-The overridden methods are private in submitit. pyproject.toml limits its version, and a contract test
-checks that they are there.
+submitit and this class run on the host, because an image has no scontrol. The job on the host starts the container.
+The overridden methods are private in submitit. So pyproject.toml limits the version of submitit, and a contract test
+checks that the methods exist.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hpcenv import process
 from hpcenv.cluster import munge, slurm_command
 from hpcenv.errors import SubmitRejected, SubmitUncertain, ToolFailed, UsageError
 
-# sbatch itself gives up on a silent slurmctld after MessageTimeout (10 s) and a few
-# retries; with a site's job_submit plugin a minute is not unheard of.
+# If slurmctld does not answer, sbatch itself ends after MessageTimeout (10 s) and a few retries.
+# With the job_submit plugin of a site, an answer can take a minute.
 _SECONDS = 180.0
 
 
 class NoJobId(SubmitUncertain, utils.FailedSubmissionError):
-    """sbatch answered without a job id: submitit raises `FailedSubmissionError`."""
+    """sbatch answered without a job id. submitit raises `FailedSubmissionError` in this case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ScriptExecutor(submitit.SlurmExecutor):
     """A `submitit.SlurmExecutor` that submits an existing batch script.
 
     Args:
-        folder: where submitit keeps its files.
+        folder: the folder for the files of submitit.
         max_num_timeout, max_pickle_size_gb, python: see `submitit.SlurmExecutor`.
     """
 
@@ -62,7 +62,7 @@ class ScriptExecutor(submitit.SlurmExecutor):
         max_pickle_size_gb: float = 1.0,
         python: str | None = None,
     ) -> None:
-        # The constructor of SlurmExecutor refuses a machine without srun; `queue_script` looks for it.
+        # The constructor of SlurmExecutor is not called: it refuses a machine without srun. `queue_script` checks this.
         PicklingExecutor.__init__(self, folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
         self.python = shlex.quote(sys.executable) if python is None else python
 
@@ -75,8 +75,8 @@ class ScriptExecutor(submitit.SlurmExecutor):
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         """Return the job id from the standard output of sbatch."""
         stdout = string if isinstance(string, str) else string.decode(errors="replace")
-        # sbatch(1): "Submitted batch job N", and " on cluster C" after it. A site's wrapper of
-        # sbatch may print a banner before and after that line.
+        # sbatch prints "Submitted batch job N", sometimes followed by " on cluster C" (sbatch(1)). A site's
+        # wrapper of sbatch may print a banner before and after this line.
         line = re.search(r"^Submitted batch job ([0-9]+)\b", stdout, re.MULTILINE)
         if line is None:
             raise NoJobId(
@@ -91,15 +91,16 @@ def queue_script(
     """Submit a batch script of a run folder.
 
     Args:
-        script: the file; its `#SBATCH` lines describe the job, including an array.
-        environ: the user's environment; the job gets no variables of Slurm and of outer launchers, and no credentials.
-        options: for sbatch; they override the lines of the script.
+        script: the file. Its `#SBATCH` lines describe the job, and the array if there is one.
+        environ: the user's environment. The job gets it without variables of Slurm, of outer launchers, and without
+            credentials.
+        options: options for sbatch. They override the lines of the script.
         passed: names or patterns of variables that the ranks get from the job (--pass-env).
 
     Raises:
         ToolMissing: sbatch or srun is not on PATH.
-        SubmitRejected: sbatch refused the job; nothing is queued.
-        SubmitUncertain: sbatch did not answer, or, as `NoJobId`, its answer holds no job id.
+        SubmitRejected: sbatch refused the job. Nothing is queued.
+        SubmitUncertain: sbatch did not answer, or its answer has no job id (`NoJobId`).
     """
     path = environ.get("PATH")
     sbatch = process.find_tool("sbatch", needed_for="submit a job", path=path)

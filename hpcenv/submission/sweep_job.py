@@ -1,7 +1,8 @@
-"""A sweep or array: many runs of one script under one folder, as one job array.
+"""A sweep or array: many runs of one script in one folder, as one job array.
 
-Runs on: LOGIN NODE. The elements are ordinary run folders. Code, source and lockfile are only in
-the folder of the sweep; the elements have links to them, and copy the source when they begin.
+Runs on: LOGIN NODE. Each element has an ordinary run folder. Node code, the copy of the project and
+lockfile are only in the folder of the sweep. The elements have links to the node code and the lockfile.
+When an element begins, it copies the project from the folder of the sweep.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class SweepPlan:
     """A sweep that can be submitted.
 
     Attributes:
-        plan: the common part of all elements. Its run folder is the folder of the sweep.
-        record: the elements.
+        plan: the common part of all elements. The run folder of this plan is the folder of the sweep.
+        record: the record of the sweep, which lists the elements.
         script: the batch script of the array.
-        arguments: index -> the script's arguments.
-        call: for functions, the file that every rank starts, relative to an element's folder; empty for scripts.
+        arguments: index of an element -> the arguments of the script.
+        call: for a function, the file that every rank starts, relative to an element's folder; empty for a script.
     """
 
     plan: Plan
@@ -74,7 +75,7 @@ class SweepResult:
     """A submitted sweep.
 
     Attributes:
-        job_id: of the array; the job id of an element is `job_id_INDEX`.
+        job_id: the job id of the array. For job id 34, the job id of element 2 is `34_2`.
     """
 
     run: str
@@ -86,10 +87,10 @@ class SweepResult:
 
 
 def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -> SweepPlan:
-    """Decide everything about a sweep; writes and submits nothing.
+    """Decide everything about a sweep. This writes and submits nothing.
 
     Raises:
-        HpcenvError: as for `plan_job`; also values that do not make a sweep.
+        HpcenvError: as for `plan_job`, or the values do not describe a sweep.
     """
     if options.sweep:
         elements = sweep_model.of_sweep(options.sweep, options.max_parallel)
@@ -100,14 +101,16 @@ def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -
 
 
 def plan_calls(workspace: Workspace, options: SubmitOptions, context: Context, call: Call, count: int) -> SweepPlan:
-    """Decide everything about an array of calls of a function, one run for each; writes and submits nothing.
+    """Decide everything about an array that calls a function, with one run for each call.
+
+    This writes and submits nothing.
 
     Args:
-        options: without script and call; `max_parallel` runs are active at a time.
-        count: number of calls.
+        options: the options, without script and call. At most `max_parallel` runs are active at a time.
+        count: the number of calls.
 
     Raises:
-        HpcenvError: as for `plan_job`; more calls than an array has elements.
+        HpcenvError: as for `plan_job`, or there are more calls than an array can have elements.
     """
     elements = sweep_model.of_array(f"0-{count - 1}", options.max_parallel)
     # Arrays need Slurm; plan_job refuses them on this machine.
@@ -152,7 +155,7 @@ def _render(plan: Plan, elements: Elements, context: Context) -> str:
 
 
 def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
-    """Return the plan of one element: the content of its run folder."""
+    """Return the plan of one element, from which its run folder is written."""
     base = sweep.plan.manifest
     folder = str(Path(base.run_folder) / element.folder)
     manifest = replace(
@@ -168,7 +171,7 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
         else "",
         settings=_settings(base, element),
         element=element.values,
-        # Elements use the code and the lockfile of the sweep.
+        # The container of an element must see the folder of the sweep, which has the node code and the lockfile.
         environment=replace(
             base.environment,
             binds=(
@@ -182,14 +185,16 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
 
 
 def _source(base: Manifest, folder: str) -> Source | None:
-    """Return the source of an element: when the element begins, it copies the source of the sweep."""
+    """Return the description of an element's copy of the project. The element makes it from the sweep's copy when it
+    begins.
+    """
     if base.source is None:
         return None
     return replace(base.source, folder=_in_element(base.source.folder, base, folder), shared=base.run_folder)
 
 
 def _in_element(path: str, base: Manifest, folder: str) -> str:
-    """Return a path in the sweep's code copy as a path in the element's copy; any other path stays."""
+    """Return the path in an element's folder for a path in the sweep's folder; return any other path unchanged."""
     inside = path.startswith(base.run_folder + os.sep)
     return os.path.join(folder, os.path.relpath(path, base.run_folder)) if inside else path
 
@@ -204,12 +209,12 @@ def _settings(base: Manifest, element: SweepElement) -> tuple[Setting, ...]:
 
 
 def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
-    """Write the folders of all elements and submit the array: all of it is queued, or nothing remains.
+    """Write the folders of all elements and submit the array. If this fails, nothing remains.
 
     Raises:
         LockfileStale: the packages of the host environment are not the locked ones; nothing is queued.
         SubmitRejected, ToolMissing: nothing is queued, and the folder is removed.
-        WouldOverwrite: a folder of that name was made in the meantime.
+        WouldOverwrite: a folder with the name of the sweep was made in the meantime.
     """
     run = RunFolder(Path(sweep.plan.manifest.run_folder))
     process.find_tool("sbatch", needed_for="submit a job", path=context.environ.get("PATH"))
@@ -248,19 +253,19 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
 
 
 def _keep_secrets(sweep: SweepPlan, context: Context) -> None:
-    """Write the values of secrets for each element: each removes its own when it has ended."""
+    """Write a file with the values of secrets for each element. An element removes its file when it has ended."""
     for element in sweep.record.elements if sweep.plan.secret_values else ():
         kept_secrets.write(element_plan(sweep, element).manifest, sweep.plan.secret_values, context)
 
 
-# Files of the sweep's folder that the elements link to.
+# Files and folders of the sweep to which the elements have links.
 _SHARED = ("code", "inside", "start-hook", "lock.toml", "requirements.txt")
 
 
 def _materialize(sweep: SweepPlan, run: RunFolder, context: Context) -> None:
     submit_step.materialize(replace(sweep.plan, script=sweep.script), run, context)
     run.manifest.unlink()  # the sweep itself is not a run
-    # Each element gets a copy, because records of a run are not read through links.
+    # Each element gets a copy of request.json, because records of a run are not read through links.
     request = run.request.read_text(encoding="utf-8") if run.request.exists() else None
     for element in sweep.record.elements:
         plan, own = element_plan(sweep, element), RunFolder(run.path / element.folder)
@@ -279,7 +284,7 @@ def _materialize(sweep: SweepPlan, run: RunFolder, context: Context) -> None:
 
 
 def _add_call(sweep: SweepPlan, shared: Path, folder: Path) -> None:
-    """Link the sweep's code into a separate folder for one call; the executor writes the job id there."""
+    """Make a folder for one call, with links to the files of the sweep. The executor writes the job id into it."""
     place = Path(sweep.call).parent
     (folder / place).mkdir()
     for path in (shared / place).iterdir():
@@ -287,7 +292,7 @@ def _add_call(sweep: SweepPlan, shared: Path, folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file directly: no other process reads this folder yet."""
+    """Write a file without a temporary file, because no other process reads this folder yet."""
     path.write_text(text, encoding="utf-8")
 
 
@@ -324,7 +329,7 @@ class SweepStatus:
     """The state of a sweep.
 
     Attributes:
-        problems: elements whose records cannot be read.
+        problems: a text for each element whose records cannot be read.
     """
 
     run: str
@@ -340,7 +345,7 @@ class SweepStatus:
 
     @property
     def failed(self) -> tuple[ElementState, ...]:
-        """The elements that ended and failed, in the order of their indices."""
+        """The elements that have ended and did not complete with exit status 0, in the order of their indices."""
         return tuple(
             e
             for e in self.elements
@@ -349,7 +354,7 @@ class SweepStatus:
 
     @property
     def exit_status(self) -> int | None:
-        """Status of the first failed element; 0 if all completed, None while one is active."""
+        """The exit status of the first failed element; 0 if all elements completed; None while elements are active."""
         if self.failed:
             first = self.failed[0].state.exit_status
             return first or RunEndUnknown.exit_status
@@ -357,7 +362,7 @@ class SweepStatus:
 
 
 def read_sweep(folder: Path, environ: Mapping[str, str]) -> SweepStatus:
-    """Return the state of a sweep, with one call of squeue and one of sacct for all elements.
+    """Return the state of a sweep. This calls squeue and sacct once for all elements.
 
     Raises:
         RecordInvalid: the record of the sweep is damaged.
@@ -401,7 +406,7 @@ def wait_for_sweep(
 
     Args:
         pause: called with the seconds to sleep between two checks.
-        on_change: called when some element's state changed.
+        on_change: called when the state of an element has changed.
         timeout: maximum seconds to wait; None for no limit.
 
     Raises:
@@ -415,7 +420,7 @@ def wait_for_sweep(
         if counted != shown:
             on_change(now)
             shown, seconds = counted, 0.5
-        # Accounting may show the end of a job some seconds later than squeue.
+        # sacct may show the end of a job some seconds later than squeue.
         gone = gone + 1 if now.quiet and any(not element.state.ended for element in now.elements) else 0
         if all(element.state.ended for element in now.elements) or gone > _LOOKS_AFTER_GONE:
             return now
@@ -435,7 +440,7 @@ _LOOKS_AFTER_GONE = 5
 
 
 def counts(status: SweepStatus) -> str:
-    """Return how many elements are in which state: `3 completed, 1 running`."""
+    """Return how many elements are in each state, for example `3 completed, 1 running`."""
     found: dict[str, int] = {}
     for element in status.elements:
         found[element.state.state] = found.get(element.state.state, 0) + 1
@@ -443,14 +448,14 @@ def counts(status: SweepStatus) -> str:
 
 
 def rerun_failed(folder: Path, context: Context) -> SweepResult:
-    """Queue the failed elements again as a new array, in their folders.
+    """Queue the failed elements again as a new array. They keep their run folders.
 
-    When an element begins, the files of its earlier start are moved to `attempts/`. Its record of
-    the submission does not change.
+    When an element begins, the files of its earlier start are moved to `attempts/`. Its record of the
+    submission gets the new job id and the new time.
 
     Raises:
-        UsageError: no element failed, or some elements are still active.
-        SubmitRejected, SubmitUncertain, ToolMissing: as for a submission; nothing changed.
+        UsageError: no element failed, or the environment lacks the value of a secret.
+        SubmitRejected, SubmitUncertain, ToolMissing: as for a submission. The records have not changed.
     """
     status = read_sweep(folder, context.environ)
     failed = status.failed
@@ -493,19 +498,19 @@ def _record_again(elements: Sequence[SweepElement], folder: Path, job_id: str) -
     entries, now = _entries(folder), time.time()
     for element in elements:
         own = entries[element.folder]
-        # Not with `_write`: another process may read the file now.
+        # `_write` is not used here, because another process may read the file at this moment.
         again = replace(own.submission, job_id=f"{job_id}_{element.index}", submitted=now)
         save_record(again, own.folder.submission)
 
 
 def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, error: BaseException) -> BaseException:
-    """Cancel an array whose submission got no answer; its elements keep their previous job ids.
+    """Cancel an array if sbatch did not report whether it is queued. Its elements keep their previous job ids.
 
     Args:
         known: job ids of the previous arrays.
 
     Returns:
-        The error to raise. It names what could not be cancelled.
+        The error to raise. If the array may still be queued, the error says so.
     """
     try:
         slurm.cancel_others(record.run_folder, record.run, known, context.environ)

@@ -1,6 +1,6 @@
 """The binds of `hpcenv submit --bind SRC[:DST[:ro]]`: folders and files of the nodes that the container sees.
 
-Runs on: LOGIN NODE. The form is that of `apptainer exec --bind` (Apptainer user guide 1.4, "User-defined bind paths").
+Runs on: LOGIN NODE. `apptainer exec --bind` uses the same form (Apptainer user guide 1.4, "User-defined bind paths").
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def parse(text: str, cwd: Path) -> Bind:
     """Return one bind.
 
     Args:
-        text: as typed.
-        cwd: a relative source is in this folder.
+        text: the text that the user typed.
+        cwd: the folder to which a relative source belongs.
 
     Raises:
-        UsageError: it has another form, or its target is not an absolute path.
+        UsageError: the text has another form, or the target is not an absolute path.
     """
     source, *rest = text.split(":")
     target, mode = (*rest, "", "")[:2]
@@ -40,12 +40,12 @@ def parse(text: str, cwd: Path) -> Bind:
 
 
 def add(environment: Environment, typed: Sequence[str], cwd: Path) -> tuple[Environment, tuple[str, ...]]:
-    """Return the environment with the binds that the user typed; they replace others with the same target.
+    """Return the environment with the binds that the user typed, and notes. They replace binds with the same target.
 
-    A note names each source that this machine does not have.
+    A note names each source that does not exist on this machine.
 
     Raises:
-        UsageError: one has another form, or there is no container.
+        UsageError: the text of a bind has another form, or there is no container.
     """
     binds = tuple(parse(text, cwd) for text in typed)
     if not binds:

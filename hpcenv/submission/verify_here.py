@@ -1,7 +1,7 @@
 """`hpcenv verify`: compare an environment, a SIF or nodes with the lockfile.
 
-Runs on: LOGIN NODE, or on any machine to verify. It uses the same facts and the same rules as the gate of a job. To
-verify nodes, it submits a job that ends after the verdict.
+Runs on: LOGIN NODE, or on any machine that is verified. It uses the same facts and the same rules as the gate of a job.
+To verify nodes, `verify_nodes.py` submits a job that ends after the verdict.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ def verify(
 
     Args:
         lock: name of the lockfile.
-        level: how deep to look; None for the environment's default.
-        sif: another file than the project's own SIF.
-        gpus: how many GPUs this machine must offer to the environment; None for the number of a submission.
-        imports: import each locked package, if the environment is the locked one.
+        level: how many details of the environment are compared; None for the default of the environment.
+        sif: a SIF to verify instead of the SIF of the project.
+        gpus: how many GPUs this machine must have for the environment; None for the number that a submission asks for.
+        imports: also import each locked package, if the environment matches the lockfile.
 
     Raises:
-        LockfileMissing, LockfileInvalid, LockfileNewer: there is nothing to compare with.
+        LockfileMissing, LockfileInvalid, LockfileNewer: the lockfile is missing or cannot be read.
         LockfileStale: the lockfile was edited, or was made from another hpcenv.toml.
-        SubmitRejected: GPUs for a torch that cannot use them.
+        SubmitRejected: GPUs are requested, but the locked torch cannot use GPUs.
     """
     path = workspace.lockfile_path(lock)
     workspace = workspace.for_lock(lock)
@@ -120,21 +120,22 @@ def verify(
         findings=(*verdict.findings, *_without_source(absent, locked, place.node)),
     )
     verdict = with_notes(verdict, workspace, lock)
-    # What another environment imports says nothing about the locked one.
+    # If the environment differs, its imports say nothing about the locked environment.
     tried = import_check.import_packages(manifest, environ) if imports and verdict.result == "match" else ()
     return verdict, found, tried
 
 
 def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile) -> Profile | None:
     """Return the site profile that a submission uses here."""
-    # The time is only used for the name of a run, which is not needed here.
+    # The time of the context is only used for names of runs, which are not needed here.
     context = Context(environ=environ, cwd=workspace.root, now=time.gmtime(0), token="", command=())
     profile, _notes = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ))
     return None if profile is None else choose_site.for_run(profile, locked, nodes=1)
 
 
 def _without_modules(profile: Profile | None) -> tuple[str, ...]:
-    """Return a note if a job loads modules: this command does not load them, because it starts no shell of the user."""
+    """Return a note if jobs load modules. This command does not load them, because it does not start the user's shell.
+    """
     if profile is None or not profile.modules:
         return ()
     names = ", ".join(profile.modules)
@@ -151,7 +152,7 @@ def _gpus(workspace: Workspace, profile: Profile | None) -> int:
 
 
 def _without_source(binds: Sequence[Bind], locked: Lockfile, node: str) -> list[Finding]:
-    """Return a finding for each bind of the site whose source this machine does not have."""
+    """Return a finding for each bind of the site profile if its source does not exist on this machine."""
     severity = lock_model.severities_of(locked).of("container.binds")
     return [
         Finding(
@@ -168,7 +169,7 @@ def _without_source(binds: Sequence[Bind], locked: Lockfile, node: str) -> list[
 
 
 def with_notes(verdict: Verdict, workspace: Workspace, lock: str) -> Verdict:
-    """Return a verdict that also warns of parts of the lockfile that this hpcenv does not know.
+    """Return the verdict, with warnings about parts of the lockfile that this hpcenv does not know.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: the lockfile is missing or can no longer be read.
@@ -199,7 +200,9 @@ def _environment(
     *,
     gpus: int,
 ) -> tuple[Environment, tuple[Bind, ...]]:
-    """Return the environment as for a submission, and the binds of the site that this machine does not have."""
+    """Return the environment as for a submission, and the binds of the site profile whose sources are not on this
+    machine.
+    """
     binds = project_binds(workspace)
     if locked.container is None:
         if sif is not None:
@@ -225,7 +228,7 @@ def manifest_of_one_node(
     gpus: int,
     profile: Profile | None,
 ) -> Manifest:
-    """Return the manifest of a run that never launches: one node, this one."""
+    """Return the manifest of a run that only checks one node: this machine."""
     return Manifest(
         schema=SCHEMA,
         run="verify",
@@ -262,8 +265,8 @@ def outcome(verdict: Verdict, *, strict: bool, imports: Sequence[PackageImport] 
     """Return the outcome of a verdict, with its exit status.
 
     Args:
-        strict: a difference in a `warn` field counts as well.
-        imports: of the locked packages; one that fails counts as a field that differs.
+        strict: whether a difference in a field of severity `warn` counts, too.
+        imports: the imports of the locked packages. A failed import has the exit status of a field that differs.
     """
     if verdict.result == "unknown":
         return "unknown", NodesUnknown.exit_status

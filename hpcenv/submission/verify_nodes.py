@@ -1,6 +1,6 @@
-"""Check this machine, or check nodes in a Slurm job that trains nothing, and wait for the result.
+"""Check this machine, or check nodes with a Slurm job that trains nothing, and wait for the result.
 
-Runs on: LOGIN NODE. `hpcenv verify` does this; `hpcenv doctor --nodes` checks nodes, too.
+Runs on: LOGIN NODE. `hpcenv verify` uses this module, and `hpcenv doctor --nodes` uses it to check nodes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Verified(Shown):
     """An environment that was compared with the lockfile, on this machine or on nodes.
 
     Attributes:
-        facts: of each node that reported, by the nodes' names.
-        imports: how the import of each locked package went; empty if none was tried.
+        facts: the facts of each node that reported, in the order of the nodes' names.
+        imports: the result of the import of each locked package; empty if no import was tried.
     """
 
     verdict: Verdict
@@ -59,13 +59,14 @@ OF_JOBS = ("partition", "account", "time", "preflight")
 def options_to_verify(
     *, nodes: int | None, lock: str, deep: bool, sif: object, gpus: int | None, **of_jobs: Any
 ) -> SubmitOptions:
-    """Return the object to verify and, for `nodes`, the options of the job; None means this machine.
+    """Return the options of a verification. With `nodes` they are the options of a job; if it is None, this machine is
+    verified.
 
     Args:
-        of_jobs: the given options of OF_JOBS.
+        of_jobs: the values of the options in OF_JOBS.
 
     Raises:
-        UsageError: an option has no effect with, or without, `nodes`, or a value is not valid.
+        UsageError: an option does not go with `nodes`, or needs `nodes`, or a value is not valid.
     """
     if nodes is not None and sif is not None:
         raise UsageError(
@@ -95,12 +96,12 @@ def verify_environment(
 
     Args:
         options: see `options_to_verify`.
-        sif: another file than the project's own SIF.
-        imports: also import each locked package, if the environment is the locked one.
-        on_submitted: called when Slurm has the job.
+        sif: a SIF to verify instead of the SIF of the project.
+        imports: also import each locked package, if the environment matches the lockfile.
+        on_submitted: called when the job is queued.
 
     Raises:
-        UsageError: nodes do not try imports.
+        UsageError: `imports` is used with nodes, which do not try imports.
         HpcenvError: as for `verify` and for `verify_nodes`.
     """
     if imports and options.nodes is not None:
@@ -131,8 +132,8 @@ def verify_nodes(
     """Submit a job that only checks its nodes, and wait for its end.
 
     Args:
-        options: without a script; how many ranks a smoke test starts is decided here.
-        on_submitted: called when Slurm has the job.
+        options: the options, without a script. This function sets the number of ranks for a smoke test.
+        on_submitted: called when the job is queued.
 
     Raises:
         SubmitRejected: Slurm or hpcenv refused the job, or it ended without a verdict.
@@ -156,7 +157,7 @@ def verify_nodes(
 
 
 def _ranks_per_node(workspace: Workspace, given: SubmitOptions) -> int | None:
-    """Return how many ranks a smoke test starts on each node; None for the default number of a submission."""
+    """Return the number of ranks on each node, which only a smoke test starts; None for the default of a submission."""
     usual = workspace.project.submit
     tested = (given.preflight or usual.preflight) == "full"
     count = usual.gpus if given.gpus is None else given.gpus
@@ -164,7 +165,7 @@ def _ranks_per_node(workspace: Workspace, given: SubmitOptions) -> int | None:
 
 
 def _cancelled(result: SubmitResult, context: Context) -> Interrupted:
-    """Cancel the job of an interrupted command; return the error that says so."""
+    """Cancel the job of an interrupted command; return the error, which says whether the job is cancelled."""
     job = f"job {result.job_id}"
     try:
         cancel(context.cwd, str(result.run_folder), environ=context.environ, pause=time.sleep)

@@ -1,6 +1,6 @@
 """The results of the preflight checks for `hpcenv doctor`: each check on each node.
 
-Runs on: LOGIN NODE. judge/checks/check_table.py lists the checks, and who can remove the cause of a failure.
+Runs on: LOGIN NODE. judge/checks/check_table.py lists the checks, and says who can remove the cause of a failure.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class CheckRow:
     Attributes:
         found: the measured value; for `unknown` and `not-run`, why nothing was measured.
         limit: what the value must be.
-        severity: `must` stops a job.
-        owner: who can remove the cause: `node` is hardware or a service of the node, `user` is the job.
-        remedy: what to do; only for checks that failed or are unknown.
+        severity: the severity in this run; a failure of a check with `must` stops the job.
+        owner: where the cause of a failure is: `node` (hardware or a service of the node) or `user` (the user's job).
+        remedy: what to do; empty if the check did not fail and is not unknown.
     """
 
     node: str
@@ -53,9 +53,9 @@ class CheckedMachines:
     """The results of the preflight checks of one machine, or of the nodes of one job.
 
     Attributes:
-        result: `mismatch`: a check of severity `must` failed; `unknown`: such a check could not be measured, or a node
-            did not report.
-        silent: nodes that reported nothing, with the reason.
+        result: `mismatch`: a check with severity `must` failed. `unknown`: such a check could not measure, or a node
+            reported nothing. `match`: all other cases.
+        silent: node that reported nothing -> the reason.
         skipped: the checks that `--skip-check` names.
         seconds: node -> how long its checks on the host took.
     """
@@ -108,7 +108,7 @@ def machines(
     skipped: Sequence[str],
     seconds: Mapping[str, float],
 ) -> CheckedMachines:
-    """Return the rows in the order of the table of checks, with their common result."""
+    """Return the rows in the order of the table of checks, with the result of all rows together."""
     blocking = {row.state for row in rows if row.severity == "must"}
     result: Result = "mismatch" if "failed" in blocking else "unknown" if "unknown" in blocking or silent else "match"
     return CheckedMachines(
@@ -149,16 +149,16 @@ def of_job(manifest: Manifest, verdict: Verdict, facts: Sequence[Facts]) -> Chec
 
 
 def _inside(folder: RunFolder, node: str, verdict: Verdict) -> list[CheckOutcome]:
-    """Return the results of the checks inside a node's environment in this attempt; empty if no check ran."""
+    """Return the results of the checks inside a node's environment in this attempt; empty if no check ran there."""
     try:
         report = load_record(CheckReport, folder.checks_of(FAMILY, node))
     except HpcenvError:
-        return []  # if a node should have reported but did not, the verdict says so
+        return []  # if the report of a node is missing, the verdict has a finding about it
     return list(report.checks.results()) if (report.run, report.attempt) == (verdict.run, verdict.attempt) else []
 
 
 def _smoke(folder: RunFolder, verdict: Verdict) -> dict[str, list[CheckOutcome]]:
-    """Return the results of the smoke test on each node; empty if it did not run."""
+    """Return the results of the smoke test on each node; empty if the test did not run."""
     try:
         result = load_record(SmokeResult, folder.smoke_result)
     except HpcenvError:
@@ -169,7 +169,7 @@ def _smoke(folder: RunFolder, verdict: Verdict) -> dict[str, list[CheckOutcome]]
 
 
 def _over_nodes(verdict: Verdict, severities: Severities) -> list[CheckRow]:
-    """Return the rows of checks that compare the nodes: their results are only in the verdict."""
+    """Return the rows of checks that compare the nodes. The results of these checks are only in the verdict."""
     rows = []
     for check in BY_ID.values():
         if check.place != "nodes" or verdict.preflight is None:
@@ -191,7 +191,7 @@ _WIDEST_ID = max(len(name) for name in BY_ID)
 
 
 def render(checked: CheckedMachines) -> str:
-    """Return the results as lines of at most 80 columns: failed checks come first, with their hints. Pure."""
+    """Return the results as text of at most 80 columns. Failed checks are first, with their hints. Pure."""
     parts = [_headline(checked)]
     parts += [
         wrap(f"{visible_ascii(node)} reported nothing: {visible_ascii(why)}") for node, why in checked.silent.items()
@@ -205,7 +205,7 @@ def render(checked: CheckedMachines) -> str:
 
 def _headline(checked: CheckedMachines) -> str:
     counts = {state: len({row.id for row in checked.rows if row.state == state}) for state in _WORDS}
-    # A check may be fine on one node and not on another.
+    # A check that is fine on one node and failed on another node counts in both numbers.
     told = ", ".join(f"{count} {_WORDS[state].lower()}" for state, count in counts.items() if count)
     skipped = f"; skipped: {', '.join(checked.skipped)}" if checked.skipped else ""
     slowest = max(checked.seconds.values(), default=0.0)
@@ -214,7 +214,7 @@ def _headline(checked: CheckedMachines) -> str:
 
 
 def _alike(rows: Iterable[CheckRow], state: CheckState) -> dict[tuple[str, str], list[CheckRow]]:
-    """Return the rows of one state; equal rows of one check on several nodes are joined."""
+    """Return the rows of one state in groups: equal results of one check on several nodes are one group."""
     found: dict[tuple[str, str], list[CheckRow]] = {}
     for row in rows:
         if row.state == state:

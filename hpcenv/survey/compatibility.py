@@ -1,6 +1,6 @@
-"""`hpcenv compat`: what runs with what, without a cluster.
+"""`hpcenv compat`: which versions of torch, CUDA, driver, GPU and Python run together. It needs no cluster.
 
-Runs on: LOGIN NODE. `ask` is pure: from the compatibility table and a question, it makes an answer.
+Runs on: LOGIN NODE. `ask` is pure: it makes an answer from the compatibility table and a question.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ MACHINES = (X86_64, AARCH64)
 
 @dataclass(frozen=True, kw_only=True)
 class CompatQuestion:
-    """A question; an empty part is not asked.
+    """A question about versions that shall run together. A part that is empty does not count.
 
     Attributes:
-        gpu: name as NVIDIA or Slurm writes it, `A100`.
-        driver: version, `535.183.06`.
-        torch: release, also with a build (`2.7.1+cu118`); `2.7` means the newest patch release of 2.7.
-        cuda: CUDA of the torch build, or of a program, `12.6`.
-        python: `3.13`, or `3.13t` for a free-threaded one.
-        machine: architecture of the processors; "" means the processors that belong to the GPU, else x86_64.
-        packages: name and version of packages beside torch.
-        cuda_compat: CUDA version of a cuda-compat package that comes first on the loader's path.
+        gpu: name of the GPU as NVIDIA or Slurm writes it, for example `A100`.
+        driver: version of the driver, for example `535.183.06`.
+        torch: torch release, also with a build (`2.7.1+cu118`). `2.7` means the newest patch release of 2.7.
+        cuda: CUDA release of the torch build or of a program, for example `12.6`.
+        python: version of Python, for example `3.13`, or `3.13t` for free-threaded Python.
+        machine: processor architecture; "" for the architecture that belongs to the GPU, or else x86_64.
+        packages: name and version of further packages.
+        cuda_compat: CUDA release of a cuda-compat package that is first on the loader's path.
     """
 
     gpu: str = ""
@@ -65,7 +65,13 @@ class CompatQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class CompatCheck:
-    """One comparison: `what` in a sentence, `why` with the source, `hint` what would work instead."""
+    """One comparison.
+
+    Attributes:
+        what: the result in a sentence.
+        why: the reason, with its source.
+        hint: what would work instead.
+    """
 
     part: Part
     result: Result
@@ -76,14 +82,14 @@ class CompatCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildAnswer:
-    """Whether one torch build runs under the question's conditions.
+    """Whether one torch build runs with the versions in the question.
 
     Attributes:
-        cuda: its CUDA version; `cpu` for a build without CUDA.
-        python: first and last Python with wheels.
+        cuda: CUDA release of the build; `cpu` for a build without CUDA.
+        python: the first and the last Python version for which there are wheels.
         default: whether the default index has this build.
-        what: why it does not run, or what is not known; empty if it runs.
-        hint: what would make it run.
+        what: why the build does not run, or what is not known; empty if it runs.
+        hint: what would make the build run.
     """
 
     torch: str
@@ -101,11 +107,12 @@ class Answer(Shown):
     """The answer to a question.
 
     Attributes:
-        dated: when the oldest part of the table was read.
-        table: the table's file.
+        dated: when the oldest part of the table was read from its source.
+        table: the file of the table.
         checks: the comparisons that were possible.
-        builds: torch builds, newest first: all builds of the release in question, else one for each minor release.
-        notes: further notes: the age of the table, how the question was understood.
+        builds: torch builds, the newest first. If the question names a torch release, all builds of this release;
+            otherwise one build of each minor release.
+        notes: for example the age of the table, and how a part of the question was understood.
     """
 
     result: Result
@@ -129,12 +136,12 @@ def compat(
     cuda_compat: str = "",
     today: dt.date | None = None,
 ) -> Answer:
-    """Say what runs with what, from hpcenv's table (`hpcenv compat`). No cluster is asked.
+    """Return which versions run together, from hpcenv's table (`hpcenv compat`). No cluster is needed.
 
     Args:
-        gpu, driver, torch, cuda, python, machine, cuda_compat: as in `CompatQuestion`; an empty value is not asked.
-        packages: packages beside torch, each as NAME==VERSION (`--with`).
-        today: for a note on the age of the table; None for no note.
+        gpu, driver, torch, cuda, python, machine, cuda_compat: as in `CompatQuestion`; an empty value does not count.
+        packages: further packages, each as NAME==VERSION (`--with`).
+        today: today's date, for a note on the age of the table; None for no note.
 
     Raises:
         UsageError: the question contradicts itself, or a part of it is not a version.
@@ -147,12 +154,12 @@ def compat(
 
 
 def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> Answer:
-    """Answer a question about what runs with what.
+    """Answer a question about versions that shall run together.
 
     Args:
-        compat: the table.
+        compat: the compatibility table.
         question: the question.
-        today: for the age of the table; None leaves it out.
+        today: today's date, for a note on the age of the table; None for no note.
 
     Raises:
         UsageError: the question contradicts itself, or a part of it is not a version.
@@ -164,7 +171,7 @@ def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> A
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     machine = asked.machine or (gpu.machine if gpu is not None and gpu.machine else X86_64)
     asked = replace(asked, machine=machine)
-    # If the table does not have the torch or the GPU, nothing can be said about any build.
+    # If the torch release or the GPU is not in the table, nothing is known about any build.
     is_known = (release is not None or not asked.torch) and (gpu is not None or not asked.gpu)
     if release is not None:
         checks = [*_about_versions(compat, asked, gpu), *_about_build(compat, asked, release, gpu)]
@@ -194,7 +201,7 @@ def is_open(question: CompatQuestion) -> bool:
 
 
 def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Result:
-    """Return the worst result of the checks; without checks, whether any build runs."""
+    """Return the worst result of the checks. Without checks, return `match` if any build runs."""
     results = {check.result for check in checks}
     if not results:
         results = {"match"} if any(build.result == "match" for build in builds) else {b.result for b in builds}
@@ -207,7 +214,7 @@ def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Resu
 
 
 def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, TorchRelease | None, list[str]]:
-    """Return the parts of the question, the torch release if the table has it, and notes."""
+    """Return the question with exact versions, the torch release (None if it is not in the table), and notes."""
     if question.machine and question.machine not in MACHINES:
         raise UsageError(
             f"`{question.machine}` is no architecture of the table", hint=f"--machine {' or '.join(MACHINES)}"
@@ -227,7 +234,7 @@ def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, Tor
     return replace(question, torch=torch, cuda=cuda), release, notes
 
 
-# The form of each version, and an example. A free-threaded Python is 3.13t.
+# The form of each version, and an example. Free-threaded Python is written 3.13t.
 _FORMS = {
     "driver": (r"\d{3,4}(\.\d+){0,2}", "535.183.06"),
     "torch": (r"\d+(\.\d+)*[\w.+-]*", "2.9.1"),
@@ -238,7 +245,7 @@ _FORMS = {
 
 
 def _require_versions(question: CompatQuestion) -> None:
-    """Refuse a value that is not a version: the table has no answer to it."""
+    """Refuse a value that is not a version, because the table has no answer for it."""
     for part, (form, example) in _FORMS.items():
         value = getattr(question, part)
         if value and not re.fullmatch(form, value):
@@ -247,7 +254,7 @@ def _require_versions(question: CompatQuestion) -> None:
 
 
 def _cuda_of(build: str, question: CompatQuestion) -> str:
-    """Return the CUDA of a build such as `cu118`, else the CUDA version of the question."""
+    """Return the CUDA release of a build such as `cu118`. Without a build, return the CUDA release in the question."""
     match = re.fullmatch(r"cu(\d+)(\d)", build)
     cuda = f"{match[1]}.{match[2]}" if match else build
     if build and not match and build != "cpu":
@@ -261,7 +268,7 @@ def _cuda_of(build: str, question: CompatQuestion) -> str:
 
 
 def _about_versions(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) -> Iterator[CompatCheck]:
-    """Yield the parts of the question that the table does not have: they are never fine."""
+    """Yield an `unknown` check for each part of the question that is not in the table."""
     if asked.torch and compat.torch(asked.torch) is None:
         yield CompatCheck(part="torch", result="unknown", what=compat.missing(f"torch {asked.torch}"), hint=_RENEW)
     if asked.gpu and gpu is None:
@@ -288,7 +295,7 @@ _RENEW = "renew the table: scripts/renew-compat --help"
 def _about_build(
     compat: Compat, asked: CompatQuestion, release: TorchRelease, gpu: GpuModel | None
 ) -> Iterator[CompatCheck]:
-    """Yield the checks of one build: the build in the question, else the build on the default index."""
+    """Yield the checks of one build: of the build in the question, or else of the build on the default index."""
     cuda = asked.cuda or default_cuda(release, asked.machine)
     builds = builds_for(release, asked.machine)
     if asked.python:
@@ -309,7 +316,10 @@ def _about_build(
 
 
 def _missing_build(release: TorchRelease, cuda: str, machine: str) -> Judgement | None:
-    """Return why such a build does not exist; None if it exists. `cpu` is the build on the default index."""
+    """Return why a build for this CUDA release does not exist; None if it exists.
+
+    If `cuda` is `cpu`, the build on the default index has no CUDA.
+    """
     builds = builds_for(release, machine)
     if minor(cuda) in builds:
         return None
@@ -320,13 +330,13 @@ def _missing_build(release: TorchRelease, cuda: str, machine: str) -> Judgement 
         return Judgement(result="mismatch", what=what, why=release.source, hint=hint)
     kept = ", ".join(builds) or "none"
     what = f"the table has no build of torch {release.version} for CUDA {cuda} on {machine}; it has {kept}"
-    # If the table has only one build, it is not known which further builds exist.
+    # If the table has only one build of a release, the release may have further builds.
     certain = len(builds) != 1
     return Judgement(result="mismatch" if certain else "unknown", what=what, why=release.source)
 
 
 def _sourced(judged: Judgement, source: str) -> Judgement:
-    """Return a judgement whose reason names its source."""
+    """Return the judgement with its source added to the reason, if the reason does not name a source yet."""
     known = "read 20" in judged.why or judged.result == "unknown"
     return judged if known else replace(judged, why="; ".join(part for part in (judged.why, source) if part))
 
@@ -372,13 +382,13 @@ def _judge_package(compat: Compat, asked: CompatQuestion, name: str, version: st
 
 
 def _jax_cuda(name: str) -> str:
-    """Return the CUDA release of JAX's plug-in: `13` for `jax-cuda13-plugin` and for `jax[cuda13]`, which brings it."""
+    """Return the CUDA release of JAX's plug-in: `13` for `jax-cuda13-plugin` and for `jax[cuda13]`; else empty."""
     match = re.fullmatch(r"jax-cuda(\d+)-plugin|jax\[cuda(\d+)(?:-local)?\]", re.sub(r"[-_.]+", "-", name).lower())
     return (match[1] or match[2]) if match else ""
 
 
 def _judge_jax(compat: Compat, asked: CompatQuestion, package: str, cuda: str) -> Judgement:
-    """Say whether the driver and the GPU of the question run JAX's plug-in; it compiles its kernels where it runs."""
+    """Return whether JAX's plug-in runs with driver and GPU of the question. It compiles its kernels when it runs."""
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     judged = []
     if asked.driver:
@@ -390,7 +400,7 @@ def _judge_jax(compat: Compat, asked: CompatQuestion, package: str, cuda: str) -
         what = f"{package} is for CUDA {cuda}, which needs driver >= {floor.version}" if floor else package
         return Judgement(result="unknown", what=what, why=compat.floors_source, hint="say which: --driver VERSION")
     worst = min(judged, key=lambda one: ("mismatch", "unknown", "match").index(one.result))
-    # The hint is about builds of torch.
+    # The hint is left out, because it is about builds of torch.
     return replace(worst, what=f"{package}: {worst.what}", hint="")
 
 
@@ -444,7 +454,7 @@ def _of_each_minor(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None) 
 def _build(
     compat: Compat, asked: CompatQuestion, release: TorchRelease, cuda: str, gpu: GpuModel | None
 ) -> BuildAnswer:
-    """Return whether a build runs with the driver, GPU and Python of the question."""
+    """Return the answer whether a build runs with the driver, GPU and Python of the question."""
     only = replace(asked, torch=release.version, cuda="" if cuda == "cpu" else cuda, packages=())
     checks = list(_about_build(compat, only, release, gpu))
     if cuda == "cpu" and not checks:
@@ -466,7 +476,7 @@ def _build(
 
 
 def _lifted(compat: Compat, asked: CompatQuestion, cuda: str, bad: CompatCheck | None, gpu: GpuModel | None) -> str:
-    """Return the cuda-compat package with which a driver that is too old runs a build."""
+    """Return a hint that names the cuda-compat package with which an old driver can run a build; empty without one."""
     if bad is None or bad.part != "driver" or asked.cuda_compat:
         return ""
     packages = [package for package in compat.forward.package if sort_key(package) >= sort_key(cuda)]

@@ -1,7 +1,7 @@
 """Run the preflight checks of this machine: the checks that are useful before a job, or outside of a job.
 
 Runs on: LOGIN NODE, or any machine. Inside a job on a compute node, all quick checks of the host run, with the numbers
-of that job. Elsewhere, only those checks run whose result also holds for jobs, or for runs on this machine.
+of that job. Elsewhere, only checks run whose result is also valid for jobs, or for runs on this machine.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ from hpcenv.records.severities import Severities
 from hpcenv.survey.checked import CheckedMachines, machines, rows_of
 from hpcenv.version import VERSION
 
-# Checks without GPUs and outside of a job: jobs get the limits of this shell, and use the same folders.
+# The checks that run outside of a job on a machine without GPUs. Their results are also valid for jobs, because jobs
+# get the limits of this shell and use the same folders.
 _ON_A_LOGIN_NODE = {"sys.nofile", "fs.answers", "fs.usable", "fs.full", "fs.space", "time.filesystem"}
 
 
 def check_this_machine(
     context: Context, workspace: Workspace | None, *, store: Path, skipped: Sequence[str] = ()
 ) -> CheckedMachines:
-    """Run the quick checks of this machine. Write a file to TMPDIR and to the place of run folders, and remove it.
+    """Run the quick checks of this machine.
+
+    The checks write a file to TMPDIR and to the folder of run folders, and remove both files.
 
     Args:
-        workspace: the project; None outside of a project, where run folders are made in the user's folder.
-        store: folder in which images are kept.
+        workspace: the project; None outside of a project. The current folder is then used as the folder of runs.
+        store: the folder in which images are kept.
         skipped: checks that must not run.
     """
     environ, workdir = context.environ, context.cwd
@@ -75,7 +78,7 @@ def _not_asked(manifest: Manifest) -> set[str]:
 def _pretended_run(
     environ: Mapping[str, str], found: gpus.GpuFacts, *, workdir: Path, runs: Path, store: Path
 ) -> tuple[Manifest, ThisNode]:
-    """Return an imagined run on this machine, and the place of this machine in that run."""
+    """Return the manifest of a pretended run on this machine, and the place of this machine among its nodes."""
     host = socket.gethostname()
     try:
         place, cluster = find_this_node(environ, cluster="slurm"), "slurm"
@@ -84,7 +87,7 @@ def _pretended_run(
         place, cluster = ThisNode(node=host, nodes=(host,), attempt=0, job_id="doctor"), "local"
         count = str(found.values.get("host.gpu-count", 0))
     wanted = int(count) if count.isdecimal() else 0
-    # The store is used instead of the folder of the environment.
+    # The checks look at the folder of the environment, so a path in the image store makes them look at the store.
     environment = Environment(kind="host", python=str(store / "python"))
     return (
         Manifest(
@@ -115,5 +118,5 @@ def _pretended_run(
 
 
 def _existing(folder: Path) -> Path:
-    """Return a folder if it exists, else the nearest existing folder above."""
+    """Return a folder if it exists, or else the nearest existing folder above it."""
     return next((one for one in (folder, *folder.parents) if os.path.isdir(one)), folder)

@@ -1,4 +1,4 @@
-"""This machine as a recording, and machines from files, for `hpcenv doctor --record` and `hpcenv net explain`.
+"""Record this machine, and read recorded machines from files: `hpcenv doctor --record` and `hpcenv net explain`.
 
 Runs on: LOGIN NODE or COMPUTE NODE.
 """
@@ -28,9 +28,9 @@ def record_this_machine(environ: Mapping[str, str], *, name: str, date: str) -> 
     """Return a recording of this machine, without serial numbers and addresses.
 
     Args:
-        environ: environment of the programs that are asked (ip).
-        name: what to call the machine.
-        date: the date of today.
+        environ: environment variables for the program that is started (ip).
+        name: the machine's name in the recording.
+        date: today's date.
     """
     seen = reach.observe(socket.gethostname(), environ)
     first = next((route.interface for route in seen.routes if route.interface != "lo"), "")
@@ -43,7 +43,7 @@ def write_recording(recording: MachineRecording, path: Path, *, force: bool) -> 
 
     Raises:
         WouldOverwrite: the file exists.
-        FileUnusable: it cannot be written.
+        FileUnusable: the file cannot be written.
     """
     if path.exists() and not force:
         raise WouldOverwrite(f"`{path}` exists", hint="name another file, or add --force")
@@ -79,7 +79,9 @@ def seen_in_file(path: Path) -> SeenMachine:
 
 
 def given_settings(environ: Mapping[str, str], pairs: Sequence[str]) -> tuple[Setting, ...]:
-    """Return the variables that tune the network, from an environment and from --env (NAME=VALUE), which wins.
+    """Return the variables that tune the network, from an environment and from --env (NAME=VALUE).
+
+    If both have a variable, --env is used.
 
     Raises:
         UsageError: a pair has no `=`.

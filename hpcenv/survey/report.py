@@ -1,8 +1,8 @@
 """`hpcenv doctor`: the properties of this cluster, each with its source.
 
 Runs on: LOGIN NODE. Each query is separate and has a time limit. A value that cannot be found is `unknown`, with the
-reason, and the other queries continue. Nothing is submitted: `hpcenv verify --nodes` reads values that only compute
-nodes have.
+reason, and the other queries continue. `doctor` submits no job. To read values that only compute nodes have, use
+`hpcenv verify --nodes`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Fact:
 
     Attributes:
         group: the heading under which it is printed.
-        name: a few words.
-        value: `unknown` if it could not be found out.
-        how: the source of the value; the reason if it is unknown.
+        name: name of the property, in a few words.
+        value: the value; `unknown` if it could not be found.
+        how: the source of the value. If the value is unknown, the reason.
     """
 
     group: str
@@ -47,7 +47,7 @@ class Fact:
 
     @property
     def known(self) -> bool:
-        """Whether the value could be found out."""
+        """Whether the value could be found."""
         return self.value != UNKNOWN
 
 
@@ -56,7 +56,7 @@ class Trouble:
     """A problem for runs on this cluster, and what to do about it.
 
     Attributes:
-        blocking: whether no run can start; otherwise only some runs or features are affected.
+        blocking: whether the problem prevents all runs. If not, it affects only some runs or features.
     """
 
     what: str
@@ -67,7 +67,7 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionFacts:
-    """One partition; empty and None mean unknown. Times are in Slurm's format, memory is in MiB."""
+    """One partition. A value that is empty or None is unknown. Times are in Slurm's format, memory is in MiB."""
 
     name: str
     default: bool
@@ -96,7 +96,7 @@ class Diagnosis:
     slurm: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, name: str) -> str:
-        """Return a fact's value, `unknown` if there is no such fact."""
+        """Return the value of a fact; `unknown` if there is no such fact."""
         return next((fact.value for fact in self.facts if fact.name == name), UNKNOWN)
 
     def how(self, name: str) -> str:
@@ -119,15 +119,15 @@ class _Notes:
 
 
 def _plain(text: str) -> str:
-    """Return one line without control characters: the text comes from other programs."""
+    """Return a text of another program as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())
 
 
 def doctor(context: Context, *, store: StorePlace) -> Diagnosis:
-    """Look at this machine and ask Slurm; writes nothing.
+    """Find the properties of this machine, and ask Slurm. No file is written.
 
     Args:
-        store: folder in which images are kept.
+        store: the folder in which images are kept.
     """
     environ = context.environ
     version, how = _version(environ)
@@ -154,7 +154,7 @@ def doctor(context: Context, *, store: StorePlace) -> Diagnosis:
 
 # -- Slurm --------------------------------------------------------------------------------
 
-# Name in words -> key of `scontrol show config`, and the meaning of an unset value.
+# For each property: its name, its key in `scontrol show config`, and the value that an unset key means.
 _CONFIGURED = (
     ("selection", "SelectType", ""),
     ("process tracking", "ProctrackType", ""),
@@ -176,7 +176,7 @@ _CONFIGURED = (
 def _slurm(
     environ: Mapping[str, str], version: str, how: str, name: node_types.SourcedValue
 ) -> tuple[_Notes, dict[str, str]]:
-    """Return version and configuration as facts, and the known part of the configuration."""
+    """Return facts about Slurm's version and configuration, and the configuration itself (empty if unknown)."""
     notes = _Notes()
     notes.add("Slurm", "version", version, how)
     number = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
@@ -214,7 +214,7 @@ def _slurm(
 
 
 def _version(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the version of Slurm's commands on this machine, and how it was found or why not."""
+    """Return the version of Slurm's commands on this machine, and how it was found. If unknown, return "" and why."""
     try:
         tool = process.find_tool("sbatch", needed_for="submit jobs", path=environ.get("PATH"))
         said = process.run([tool, "--version"], timeout=_SECONDS, env=slurm_command.clean_environment(environ)).stdout
@@ -224,8 +224,8 @@ def _version(environ: Mapping[str, str]) -> tuple[str, str]:
     return (match[1], "sbatch --version") if match else ("", f"`sbatch --version` says {said[:80]!r}")
 
 
-# Settings that contain the switch for the signal before preemption: slurm.conf(5) of 24.11 and 26.05, and
-# of 22.05, which does not know PreemptParameters (testbed, 2026-11-20).
+# Settings that can contain the switch for the signal before preemption, from slurm.conf(5) of 24.11 and 26.05. The
+# second one is for 22.05, which does not know PreemptParameters (testbed, 2026-11-20).
 _SIGNAL_SWITCHES = (
     ("PreemptParameters", "send_user_signal"),
     ("SlurmctldParameters", "preempt_send_user_signal"),
@@ -233,7 +233,7 @@ _SIGNAL_SWITCHES = (
 
 
 def _user_signal(found: Mapping[str, str]) -> tuple[str, str, str]:
-    """Whether a preempted job gets its --signal."""
+    """Return the fact whether a preempted job gets its --signal."""
     for key, word in _SIGNAL_SWITCHES:
         if word in found.get(key.lower(), "").split(","):
             return "signal before preemption", "yes", f"scontrol show config: {key} has {word}"
@@ -242,7 +242,7 @@ def _user_signal(found: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _children(found: Mapping[str, str]) -> tuple[str, str, str]:
-    """Whether batch signals also reach the batch script's children (cgroup.conf and slurm.conf(5))."""
+    """Return the fact whether batch signals also reach the batch script's children (cgroup.conf and slurm.conf(5))."""
     value = found.get("signalchildrenprocesses", "")
     if value:
         yes = value.lower() in ("yes", "1", "true")
@@ -251,7 +251,7 @@ def _children(found: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _credentials(found: Mapping[str, str]) -> tuple[str, str, str]:
-    """How long a requeued job waits. It waits until its old credential has expired (slurm.conf(5), cred_expire)."""
+    """Return the fact how long a requeued job waits: until its old credential expires (slurm.conf(5), cred_expire)."""
     match = re.search(r"\bcred_expire=([0-9]{1,6})", found.get("authinfo", ""))
     if match:
         return "credential lifetime", f"{match[1]} s", "scontrol show config: AuthInfo has cred_expire"
@@ -284,7 +284,7 @@ def _partitions(
 
 
 def _merge(offers: tuple[node_types.Offer, ...], rules: Mapping[str, Mapping[str, str]]) -> tuple[PartitionFacts, ...]:
-    """Return a line for each partition, from the output of sinfo and scontrol."""
+    """Return the facts of each partition, joined from the output of sinfo and scontrol."""
     found = []
     for name in dict.fromkeys(offer.partition for offer in offers):
         own, rule = [offer for offer in offers if offer.partition == name], rules.get(name, {})
@@ -320,14 +320,14 @@ def _gpus_of(offer: node_types.Offer) -> str:
 
 
 def _accounting(environ: Mapping[str, str], *, there: bool) -> tuple[_Notes, tuple[str, ...]]:
-    """Return whether sacct answers, and the user's accounts; `there` says whether Slurm is installed."""
+    """Return the fact whether sacct answers, and the user's accounts. `there` says whether Slurm is installed."""
     notes = _Notes()
     argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobIDRaw", "--starttime=now-1minutes"]
     try:
         _ask(argv, environ)
     except HpcenvError as error:
         reason = _reason(error)
-        # `no` only if sacct gave this answer; otherwise the value is unknown.
+        # The value is `no` only if sacct itself says that accounting is disabled. Otherwise it is unknown.
         answered = isinstance(error, ToolFailed) and error.status is not None and "disabled" in reason
         notes.add("Slurm", "accounting", "no" if answered else "", reason)
         if there:
@@ -353,7 +353,7 @@ def _accounting(environ: Mapping[str, str], *, there: bool) -> tuple[_Notes, tup
 
 
 def _gpus(configured: Mapping[str, str], offers: tuple[node_types.Offer, ...]) -> _Notes:
-    """Return the form in which GPUs are requested, and the GPU types."""
+    """Return facts about the option with which GPUs are requested, and about the GPU types."""
     notes = _Notes()
     if not configured:
         notes.add("Slurm", "GPU request", "", "the configuration is not known")
@@ -370,7 +370,7 @@ def _gpus(configured: Mapping[str, str], offers: tuple[node_types.Offer, ...]) -
 
 
 def _preemption(configured: Mapping[str, str], partitions: tuple[PartitionFacts, ...]) -> _Notes:
-    """Return the partitions in which preempted jobs get too little warning."""
+    """Return a trouble for the partitions in which jobs get no signal, or no time, before they are preempted."""
     notes = _Notes()
     hit = [part for part in partitions if part.preempt_mode.upper() in ("REQUEUE", "CANCEL")]
     if not hit or configured.get("preempttype", "") in ("", "preempt/none"):
@@ -396,7 +396,7 @@ def _preemption(configured: Mapping[str, str], partitions: tuple[PartitionFacts,
 
 
 def _containers(environ: Mapping[str, str]) -> _Notes:
-    """Return the container runtime of this machine and the kernel features that it needs; nodes may differ."""
+    """Return facts about this machine's container runtime and the kernel features that it needs. Nodes may differ."""
     notes, group = _Notes(), "Containers (of this machine)"
     userns, userns_how = _user_namespaces(environ)
     try:
@@ -434,8 +434,8 @@ def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
     except HpcenvError as error:
         return "", _reason(error)
     values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-    # Neither runtime has the name of the other runtime in its settings (`buildcfg` of Apptainer 1.4.5 and SingularityCE
-    # 4.5.1).
+    # The names of the settings show which runtime this is: no runtime has settings with the name of the other one
+    # (`buildcfg` of Apptainer 1.4.5 and SingularityCE 4.5.1).
     name = "singularity" if "SINGULARITY_CONFDIR" in values else "apptainer"
     starter = os.path.join(values.get("LIBEXECDIR", ""), name, "bin", "starter-suid")
     try:
@@ -450,7 +450,7 @@ def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _user_namespaces(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return whether this user may create a user namespace: create one, otherwise ask the kernel's settings."""
+    """Return whether this user may create a user namespace. Try it with unshare; without unshare, read /proc."""
     try:
         tool = process.find_tool("unshare", needed_for="try a user namespace", path=environ.get("PATH"))
         process.run(
@@ -488,7 +488,7 @@ def _cgroup() -> tuple[str, str]:
 
 
 def _places(context: Context, store: StorePlace) -> _Notes:
-    """Return which folders compute nodes can see."""
+    """Return facts about which folders compute nodes can see."""
     notes = _Notes()
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = {"home": home, "this folder": context.cwd, "image store": store.root, "hpcenv's Python": Path(sys.prefix)}

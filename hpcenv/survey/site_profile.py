@@ -1,6 +1,6 @@
 """The site profile that `hpcenv doctor --write` writes.
 
-Runs on: LOGIN NODE. A value that is unknown is a comment with its reason, never a guess.
+Runs on: LOGIN NODE. For a value that is unknown, the profile has a comment with the reason and no guessed value.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) 
 
     Args:
         path: a file, or a folder for the file; None for the folder of the user's profiles.
-        force: replace an existing profile, including the user's changes.
+        force: whether to replace an existing profile. Changes that the user made in it are lost.
 
     Raises:
-        EnvironmentUnreadable: the cluster's name is unknown, so the profile could not match it.
+        EnvironmentUnreadable: the name of the cluster is unknown, or the values do not fit into a site profile.
         WouldOverwrite: the file exists.
     """
     if not found.cluster or not NAME.match(found.cluster):
@@ -55,7 +55,7 @@ def _target(found: Diagnosis, context: Context, path: str | None) -> Path:
 
 
 def render(found: Diagnosis, context: Context) -> str:
-    """Return the profile's text; each value is followed by how it was found."""
+    """Return the text of the profile. For each value that was found, a comment says how."""
     day = f"{context.now.tm_year:04}-{context.now.tm_mon:02}-{context.now.tm_mday:02}"
     lines = [
         f"# Site profile, written by hpcenv doctor {VERSION} on {day}. Edit it as you like.",
@@ -90,7 +90,7 @@ def render(found: Diagnosis, context: Context) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a TOML basic string; all values that doctor keeps are already printable."""
+    """Return a TOML basic string. Control characters need no escapes, because all values of doctor are printable."""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -107,7 +107,7 @@ def _runtime(found: Diagnosis) -> list[str]:
     known = found.value("runtime")
     if known == UNKNOWN:
         return [f"# what starts containers: unknown ({found.how('runtime')})"]
-    # PATH decides, as without a profile: nodes may have the runtime in a different place.
+    # The profile names no program, so PATH decides on each node: a node may have the runtime in a different folder.
     said = f"# containers on this machine start with: {known}, {found.value('runtime starts')}"
     return [said, "# [runtime]", '# kind = "apptainer"', '# program = "/PATH/OF/IT"', '# reason = "..."']
 

@@ -26,7 +26,7 @@ class FoundProfile:
 
     Attributes:
         cluster: the cluster on which the profile is used automatically; empty if it is only used by name.
-        problem: why the profile cannot be used; empty if it can.
+        problem: why the profile cannot be used; empty if it can be used.
     """
 
     name: str
@@ -36,7 +36,7 @@ class FoundProfile:
 
 
 def list_profiles(project: Path | None, environ: Mapping[str, str]) -> tuple[FoundProfile, ...]:
-    """Return the profiles in all searched folders; --site uses the first profile with a name."""
+    """Return the profiles in all searched folders. If several have the same name, --site uses the first of them."""
     shipped = site_files.shipped()
     folders = (*site_files.folders(project, environ), shipped)
     return tuple(_look(path, trusted=folder == shipped) for folder in folders for path in site_files.in_folder(folder))
@@ -56,8 +56,8 @@ def values_for(named: str, project: Path | None, context: Context, run: RunFacts
     """Return a profile with its values for a run.
 
     Raises:
-        SpecError: no profile has that name or path, or it is not valid.
-        FileUnusable: it cannot be read, or other users can change it.
+        SpecError: no profile has this name or path, or the profile is not valid.
+        FileUnusable: the profile cannot be read, or other users can change it.
     """
     found = choose_site.by_name(named, "NAME", project, context)
     today = dt.date(*context.now[:3])

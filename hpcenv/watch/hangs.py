@@ -1,7 +1,7 @@
-"""Look at all ranks when one makes no optimizer step, and say which one the others wait for.
+"""Look at all ranks when one rank makes no optimizer step, and report for which rank the others wait.
 
-Runs on: COMPUTE NODE. Standard library only. The nodes talk through files of the run folder: a request, two answers of
-each node, and what the first node found in them.
+Runs on: COMPUTE NODE. Standard library only. The nodes communicate through files in the run folder: a request, two
+answers of each node, and the first node's judgement of all answers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from hpcenv.watch.watched_node import WatchedNode
 _LEAST_STALL = 300.0
 _MEDIANS = 10
 _BEFORE_FIRST_STEP = 1800.0
-# Of the shortest time-out of a process group: after it, the ranks have ended.
+# Part of the shortest time-out of a process group. After the whole time-out, the ranks have ended.
 _SHARE_OF_TIMEOUT = 0.7
 _SECONDS_BETWEEN_LOOKS = 60.0
 _SECONDS_BETWEEN_LISTINGS = 10.0
-# A node that answers no sooner is said not to answer.
+# A node that has not answered after this time counts as a node that does not answer.
 _SECONDS_FOR_NODES = 15.0
 _FURTHER_LOOKS = 6
 _SECONDS_BETWEEN_FURTHER_LOOKS = 0.13
@@ -50,7 +50,7 @@ _MOST_TIMES = 101
 
 
 class HangWatch:
-    """Watches the ranks of this node; on the first node also judges.
+    """Watches the ranks of this node. The first node also judges the answers of all nodes.
 
     Args:
         node: this node.
@@ -75,12 +75,12 @@ class HangWatch:
         self._thread: threading.Thread | None = None
 
     def attend(self, now: float) -> None:
-        """Look at the steps of this node's ranks; look for requests when it is time."""
+        """Look at the steps of this node's ranks, and look for requests, if it is time."""
         if now - self._listed < self._between:
             return
         self._listed = now
         with suppress(OSError, HpcenvError):
-            # What holds a session makes no steps.
+            # The program that holds a session makes no steps.
             ranks = read_pulses(self._node.rank_folders()) if self._node.manifest.session is None else ()
             for rank in ranks:
                 self._look_at(rank, now)
@@ -109,13 +109,13 @@ class HangWatch:
             limit = self._limit(rank)
         # The nodes ask one after the other, so that the others see the first request.
         limit += min(self._node.this_node.rank * self._between * 2, limit / 4)
-        # A second time after twice as long.
+        # For the same stall, the second request follows after twice the time of the first one.
         if still >= max(limit, 2 * self._asked_after.get((rank.pid, since), 0.0)):
             self._asked_after[rank.pid, since] = still
             self._request(rank, still, since, now)
 
     def _limit(self, rank: RankPulse) -> float:
-        """Return after how many seconds without a step a rank is looked at."""
+        """Return the number of seconds without a step after which this node asks for the stacks."""
         given = self._node.options.stall_after
         if not rank.last_step:
             limit = max(_BEFORE_FIRST_STEP, given)
@@ -134,7 +134,7 @@ class HangWatch:
 
     def _request(self, rank: RankPulse, still: float, since: float, now: float) -> None:
         if is_hang(self._folder, since=since):
-            return  # it is said
+            return  # this hang is already reported
         for name in self._names():
             with suppress(HpcenvError):
                 known = load_record(StackRequest, request_path(self._folder, name))
@@ -146,7 +146,7 @@ class HangWatch:
         save_record(request, request_path(self._folder, name))
 
     def _stop_if_found(self) -> None:
-        """Ask the launch step of this node for a stop, as Slurm's warning does, if what was found requires it."""
+        """If a result requires a stop, send the launch step of this node the signal of Slurm's warning."""
         if not self._stopped and why_to_end(self._folder, self._node.options):
             self._stopped = True
             os.kill(self._node.launch, signal.SIGUSR2)
@@ -191,7 +191,7 @@ class HangWatch:
             for look in stacks.look(self._node.rank_folders())
         ]
         if number == 2:
-            # A loop of two lines is at the same one in half of all looks.
+            # If a rank loops over two lines, half of all looks see the same line.
             moving = self._moving(looks)
             looks = [replace(look, moves=look.process.pid in moving) for look in looks]
         node = self._node.this_node.node
@@ -199,7 +199,7 @@ class HangWatch:
         save_record(answer, answer_path(self._folder, request.id, node, number))
 
     def _moving(self, looks: Sequence[RankStacks]) -> set[int]:
-        """Return the processes whose lines change in further looks; one that gave no stack is not asked again."""
+        """Return the processes whose lines change in further looks. Processes without a stack are not asked again."""
         lines = {look.process.pid: lines_of(look.stack) for look in looks if look.stack and not look.unknown}
         moving: set[int] = set()
         for _ in range(_FURTHER_LOOKS):
@@ -223,7 +223,7 @@ class HangWatch:
 
 
 def read_answers(folder: Path, name: str) -> list[StackAnswer]:
-    """Return the answers to a request that are there and whole."""
+    """Return the existing, complete answers to a request."""
     answers = []
     for path in sorted((folder / name).glob("*.json")):
         with suppress(HpcenvError):
@@ -239,6 +239,6 @@ def in_words(found: HangFound) -> list[str]:
 
 
 def say_in_log(line: str) -> None:
-    """Write to standard error of the watching process: it is the job's log."""
+    """Write a line to the job's log, which is standard error of the watching process."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

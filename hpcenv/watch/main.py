@@ -1,6 +1,6 @@
-"""The loop of the watching process: it looks once a second, until the launch step closes its standard input.
+"""The loop of the watching process, which runs once a second until the launch step closes its standard input.
 
-Runs on: COMPUTE NODE. Standard library only, but for pynvml where it is installed.
+Runs on: COMPUTE NODE. Standard library, and pynvml if it is installed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class Watcher(Protocol):
-    """One thing that is watched."""
+    """Watches one subject: hangs, samples or the whole run."""
 
     def attend(self, now: float) -> None:
-        """Look, if it is time to; `now` is in seconds since the epoch. It raises nothing and takes below a second."""
+        """Do what is due at `now`, in seconds since the epoch. Raises nothing, and takes less than a second."""
 
     def finish(self, _now: float) -> None:
-        """The ranks have ended: write what is left, within a second."""
+        """Write what is left after the ranks have ended, within a second."""
 
 
 def watch_node(node: WatchedNode) -> None:
@@ -39,7 +39,7 @@ def watch_node(node: WatchedNode) -> None:
 
 
 def _watchers(node: WatchedNode) -> list[Watcher]:
-    """Return what is watched on this node; on the first one, the whole run."""
+    """Return the watchers of this node. One watcher on the first node watches the whole run."""
     watchers: list[Watcher] = [HangWatch(node)]
     if node.options.sample:
         watchers.append(Sampler(node, begin=time.time()))

@@ -2,9 +2,9 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-The figures are those of the job's own cgroup: v1 or v2, with the names of Slurm 22.05 to 26.05 (machine/job_cgroup.py).
-Where Slurm made none, CPU time is that of the job's processes, and the rest is unknown: figures of the whole node would
-be the job's and its neighbours'.
+The figures are those of the job's cgroup, v1 or v2, with the names of Slurm 22.05 to 26.05 (machine/job_cgroup.py). If
+Slurm made no cgroup, CPU time is the sum over the job's processes, and the other figures are unknown, because figures
+of the whole node would include other jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlaces:
-    """Where a node's figures stand.
+    """The folders from which a node's figures are read.
 
     Attributes:
         root: the folder that has proc, sys and dev.
@@ -38,10 +38,11 @@ class NodePlaces:
 
 
 class NodeWatch:
-    """Looks at the node again and again: shares of CPU are those since the last look.
+    """Reads the figures of the node repeatedly. The use of CPUs is the use since the last call.
 
     Args of the constructor:
-        processes: of the job on this node, whose CPU time counts where the job has no cgroup; None if not known.
+        processes: returns the processes of the job on this node, whose CPU time counts if the job has no cgroup; None
+            if the processes are not known.
     """
 
     def __init__(self, places: NodePlaces, processes: Callable[[], Iterable[int]] | None = None) -> None:
@@ -52,7 +53,7 @@ class NodeWatch:
         self._peak: float | None = None
 
     def look(self, now: float) -> NodeUse:
-        """Return what the job uses; `now` in seconds of any clock."""
+        """Return what the job uses; `now` is in seconds of any clock."""
         values: dict[str, float | None] = {}
         missing = f"{'' if self._processes else 'cpu, '}memory, pressure, read, written"
         unknown = {} if self._cgroup else {missing: "this job step has no cgroup"}
@@ -68,7 +69,7 @@ class NodeWatch:
                 values["cpu"] = max(0.0, used - before[1]) / (now - before[0])
         memory = values.get("memory")
         if memory is not None:
-            # The kernel's own peak has the files that it keeps, too.
+            # The peak of the kernel is not used, because it includes cached files.
             self._peak = values["memory_peak"] = max(memory, self._peak or 0.0)
         cpus = values.pop("cpus", None)
         return NodeUse(**values, cpus=None if cpus is None else int(cpus), unknown=_together(unknown))
@@ -109,7 +110,7 @@ def _together(unknown: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cgroup:
-    """The cgroup of the job step: of v2 one folder, of v1 one for each controller. A missing one is None."""
+    """The cgroup of the job step: in v2 one folder, in v1 one folder per controller. A missing folder is None."""
 
     v2: Path | None = None
     memory: Path | None = None
@@ -178,12 +179,12 @@ def _keyed(path: Path, key: str) -> float:
 
 
 def _cached(path: Path, prefix: str) -> float:
-    """Return the bytes of files that the kernel keeps: it gives them back before a job lacks memory."""
+    """Return the bytes of cached files. The kernel frees them before a job lacks memory."""
     return _keyed(path, f"{prefix}active_file") + _keyed(path, f"{prefix}inactive_file")
 
 
 def _limit(folder: Path) -> float | None:
-    """Return the lowest limit of the step and of what is above it; None without one."""
+    """Return the lowest memory limit of the step's cgroup and of the cgroups above it; None without a limit."""
     limits = []
     while (folder / "memory.max").exists():
         text = _text(folder / "memory.max")
@@ -232,7 +233,7 @@ def _of_devices(path: Path, column: int) -> float:
 
 
 def _of_ports(folder: Path, counter: str) -> float | None:
-    """Return the bytes of all RDMA ports: their counters count words of four bytes (sysfs-class-infiniband)."""
+    """Return the bytes of all RDMA ports. The counters count words of four bytes (sysfs-class-infiniband)."""
     ports = list(folder.glob(f"*/ports/*/counters/{counter}"))
     return sum(_number(path) for path in ports) * 4 if ports else None
 

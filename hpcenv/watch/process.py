@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-A separate process: a driver that hangs must hang neither the ranks nor what ends them. It ends when its standard
-input is closed, so even when this process is killed.
+A separate process watches, because a driver that hangs must block neither the ranks nor the process that ends them.
+The watching process ends when its standard input is closed. This also happens if this process is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 
-# For the last sample. Then it is killed: the end of the job must not wait for it.
+# Time for the last sample. Then the watching process is killed, because the end of the job must not wait for it.
 _SECONDS_TO_END = 2.0
 
 
@@ -28,7 +28,7 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
 
     Args:
         first: whether this is the first task of its node. With `--launcher srun`, this task watches for all.
-        say: called with one line for the job's log where the process cannot be started.
+        say: called with one line for the job's log if the process cannot be started.
     """
     with ExitStack() as stack:
         if manifest.watch is not None and first:
@@ -41,9 +41,11 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
 
 @contextmanager
 def beside(manifest: Manifest, step: str, *, seconds_to_end: float) -> Iterator[None]:
-    """Run another step in a child process until the block ends: closing its standard input ends it.
+    """Run another step in a child process until the block ends. Closing its standard input ends the child.
 
     Args:
+        manifest: manifest of the run.
+        step: name of the step.
         seconds_to_end: how long the child may take to end before it is killed.
 
     Raises:

@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Names are those of NVIDIA's dcgm-exporter where it has one, with its units, so that its dashboards work. A value that
-is unknown has no line. The collector may read at any time: the file is written aside and renamed.
+Names and units are those of NVIDIA's dcgm-exporter if it has the value, so that its dashboards work. An unknown value
+has no line. The collector may read at any time, so the file is written under another name and then renamed.
 """
 
 from __future__ import annotations
@@ -57,27 +57,28 @@ def publish(sample: Sample, folder: Path, labels: Mapping[str, str]) -> None:
     """Write the file of this job and node.
 
     Args:
-        folder: the collector's, `WatchOptions.prometheus`.
-        labels: of every line; `job_id` and `node` also name the file.
+        sample: the newest sample of this node.
+        folder: folder that the collector reads (`WatchOptions.prometheus`).
+        labels: labels of every line. `job_id` and `node` are also in the name of the file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     final = _path(folder, labels)
     aside = final.with_name(f".{final.name}.part")
-    # Another user must not find a link here: the folder may be everybody's.
+    # Another user may have put a link here, because the folder may be open to all users.
     with suppress(FileNotFoundError):
         aside.unlink()
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with open(descriptor, "w", encoding="utf-8") as file:
-        # The collector has another user, and the umask of the job may be 077.
+        # The collector runs as another user, and the umask of the job may be 077.
         os.fchmod(file.fileno(), 0o644)
         file.writelines(f"{line}\n" for line in lines(sample, labels))
     os.replace(aside, final)
 
 
 def withdraw(folder: Path, labels: Mapping[str, str]) -> None:
-    """Remove the file of this job and node: what it says is not true any more."""
+    """Remove the file of this job and node, because its values are no longer true."""
     with suppress(OSError):
         _path(folder, labels).unlink()
 

@@ -21,10 +21,11 @@ class RankPulse:
     """What one rank wrote last.
 
     Attributes:
-        pid: its process, as processes of this node see it.
-        steps: optimizer steps of this process.
-        last_step: when the last of them ended, in seconds since the epoch; 0 before the first one.
-        seconds, waited: the time of all steps but the first, and how long the rank waited for its loaders in it.
+        pid: its process id, as processes of this node see it.
+        steps: number of optimizer steps of this process.
+        last_step: when the last step ended, in seconds since the epoch; 0 before the first step.
+        seconds: time of all steps but the first.
+        waited: how long the rank waited for its data loaders in that time.
         saving: whether the rank is inside `hpcenv.training.saving`.
         torch_memory, torch_peak: bytes that torch holds on the GPU, now and at most; None if unknown.
     """
@@ -41,10 +42,10 @@ class RankPulse:
 
 
 def read_pulses(folders: Iterable[Path]) -> tuple[RankPulse, ...]:
-    """Return the pulses of the ranks that live, by rank.
+    """Return the pulses of the running ranks, in the order of the ranks.
 
     Args:
-        folders: in which the start hooks of this node's ranks write.
+        folders: folders in which the start hooks of this node's ranks write.
     """
     found = (_read(path) for folder in folders for path in folder.glob("pulse-*") if path.suffix != ".part")
     alive = {pulse.rank: pulse for pulse in found if pulse is not None}
@@ -52,7 +53,7 @@ def read_pulses(folders: Iterable[Path]) -> tuple[RankPulse, ...]:
 
 
 def _read(path: Path) -> RankPulse | None:
-    """Return a pulse; None if it is not whole, or if its process has ended."""
+    """Return a pulse; None if the file is not complete, or if the process has ended."""
     for _ in range(_LOOKS):
         try:
             raw = path.read_bytes()
@@ -72,7 +73,7 @@ def _read(path: Path) -> RankPulse | None:
 
 
 def processes(pulses: Iterable[RankPulse]) -> Iterator[tuple[int, int]]:
-    """Yield each process of the ranks, their children among them, with the rank to which it belongs."""
+    """Yield the process of each rank and all processes below it, each with the number of the rank."""
     for pulse in pulses:
         yield pulse.pid, pulse.rank
         for child, _ in proc.descendants(pulse.pid):

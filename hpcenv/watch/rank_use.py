@@ -12,12 +12,12 @@ from hpcenv.incontainer import proc
 from hpcenv.records.samples import RankUse
 from hpcenv.watch.pulses import RankPulse
 
-# As torch names the main thread of a DataLoader's process (torch 2.2 and newer).
+# The name that torch gives to the main thread of a DataLoader's worker process (torch 2.2 and newer).
 _WORKER = "pt_data_worker"
 
 
 class RankLook:
-    """Looks at the ranks again and again: figures are those since the last look."""
+    """Reads the figures of the ranks repeatedly. The figures are those since the last call."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, float, RankPulse]] = {}
@@ -26,7 +26,7 @@ class RankLook:
         """Return what each rank does.
 
         Args:
-            pulses: of the ranks that live.
+            pulses: pulses of the running ranks.
             processes: process id -> rank, of the ranks and of the processes below them.
             now: seconds of any clock.
         """
@@ -45,12 +45,12 @@ def _use(pulse: RankPulse, before: tuple[float, float, RankPulse] | None, now: t
     step_seconds = wait_seconds = cpu = None
     if before is not None:
         earlier = before[2]
-        steps = pulse.steps - max(earlier.steps, 1)  # the first step's time has what was before it
+        steps = pulse.steps - max(earlier.steps, 1)  # the time of the first step includes the time before it
         if steps > 0:
             step_seconds = (pulse.seconds - earlier.seconds) / steps
             wait_seconds = max(0.0, pulse.waited - earlier.waited) / steps
         if now[0] > before[0]:
-            # A child that is not waited for takes its seconds with it.
+            # The CPU time of an ended child is lost if nobody has waited for the child.
             cpu = max(0.0, now[1] - before[1]) / (now[0] - before[0])
     return RankUse(
         rank=pulse.rank, pid=pulse.pid, step=pulse.steps or None, step_seconds=step_seconds, wait_seconds=wait_seconds,

@@ -1,7 +1,7 @@
-"""Look at the samples of all nodes while the run goes on: name a slow rank, and end a run in which nothing is in use.
+"""Read the samples of all nodes while the run goes on, to report slow ranks, and to end a run that uses nothing.
 
-Runs on: COMPUTE NODE, the first one. Standard library only. The samples are those that each node writes into the run
-folder: no further process, and no connection between nodes.
+Runs on: COMPUTE NODE, the first one. Standard library only. Each node writes its samples into the run folder. So no
+further process and no connection between nodes is needed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from hpcenv.watch.hangs import in_words, say_in_log
 from hpcenv.watch.watched_node import WatchedNode
 
 _SECONDS_BETWEEN_LOOKS = 120.0
-# How much of the last time is evaluated. For the same time after a note there is no other one.
+# The samples of this last period are judged. After a note, no other note follows within the same time.
 _SECONDS_JUDGED = 600.0
-# A node whose newest sample is older says nothing: after some hours it writes one in a minute, and a file shows late.
+# A node whose newest sample is older than this may be in use. After some hours, a node writes only one sample per
+# minute, and a shared file system may show it late.
 _LATEST = 150.0
 
 
@@ -49,7 +50,7 @@ class RunWatch:
         self._ended = False
 
     def attend(self, now: float) -> None:
-        """Look at what the nodes have written, if it is time to."""
+        """Read and judge what the nodes have written, if it is time."""
         if now - self._looked < self._between:
             return
         self._looked = now
@@ -63,7 +64,7 @@ class RunWatch:
         """Nothing is left to write."""
 
     def _name_slow_ranks(self, nodes: Sequence[NodeSamples], now: float) -> None:
-        """Say once of each rank that it is slow, and why; not before ten minutes after the note before."""
+        """Report each slow rank once, with the reason, and at least ten minutes after the previous note."""
         if now - self._said < _SECONDS_JUDGED:
             return
         asked = AskedShape(nodes=self._node.this_node.nodes, gpus=self._node.manifest.gpus_per_node)
@@ -76,7 +77,7 @@ class RunWatch:
                 return
 
     def _end_if_idle(self, nodes: Sequence[NodeSamples], now: float) -> None:
-        """Record and say that nothing was in use for the time limit; the watch of each node then ends its ranks."""
+        """Record and report if nothing was in use for the time limit. The watch of each node then ends its ranks."""
         limit = self._node.options.idle_end
         newest = {}
         for node in nodes:
@@ -85,13 +86,13 @@ class RunWatch:
                 newest[node.node], words = sample.at, use_of(sample)
                 if words:
                     self._used[node.node] = max(sample.at, self._used.get(node.node, 0.0))
-            # The first sample has no use of CPUs: it is that since the sample before.
+            # The first sample has no use of CPUs, because this is the use since the sample before.
             if self._knows and words.startswith("unknown") and len(node.samples) > 1:
                 self._knows = False
                 self._say(f"hpcenv: note: --idle-end cannot act: {words} on node {node.node}")
         latest = max(_LATEST, 3 * self._node.options.sample)
         if any(now - newest.get(name, 0.0) > latest for name in self._node.this_node.nodes):
-            return  # a node that says nothing may do something
+            return  # a node without a new sample may be in use
         idle = now - max(self._used.values())
         if idle >= limit:
             self._ended = True

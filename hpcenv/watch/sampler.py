@@ -1,9 +1,9 @@
 """Takes the samples of a node, and appends them to its file in the run folder.
 
-Runs on: COMPUTE NODE. Standard library only, but for pynvml where it is installed.
+Runs on: COMPUTE NODE. Standard library, and pynvml if it is installed.
 
-The file is bounded: after `_HOURS_IN_FULL` the samples of a minute become one record with their means, least and most,
-and at `_MOST_BYTES` nothing more is written.
+The size of the file is limited. After `_HOURS_IN_FULL`, the samples of a minute become one record with their means,
+minima and maxima. At `_MOST_BYTES`, nothing more is written.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Sampler:
         self._problem = ""
 
     def attend(self, now: float) -> None:
-        """Take a sample if it is time to."""
+        """Take a sample if it is time for one."""
         if now - self._last >= self._node.options.sample:
             self._take(now)
 
     def finish(self, _now: float) -> None:
-        """Write what was collected; the ranks have ended, so no sample is taken."""
+        """Write the samples that are not written yet. The ranks have ended, so no new sample is taken."""
         if self._minute:
             self._write(together(self._minute))
         if self._folder is not None:
@@ -99,7 +99,7 @@ class Sampler:
             return 0.0  # the session is not open here yet, or not any more
 
     def _publish(self, sample: Sample) -> None:
-        """Write the newest sample where the site's Prometheus finds it; the first problem is said, and ends it."""
+        """Write the newest sample for the site's Prometheus. After a problem, which is reported, nothing is written."""
         try:
             if self._folder is not None:
                 prometheus.publish(sample, self._folder, self._labels)
@@ -113,7 +113,7 @@ class Sampler:
         found = self._gpus.look(_SECONDS_FOR_GPUS)
         count = self._node.manifest.gpus_per_node
         if isinstance(found, tuple) and len(found) > count:
-            # No cgroup hides the GPUs of other jobs: the job's are those that its ranks use.
+            # No cgroup hides the GPUs of other jobs. So the GPUs that the ranks use are those of the job.
             ours = tuple(gpu for gpu in found if gpu.ranks)
             found = (
                 ours if len(ours) == count else f"the node shows {len(found)} GPUs, and which the job has is unknown"
@@ -123,7 +123,7 @@ class Sampler:
         return tuple(GpuUse(index=index, unknown={"all": found}) for index in range(count))
 
     def _write(self, sample: Sample) -> None:
-        """Append one line with one write; what cannot be written is said once, and the training goes on."""
+        """Append one line with one write. After a problem, which is reported, no more samples are written."""
         if self._problem:
             return
         line = samples_line(sample).encode()
@@ -145,7 +145,7 @@ class Sampler:
 
 # -- several samples in one ---------------------------------------------------------------
 
-# What counts up, or says in which state something is: the last value stands for all.
+# Counters and states: the last value is the value for all samples.
 _LAST = frozenset((
     "ecc", "replays", "energy", "read", "written", "received", "sent", "rdma_received", "rdma_sent", "step",
     "last_step", "rdma_errors",
@@ -153,7 +153,7 @@ _LAST = frozenset((
 
 
 def together(samples: Sequence[Sample]) -> Sample:
-    """Return one sample for several that follow each other: the means, and the least and most of each figure. Pure."""
+    """Return one sample for several consecutive ones, with mean, minimum and maximum of each figure. Pure."""
     last = samples[-1]
     seconds = sum(sample.seconds for sample in samples)
     if len(samples) == 1:
@@ -168,7 +168,10 @@ def together(samples: Sequence[Sample]) -> Sample:
 
 
 def _combined(records: Sequence[Any], how: Callable[[Sequence[float]], float]) -> Any:
-    """Return the last record with its figures combined over all; lists item by item, where all have as many items."""
+    """Return the last record, with each figure combined over all records.
+
+    Lists are combined item by item, over the records whose list is as long as that of the last record.
+    """
     last = records[-1]
     changes: dict[str, Any] = {}
     for name in (one.name for one in fields(last)):

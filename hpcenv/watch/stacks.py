@@ -1,7 +1,7 @@
 """Ask a rank of this node for its stacks, without disturbing it, and read what the kernel says about it.
 
 Runs on: COMPUTE NODE. Standard library only. The other side is incontainer/start_hook/stacks.py. Only a process that
-has marked itself gets the signal, and only if its thread would catch it: the signal would end any other.
+has marked itself gets the signal, and only if its thread catches it. The signal would end any other process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcenv.records.files import read_file, read_json
 from hpcenv.records.hangs import Frame, GroupState, Operation, ProcessState, RankStacks
 
 _SECONDS_TO_ANSWER = 5.0
-# After the stacks: torch's record needs Python's lock.
+# Time to wait for torch's record after the stacks. This record needs Python's lock.
 _SECONDS_FOR_OPERATIONS = 1.0
 # A thread that wants Python's lock asks for it every 5 ms (sys.getswitchinterval), and sleeps in between. Python code
 # gives the lock away when it is asked. If this number of requests has no effect, a C call holds it.
@@ -44,11 +44,11 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
 
 
 def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankStacks]:
-    """Yield what each marked rank of this node answers: all are asked first, so that all looks have the same time.
+    """Yield the answer of each marked rank of this node. All are asked first, so that all stacks are of the same time.
 
     Args:
-        folders: in which the ranks of this node have their marks.
-        only: processes of ranks; None for all.
+        folders: folders in which the ranks of this node have their marks.
+        only: process ids of the ranks to ask; None for all ranks.
     """
     marks = [
         (folder, {**mark, "slept": _sleeps(mark)})
@@ -76,7 +76,7 @@ def _marks(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _ask(folder: Path, mark: dict[str, Any]) -> str:
-    """Send the signal to the thread that waits for it; return why that was not possible."""
+    """Send the signal to the thread that waits for it; return why that is not possible, or an empty text."""
     if not proc.runs(mark["pid"], mark["start"]):
         return "it has ended"
     if not _is_in(mark, "Cgt", mark["signal"]):
@@ -87,7 +87,7 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
 
 
 def _ask_without_lock(mark: dict[str, Any]) -> None:
-    """Have the stacks written by the handler, which needs no lock."""
+    """Send the second signal, whose handler writes the stacks without the lock."""
     number = mark["signal-without-lock"]
     if _is_in(mark, "Cgt", number) and not _is_in(mark, "Blk", number):
         _send(mark, number)
@@ -108,7 +108,7 @@ def _file(folder: Path, mark: dict[str, Any], kind: str) -> Path:
 
 
 def _is_in(mark: dict[str, Any], mask: str, number: int) -> bool:
-    """Whether a mask has this signal: `Cgt` those with a handler, `Blk` those that are blocked in the thread."""
+    """Return whether a signal is in a mask: `Cgt` has the signals with a handler, `Blk` the blocked signals."""
     found = re.search(rf"^Sig{mask}:\s*([0-9a-f]+)$", _status(mark), re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
@@ -124,10 +124,10 @@ def _status(mark: dict[str, Any]) -> str:
 
 
 def _stacks(folder: Path, mark: dict[str, Any], until: float) -> str:
-    """Wait for the stacks; where a C call holds Python's lock, have them written without the lock."""
+    """Wait for the stacks. If a C call holds Python's lock, ask for the stacks without the lock."""
     text, size, wanted = "", -1, True
     while time.monotonic() < until and (size < 1 or len(text) != size):
-        # Complete when it no longer grows: it is written within milliseconds.
+        # The file is complete when it no longer grows, because it is written within milliseconds.
         size = len(text)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         text = _read(str(_file(folder, mark, "stacks")))
@@ -138,7 +138,7 @@ def _stacks(folder: Path, mark: dict[str, Any], until: float) -> str:
 
 
 def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float) -> RankStacks:
-    """Wait for the stacks, then shortly for torch's record."""
+    """Wait for the stacks, then a short time for torch's record."""
     text = _stacks(folder, mark, until)
     if not text:
         return replace(found, unknown=f"no answer in {_SECONDS_TO_ANSWER:.0f} s")
@@ -155,7 +155,7 @@ def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float)
 
 
 def parse_stacks(text: str) -> dict[str, tuple[Frame, ...]]:
-    """Return the stacks that faulthandler wrote, by the thread's number; the innermost line first."""
+    """Return the stacks that faulthandler wrote: thread number -> lines, the innermost line first."""
     stacks: dict[str, tuple[Frame, ...]] = {}
     thread = ""
     for line in text.splitlines():
@@ -193,7 +193,7 @@ def _group(name: str, data: dict[str, Any]) -> GroupState:
 
 
 def state_of(pid: int) -> ProcessState:
-    """Return the state of a process. What this user cannot read stays empty."""
+    """Return the state of a process. Values that this user cannot read stay empty."""
     state = proc.state(pid)[0]
     if not state:
         return ProcessState(pid=pid, state="")
@@ -218,12 +218,12 @@ def state_of(pid: int) -> ProcessState:
 
 
 def workers_of(pid: int) -> tuple[ProcessState, ...]:
-    """Return the processes below a rank; they get no signal."""
+    """Return the states of the processes below a rank. These processes get no signal."""
     return tuple(state_of(child) for child in process.below(pid)[:_MOST_WORKERS])
 
 
 def _place(pid: int, descriptor: int) -> tuple[str, str]:
-    """Return the file of a descriptor, and its mount; no `stat`, which would hang as well."""
+    """Return the file of a descriptor, and its mount. Does not call `stat`, which would hang as well."""
     try:
         file = os.readlink(f"/proc/{pid}/fd/{descriptor}")
     except OSError:

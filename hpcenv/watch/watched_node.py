@@ -1,11 +1,11 @@
-"""What the watching process knows of its node, and where it meets the ranks.
+"""What the watching process knows of its node, and the folders in which the ranks write for it.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-The ranks and this process meet in a folder of the node (TMPDIR), not on the shared file system: a rank writes after
-each step. It is below the folder of the start gate, which is in every container (container/start_gate.py), but
-read-only there: this folder has its own bind. With `--launcher srun` each task has its own container, and so its
-own folder.
+The ranks write into a folder of the node (TMPDIR) and not of the shared file system, because a rank writes after each
+step. This folder is below the folder of the start gate. Every container has the folder of the start gate
+(container/start_gate.py), but read-only. So the folder of the ranks has a separate bind. With `--launcher srun`, each
+task has one container and one such folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WatchedNode:
 
     Attributes:
         launch: process id of the launch step, whose children are the ranks.
-        options: of the run's manifest.
+        options: options of the watch, from the run's manifest.
     """
 
     manifest: Manifest
@@ -46,30 +46,31 @@ class WatchedNode:
         return RunFolder(Path(self.manifest.run_folder))
 
     def processes(self) -> Callable[[], list[int]] | None:
-        """Return what returns the processes of the ranks and what is around them; None if others of them are elsewhere.
+        """Return a function that lists the launch step and all processes below it, without this process.
 
-        With `--launcher srun` each task of the node has its own launch step.
+        Returns None if these are not all processes of the run on this node: with `--launcher srun`, each task of the
+        node has another launch step.
         """
         if self.manifest.launch.launcher not in ("torchrun", "none", "ray"):
             return None
         return lambda: [self.launch, *(pid for pid, _ in proc.descendants(self.launch) if pid != os.getpid())]
 
     def rank_folders(self) -> list[Path]:
-        """Return the folders in which the start hooks of this node's ranks write; only those of this user."""
+        """Return the folders of this user in which the start hooks of this node's ranks write."""
         found = sorted(Path(tempfile.gettempdir()).glob(f"{folders_prefix(self.this_node)}*/{FOLDER}"))
         return [path for path in found if path.is_dir() and path.lstat().st_uid == os.getuid()]
 
 
 def folders_prefix(this_node: ThisNode) -> str:
-    """Return how the names of the gate folders of this node's attempt begin: several local nodes are one machine."""
+    """Return the beginning of the names of this node's gate folders. Emulated nodes share the folder above them."""
     return f"hpcenv-gate-{this_node.job_id}.{this_node.attempt}.{this_node.node}-"
 
 
 def folder_of_ranks(gate: Path, *, in_container: bool) -> str:
-    """Return the folder of a gate's ranks as they see it."""
+    """Return the path at which the ranks of a gate see their folder for the watching process."""
     return f"{INSIDE}/{FOLDER}" if in_container else str(gate / FOLDER)
 
 
 def bind_of_ranks(gate: Path) -> Bind:
-    """Return the bind by which the ranks in a container write into that folder."""
+    """Return the bind through which ranks in a container write into their folder for the watching process."""
     return Bind(source=str(gate / FOLDER), target=folder_of_ranks(gate, in_container=True))

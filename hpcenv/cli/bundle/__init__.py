@@ -18,12 +18,13 @@ VERBS = {
 
 
 class _WithDefault(LazyGroup):
-    """A group whose first argument may also be a run: then a bundle of this run is made."""
+    """A group whose first argument may also be a run. `hpcenv bundle RUN` makes a bundle of this run."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # A run may have any name: `hpcenv bundle make push` is about a run `push`.
+        # Here, a word of another program such as `push` is an error, not the name of a run. For a run with this name,
+        # the user types `hpcenv bundle make push`.
         self.answer_other_word(ctx, args)
         return super().resolve_command(ctx, args if args[0] in VERBS else ["make", *args])
 

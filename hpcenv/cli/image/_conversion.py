@@ -36,7 +36,7 @@ _OWN_REGISTRY = "<the registry of the reference>"
 
 
 def _check_hosts(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Reject values that are not HOST[:PORT]; a typo would have no effect, and the user would not notice."""
+    """Reject values that are not HOST[:PORT]. Otherwise the user would not notice that a typo has no effect."""
     for value in values:
         try:
             valid = value == _OWN_REGISTRY or parse_reference(f"docker://{value}/x").registry == value
@@ -91,10 +91,11 @@ _ca_file = click.option(
 
 
 def layered_image(text: str) -> LayeredImage:
-    """Parse the name of an image that hpcenv can convert; for a path without a scheme, the error names the right form.
+    """Parse the name of an image that hpcenv can convert.
 
     Raises:
-        SpecError: it names no image, or an image without layers.
+        SpecError: the text names no image, or an image without layers. If it is a path without a scheme, the hint has
+            the right form.
     """
     try:
         return parse_layered(text)
@@ -122,7 +123,7 @@ def image_request(source: LayeredImage, values: dict[str, Any], *, allow_floatin
 
 
 def registry_access(source: LayeredImage | RegistryName, values: dict[str, Any]) -> Access:
-    """Return how to connect to registries, from --plain-http and --ca-file."""
+    """Return how to connect to registries, from the options --plain-http and --ca-file."""
     own = source.registry if isinstance(source, RegistryName) else ""
     hosts = (own if host == _OWN_REGISTRY else host for host in values["plain_http"])
     ca_file = values["ca_file"]
@@ -144,7 +145,7 @@ _limit = click.option(
 
 
 def limit(command: _render.Decorated) -> _render.Decorated:
-    """Give --limit to a command that reads layers; errors then name the same command as the next one."""
+    """Give --limit to a command that reads layers, and let the hints of its errors name this same command."""
 
     @functools.wraps(command)
     def with_own_command(*args: Any, **words: Any) -> Any:
@@ -157,14 +158,14 @@ def limit(command: _render.Decorated) -> _render.Decorated:
 
 
 def _own_command(part: str | HintCommand) -> str | HintCommand:
-    """Return the user's command, with one more option, for a hint to run a conversion again.
+    """Return the command that the user typed, with one more option, for a hint to run a conversion again.
 
-    The code that raises the error does not know the command: it names `hpcenv image build`, which
-    converts a project's image, or the option --platform of `hpcenv image pull`.
+    The code that raises the error does not know the typed command. Its hint names `hpcenv image build`,
+    which converts a project's image, or `hpcenv image pull` with --platform.
     """
     if isinstance(part, HintCommand):
         verb, rest = part[:3], part[3:]
-        while rest[:1] in (("--store",), ("--trust",)):  # the user's own command has them already
+        while rest[:1] in (("--store",), ("--trust",)):  # the typed command already has these options
             rest = rest[2:]
         if verb == ("hpcenv", "image", "build") and rest[:1] in ((), ("--limit",)):
             return HintCommand(*_render.command_line(), *rest)
@@ -174,7 +175,7 @@ def _own_command(part: str | HintCommand) -> str | HintCommand:
 
 
 def convert_options(command: _render.Decorated) -> _render.Decorated:
-    """Add the options of a conversion; see `chosen`."""
+    """Add the options of a conversion, which `chosen` reads."""
     for option in reversed(
         [
             click.option(

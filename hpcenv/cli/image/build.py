@@ -137,7 +137,7 @@ def _dockerfile_build(
 
 
 def _project(where: _render.Where, *, needed: bool) -> Workspace | None:
-    """Return the project around this folder; None without one, for a definition file that is named."""
+    """Return the project around this folder; None if there is no project and a definition file needs none."""
     here = _render.cwd()
     in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
     return where.project() if needed or in_project else None
@@ -152,7 +152,7 @@ def _from_definition(
     *,
     platform: Platform | None,
 ) -> BuiltImage:
-    # In a project, its settings for registries and the platform apply here too.
+    # In a project, the project's settings for registries and the platform are used here, too.
     access = Access(plain_http=options.plain_http, environ=os.environ)
     if workspace is not None:
         platform = platform or project_platform(workspace)

@@ -99,7 +99,8 @@ def command(
             wanted[option] = os.path.abspath(here / wanted[option])
     recommended = _recommended(here) if base is None else ()
     if not as_json:
-        # This comes before the work: the official base image may be unreachable where the site's own image is not.
+        # The note is printed before the work, because the official base image may be unreachable, while the image that
+        # the site recommends is reachable.
         for note in recommended:
             _render.tell(f"note: {note}")
     build = BuildRequest(packages=compiled, tools=tools, base=build_base, gpu=gpu or host_gpu)
@@ -150,7 +151,7 @@ def _write_tools(words: Sequence[str], folder: Path, *, force: bool, as_json: bo
 
 
 def _project_settings(here: Path) -> tuple[tuple[str, ...], str | None]:
-    """Return the registries without TLS and the GPU of hpcenv.toml, in a project."""
+    """Return the registries without TLS and the GPU that hpcenv.toml names; empty and None outside a project."""
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return (), None
     workspace = open_workspace(here)
@@ -158,7 +159,7 @@ def _project_settings(here: Path) -> tuple[tuple[str, ...], str | None]:
 
 
 def _recommended(here: Path) -> tuple[str, ...]:
-    """Return a note for each base image that the chosen site recommends; empty without a chosen site."""
+    """Return a note for each base image that the chosen site profile recommends; empty if no profile is chosen."""
     root = next((folder for folder in (here, *here.parents) if (folder / SPEC_NAME).is_file()), None)
     named, origin = os.environ.get("HPCENV_SITE"), "HPCENV_SITE"
     if not named and root is not None:

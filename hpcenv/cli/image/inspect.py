@@ -21,7 +21,7 @@ from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import read_lockfile
 from hpcenv.text import cut, printable
 
-# Text output cuts longer values of labels and settings; --json has them complete.
+# Longer values of labels and settings are cut in text output. --json has the whole values.
 _LONG = 100
 
 
@@ -79,7 +79,7 @@ def _locked(where: _render.Where, lock: str) -> Path:
 
 
 def _reference(image: str | None, where: _render.Where, lock: str) -> str:
-    """Return the locked image as a registry names it; the SIF need not be here."""
+    """Return the name of the locked image in its registry. The SIF need not be on this machine."""
     if image is not None:
         raise UsageError("IMAGE and --reference exclude each other", hint="--reference reads a lockfile: --lock NAME")
     origin = where.project().lockfile_path(lock)
@@ -137,7 +137,7 @@ def _content(inspected: InspectedImage) -> list[tuple[str, str]]:
 
 
 def _settings(config: Any) -> dict[str, str]:
-    """Return the run-time settings of an OCI configuration that have a value."""
+    """Return those run-time settings of an OCI configuration that have a value."""
     inner = config.get("config", config) if isinstance(config, dict) else None
     return {str(key): str(value) for key, value in inner.items() if value} if isinstance(inner, dict) else {}
 

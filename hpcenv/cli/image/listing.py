@@ -54,12 +54,12 @@ def command(where: _render.Where, as_json: bool) -> None:
 
 
 def _shortest(references: tuple[str, ...]) -> str:
-    """Return a reference without a digest if there is one; the first column has the digest."""
+    """Return a reference without a digest if there is one, because the first column already has the digest."""
     return next((name for name in references if "@" not in name), references[0] if references else "-")
 
 
 def age(seconds: float) -> str:
-    """Return as text for how long something was not used."""
+    """Return a text that says for how long something was not used."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name} ago"

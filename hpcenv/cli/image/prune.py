@@ -87,7 +87,7 @@ def command(
 
 
 def _age(asked: float | None, *, every: bool) -> float:
-    """Return the seconds without use after which a file can go."""
+    """Return the number of seconds without use after which a file may be removed."""
     if asked is None:
         return 0.0 if every else SPARED
     if asked < SPARED and not every:

@@ -15,7 +15,7 @@ from hpcenv.runs.find import find_run
 
 
 class _StartCommand(WithDashes, GroupedCommand):
-    """A command with the options of a submission; the command of a service stands after `--`."""
+    """A command with the options of a submission. The user types the command of a service after `--`."""
 
 
 @click.command("start", cls=_StartCommand)
@@ -96,11 +96,11 @@ def command(
 def _services(
     jupyter: bool, tensorboard: tuple[str, ...], serve: int | None, runs: str | None
 ) -> tuple[SessionService, ...]:
-    """Return the services that were asked for.
+    """Return the services that the user asked for.
 
     Raises:
-        UsageError: `--serve` without a command, or a command without it.
-        RunNotFound: TensorBoard cannot show a run that is not there.
+        UsageError: `--serve` is given without a command, or a command without `--serve`.
+        RunNotFound: a run that TensorBoard is to show does not exist.
     """
     argv = after_dashes() or ()
     if (serve is None) == bool(argv):

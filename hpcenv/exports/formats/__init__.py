@@ -1,1 +1,1 @@
-"""The engines, one module each, with a function `render` (exports/engine.py). Runs on: LOGIN NODE."""
+"""The engines. Each engine has one module with a function `render` (exports/engine.py). Runs on: LOGIN NODE."""

@@ -1,4 +1,4 @@
-"""Docker Compose, and podman-compose: one service for each node, on one machine (Compose Specification)."""
+"""Docker Compose and podman-compose: one service for each node, all on one machine (Compose Specification)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def render(training: Training, _files: Files, _claim: Claim | None) -> EngineFil
 
 def _service(training: Training, rank: int) -> dict[str, Any]:
     variables = {name: _literal(value) for name, value in training.variables.items()}
-    # Compose refuses to start without it.
+    # With `:?`, Compose refuses to start if the variable is not set.
     variables |= {one.name: f"${{{variable_of(one)}:?}}" for one in training.secrets}
     mounts = [f"./check:{CHECK}:ro", f"./lock:{LOCK}:ro", f"./code:{CODE}"]
     return {
@@ -46,7 +46,7 @@ def _service(training: Training, rank: int) -> dict[str, Any]:
         "working_dir": _literal(f"{CODE}/{training.workdir}"),
         **({"environment": variables} if variables else {}),
         "volumes": [*mounts, *(_literal(f"{one.name}:{one.path}:ro") for one in training.data)],
-        # Workers of a DataLoader hand over batches there; the default is 64 MB.
+        # The workers of a DataLoader pass batches through shared memory, whose default size is 64 MB.
         "shm_size": f"{training.memory or 8192}m",
         "restart": "no",
         **_resources(training, rank),
@@ -63,11 +63,11 @@ def _resources(training: Training, rank: int) -> dict[str, Any]:
     if gpus:
         ids = [str(rank * gpus + number) for number in range(gpus)]
         resources["reservations"] = {"devices": [{"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}]}
-    # NCCL registers memory and needs much stack.
+    # NCCL registers memory, and needs a large stack.
     limited = {"ulimits": {"memlock": -1, "stack": 67108864}} if gpus else {}
     return {**({"deploy": {"resources": resources}} if resources else {}), **limited}
 
 
 def _literal(text: str) -> str:
-    """Return text in which Compose replaces no variable."""
+    """Return text with each `$` escaped, so that Compose replaces no variable in it."""
     return text.replace("$", "$$")

@@ -11,7 +11,7 @@ def render(training: Training, files: Files, claim: Claim | None) -> EngineFiles
     """Return kubernetes.yaml, and the ConfigMaps that it mounts."""
     name, nodes = training.name, training.request.nodes
     metadata = {"name": name, "labels": labels(training)}
-    # Pods find each other before they are ready, and none gets an address of the service.
+    # With these values, pods find each other by name before they are ready, and the service gets no IP address.
     service = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,

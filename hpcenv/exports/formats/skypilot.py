@@ -1,4 +1,4 @@
-"""SkyPilot: a task (0.14), on any of its clouds."""
+"""SkyPilot (0.14): a task, which can run on any cloud of SkyPilot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def render(training: Training, _files: Files, _claim: Claim | None) -> EngineFil
         **({"secrets": {one.name: None for one in training.secrets}} if training.secrets else {}),
         "run": _run(training),
     }
-    # Without a value, which every user of the machine could read in the list of processes: SkyPilot reads the variable.
+    # The option has no value, because every user of the machine could read it in the list of processes. SkyPilot reads
+    # the value from the variable.
     given = "".join(f" --secret {one.name}" for one in training.secrets)
     start = f"sky launch{given} task.yaml"
     return EngineFiles(
@@ -65,7 +66,7 @@ def _resources(training: Training) -> dict[str, Any]:
 
 
 def _run(training: Training) -> str:
-    """Return the lines of shell that SkyPilot runs on each node; they begin in the copy of the code."""
+    """Return the shell code that SkyPilot runs on each node, in the copy of the code."""
     first = '"$(printf %s "$SKYPILOT_NODE_IPS" | head -n 1)"'
     host = "@FIRST@"
     words = [*training.check, *training.torchrun(*training.meeting(host))]

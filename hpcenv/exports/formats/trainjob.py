@@ -7,7 +7,7 @@ from hpcenv.exports.pods import job_spec, labels, rendered
 from hpcenv.exports.training import Training
 
 _GROUP = "trainer.kubeflow.org"
-# The name that the Trainer expects of the job that trains, and of its container.
+# The Trainer expects this name for the job that trains, and for its container.
 _NODE = "node"
 
 
@@ -25,7 +25,7 @@ def render(training: Training, files: Files, claim: Claim | None) -> EngineFiles
         "failurePolicy": {"rules": [rule]},
         "replicatedJobs": [{"name": _NODE, "replicas": 1, "template": job}],
     }
-    # torchrun has all it needs in its arguments, so the policy is none of the Trainer's for torch.
+    # The arguments of torchrun have all that it needs, so the Trainer's own policy for torch is not used.
     runtime = {"mlPolicy": {"numNodes": nodes}, "template": {"spec": job_set}}
     reference = {"apiGroup": _GROUP, "kind": "TrainingRuntime", "name": name}
     documents = (

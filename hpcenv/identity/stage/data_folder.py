@@ -2,10 +2,9 @@
 
 Runs on: LOGIN NODE (`find`, `pack`) and COMPUTE NODE. Standard library only.
 
-A network and a parallel file system transfer one large file many times faster than a thousand
-small ones, and one hash covers it. Folders, plain files and symbolic links are packed in the order
-of their names and without owners, so that the same content gives the same file. Unpacked files
-belong to the user and are read-only.
+A network and a parallel file system transfer one large file many times faster than a thousand small files, and one hash
+covers the whole file. Folders, plain files and symbolic links are packed in the order of their names and without
+owners, so that the same content gives the same file. Unpacked files belong to the user and are read-only.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def _listing(folder: str) -> tuple[str, int]:
 
 
 def find(source: str, store: Path) -> DataFolder:
-    """Return the record of a data folder for the manifest, with its packed file if that exists already.
+    """Return the record of a data folder for the manifest, with the packed file if this file already exists.
 
     Args:
         source: absolute path of the data folder.
@@ -113,7 +112,7 @@ def find(source: str, store: Path) -> DataFolder:
 
 
 def pack(folder: DataFolder, store: Path) -> DataFolder:
-    """Pack a folder into one file in `store`, unless that exists; return the record with path and hash.
+    """Pack a folder into one file in `store`, if this file does not exist; return the record with path and hash.
 
     Args:
         folder: record from `find`.
@@ -151,7 +150,7 @@ def pack(folder: DataFolder, store: Path) -> DataFolder:
 
 
 def _remove_abandoned(store: Path) -> None:
-    """Remove files that a killed process left: hidden, and not written to for a day."""
+    """Remove the unfinished files of killed processes: hidden files that were not written to for a day."""
     for entry in list(os.scandir(store)):
         with suppress(OSError):
             idle = time.time() - entry.stat(follow_symlinks=False).st_mtime
@@ -257,7 +256,7 @@ def note_listing(folder: Path, record: Path) -> None:
 
 
 def is_unchanged(folder: Path, record: Path) -> bool:
-    """Whether a folder still has the recorded state. False after a reboot of the node, which may lose data."""
+    """Return whether a folder still has the recorded state. False after a reboot, because a reboot may lose data."""
     try:
         known = json.loads(record.read_text(encoding="ascii"))
         return (

@@ -6,10 +6,10 @@ Runs on: COMPUTE NODE. Standard library only. Three steps of the batch script:
     stage-send   batch node: choose one folder for all nodes; sbcast files that most nodes lack
     stage-keep   every node: check the files that arrived, or copy them from the shared file system
 
-A copy is named by the SHA-256 of its content, appears by rename, and its full hash is checked
-once. Later jobs recognise it by its identity (identity/sif_check.py). A node without free space or
-without a usable folder works from the shared file system and reports that: a slower start is better
-than a job that waited for a day and does not start.
+A copy is named by the SHA-256 of its content, and gets its name by a rename. Its full hash is checked once. Later jobs
+recognise it by its identity (identity/sif_check.py). A node without free space or without a usable folder uses the
+shared file system and reports this, because a slower start is better than a job that waited for a day and does not
+start.
 
 The folder belongs to the user alone. A copy in use is protected twice: its mark (`.used`) is locked
 while the training runs, and a copy that was used within the last hour is not removed. The hour
@@ -39,8 +39,8 @@ from hpcenv.records.files import load_record, save_record
 from hpcenv.records.manifest import DataFolder, Manifest, SifIdentity
 from hpcenv.records.run_folder import RunFolder
 
-# Sites have different names for node-local disks. The job's own folder comes first, because the
-# epilog empties it. /tmp comes last: on many nodes it is memory, which is used only on request.
+# Sites have different names for node-local disks. The job's own folder is first, because the epilog empties it. /tmp is
+# last, because on many nodes it is memory, which is used only on request.
 _VARIABLES = ("SLURM_TMPDIR", "TMPDIR")
 _FOLDERS = ("/local", "/scratch/local", "/tmp")  # noqa: S108
 
@@ -58,11 +58,11 @@ class Disk:
     """A candidate folder for copies on one node.
 
     Attributes:
-        folder: the user's folder in it; the same path on every node.
-        reason: why it cannot be used; empty if it can.
+        folder: the user's folder in the candidate folder; it has the same path on every node.
+        reason: why the folder cannot be used; empty if it can be used.
         sif: identity of the checked copy of the SIF; None without a copy.
         data: source -> copy, for the data folders that have a copy.
-        no_room: name of a missing item that does not fit -> reason.
+        no_room: name -> reason, for the missing items that do not fit.
     """
 
     folder: str
@@ -91,7 +91,7 @@ class Sending:
     Attributes:
         folder: folder for the copies on all nodes; empty if no node has a usable folder.
         sent: names of the items that sbcast copied to every node.
-        said: error of sbcast; empty without one.
+        said: the error of sbcast; empty if sbcast reported none.
         seconds: duration of the step.
     """
 
@@ -110,9 +110,9 @@ class Item:
 
     Attributes:
         name: name of the copy in the folder.
-        path: shared file.
+        path: path of the shared file.
         size: bytes of the shared file.
-        on_disk: bytes that are needed on the node while it is staged.
+        on_disk: bytes that are needed on the node while the item is staged.
         data: record of the data folder; None for the SIF.
     """
 
@@ -197,7 +197,7 @@ def open_folder(base: Path, folder: Path, *, memory_too: bool) -> None:
 
     Args:
         base: candidate folder.
-        folder: the user's folder in it.
+        folder: the user's folder in `base`.
         memory_too: whether a tmpfs may be used, because the user or the site named it.
 
     Raises:
@@ -241,7 +241,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _present(folder: Path, item: Item) -> SifIdentity | str | None:
-    """Return identity or path of a correct copy; None without one. A wrong copy is removed."""
+    """Return the identity or the path of a correct copy; None if there is no such copy. A wrong copy is removed."""
     path = folder / item.name
     if item.data is not None:
         good = data_folder.is_unchanged(path, folder / f"{item.name}.listing")
@@ -275,7 +275,7 @@ def _records(folder: Path) -> sif_check.Records | None:
 
 
 def _mark(folder: Path, name: str) -> None:
-    """Record that a copy is used now, in a separate file: the times of the copy identify it."""
+    """Record that a copy is used now. A separate file has this time, because the copy's own times identify it."""
     mark = folder / f"{name}.used"
     os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     os.utime(mark)
@@ -285,7 +285,7 @@ def _mark(folder: Path, name: str) -> None:
 
 
 def clean(folder: Path, *, keep: set[str], limit: int, missing: Sequence[Item]) -> None:
-    """Remove old copies, and the longest unused ones if space is needed; never copies in use.
+    """Remove old copies, and, if space is needed, those that were not used for longest; never remove copies in use.
 
     Args:
         folder: the user's folder.
@@ -435,7 +435,7 @@ def _read_look(manifest: Manifest, run: RunFolder, node: str, this_node: ThisNod
 
 
 def choose_folder(looks: Mapping[str, NodeDisks], items: Sequence[Item]) -> str:
-    """Return the folder for all nodes: the first one that fits on all nodes, else on most nodes. Pure."""
+    """Return the folder for all nodes: the first folder in which the items fit on the most nodes. Pure."""
     counts: dict[str, tuple[int, int]] = {}
     for disk in (disk for node_look in looks.values() for disk in node_look.disks if not disk.reason):
         fitting, usable = counts.get(disk.folder, (0, 0))

@@ -3,18 +3,18 @@
 Runs on: LOGIN NODE. Standard library only. The standard library's tarfile takes four times
 as long for a layer of 37,000 entries, guesses in damaged archives, and does not give the position of a member's data.
 
-These formats are read: v7, POSIX ustar and pax (POSIX.1-2001 pax, "pax Interchange Format"), GNU (tar 1.34
-manual, "Basic Tar Format", "Storing Sparse Files"): long names, base-256 numbers, the four
-sparse forms; xattrs as `SCHILY.xattr.NAME`. Ambiguous archives are read as Go's archive/tar reads
-them, because Docker, containerd, Podman and umoci use it. Damage that Go ignores is an error here.
-Global pax headers are valid until the end of the archive, as in POSIX.
+These formats are read: v7; POSIX ustar and pax (POSIX.1-2001 pax, "pax Interchange Format"); and GNU (tar 1.34 manual,
+"Basic Tar Format", "Storing Sparse Files") with long names, base-256 numbers and the four sparse forms. xattrs are read
+from `SCHILY.xattr.NAME`. Ambiguous archives are read as Go's archive/tar reads them, because Docker, containerd, Podman
+and umoci use this package. Damage that Go ignores is an error here. Global pax headers are valid until the end of the
+archive, as in POSIX.
 
 GNU headers are written, because tar.c of squashfs-tools 4.5.1 and 4.6.1 expects a fraction in a pax `mtime`, and
-4.5.1 removes `/` and `../` from the front of a pax `linkpath` even for symbolic links; it reads
-GNU's long names and base-256 numbers correctly. A pax header is written only for xattrs.
+4.5.1 removes `/` and `../` from the front of a pax `linkpath` even for symbolic links. tar.c reads GNU's long names and
+base-256 numbers correctly. A pax header is written only for xattrs.
 
-The stream is untrusted: every number is checked before use, `Bounds` limits the memory, and every
-fault is an ImageMismatch.
+The stream is untrusted: every number is checked before use, `Bounds` limits the memory, and every fault raises
+ImageMismatch.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class Bounds:
 
 
 class Member(NamedTuple):
-    """One member of an archive; its names are not checked yet.
+    """One member of an archive; its name and its link target are not checked yet.
 
     Attributes:
         size: bytes of the file, including holes.
-        offset: where its data begin in the stream.
-        stored: bytes of its data in the stream.
+        offset: the position in the stream at which the file's data begin.
+        stored: bytes of the file's data in the stream.
         sparse: the stored pieces of a sparse file, as (offset in the file, length); None if the file is not sparse.
     """
 
@@ -118,7 +118,7 @@ class Reader:
     Args:
         chunks: the uncompressed stream in pieces of any size.
         bounds: see `Bounds`.
-        start: the position of the first chunk in the archive; all positions count from its beginning.
+        start: the position of the first chunk in the archive; all positions count from the beginning of the archive.
     """
 
     def __init__(self, chunks: Iterable[bytes], bounds: Bounds | None = None, *, start: int = 0) -> None:
@@ -191,7 +191,7 @@ class Reader:
         """Skip to the data of a member whose position is known; then call `stored`.
 
         Raises:
-            ImageMismatch: the archive ends before `offset`, or is already past it.
+            ImageMismatch: the archive ends before `offset`, or the reader is already past it.
         """
         if offset < self.offset:
             _damaged("its members are not where they were", offset)
@@ -231,7 +231,7 @@ class Reader:
         self._at += count
 
     def _skip_padding(self) -> bool:
-        """Skip the padding of a member; False if the stream ends in it, which Go's archive/tar and GNU tar accept."""
+        """Skip a member's padding; return False if the stream ends in it, which Go's archive/tar and GNU tar accept."""
         while self._pad > len(self._buffer) - self._at:
             self._pad -= len(self._buffer) - self._at
             if not self._more():
@@ -328,7 +328,7 @@ class Reader:
             _damaged(f"a member belongs to user {values[1]} and group {values[2]}, which is impossible on Linux", at)
         self._named(name, "name", at)
         self._named(target, "link target", at)
-        # Other kinds have no data, even if their header has a size; as in Go, GNU tar and libarchive.
+        # Members of other kinds have no data, even if their header has a size. Go, GNU tar and libarchive do the same.
         self._left = number_size if kind == "file" else 0
         self._pad = padding(self._left)
         logical, sparse = self._left, None
@@ -445,7 +445,7 @@ class _Extended:
 
     @property
     def empty(self) -> bool:
-        """Whether no extension header still waits for its member; a global header needs no member."""
+        """Whether the next member has no extension header so far; global headers do not count."""
         return not self.records and self.name is None and self.target is None
 
     def merge(self, records: list[tuple[bytes, bytes]]) -> None:
@@ -457,8 +457,8 @@ def expand(pieces: Iterable[memoryview], size: int, sparse: Sequence[tuple[int, 
     """Yield a sparse file's content with zeros for holes.
 
     Args:
-        pieces: its stored bytes.
-        size: of the file, including holes.
+        pieces: the stored bytes of the file.
+        size: the size of the file, including holes.
         sparse: the positions of the stored bytes, checked by the reader.
     """
     source = iter(pieces)
@@ -571,7 +571,7 @@ def _field(value: int, width: int) -> bytes:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    """Return a pax record; its length includes its own digits."""
+    """Return a pax record; the length at its start also counts the digits of the length."""
     rest = len(key) + len(value) + 3
     length = rest + len(str(rest))
     if len(str(length)) != len(str(rest)):
@@ -591,7 +591,7 @@ def _damaged(what: str, at: int) -> NoReturn:
 
 
 def _check(block: bytes, field: bytes, at: int) -> None:
-    """Check a header's checksum; some old programs added signed bytes."""
+    """Check a header's checksum; accept sums of signed bytes too, because some old programs wrote these."""
     expected = _number(field, "checksum", at)
     # Adler-32's lower half is one more than the sum of the bytes modulo 65,521, and much faster.
     if not ((zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 32 - expected) % 65521:

@@ -1,8 +1,7 @@
 """A root file system as a list of entries: its digest, and the differences between two file systems.
 
-Runs on: LOGIN NODE. Pure. Paths are bytes: file names of Linux are bytes, not text.
-Entries are sorted by the bytes of their whole paths, so two trees with a million paths can be
-compared without keeping either in memory.
+Runs on: LOGIN NODE. Pure. Paths are bytes, because file names of Linux are bytes, not text. Entries are sorted by the
+bytes of their whole paths, so two trees with a million paths can be compared without keeping either in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class TreeEntry:
     Attributes:
         path: relative to the root, no leading slash, no `.` or `..`; `b""` is the root itself.
         mode: permission bits with setuid, setgid and sticky (07777).
-        uid, gid: owner.
+        uid, gid: the ids of the owner and the group.
         mtime: seconds since 1970.
         size: bytes of a file, else 0.
         blake3: hexadecimal BLAKE3 (256 bits) of a file's content; None for other kinds.
@@ -71,8 +70,8 @@ _EXACT = ("mode", "uid", "gid", "mtime", "size", "blake3", "target", "device", "
 class TreeDifference:
     """One field of one path in which two trees differ.
 
-    If only one side has the path, `field` is `path`, the value of this side is the kind of the entry, and the other
-    value is None. Otherwise `field` is the name of an attribute, and both sides are its value.
+    If only one tree has the path, `field` is `path`, the value of this tree is the kind of the entry, and the other
+    value is None. Otherwise `field` is the name of an attribute, and the values are those of this attribute.
     """
 
     path: bytes
@@ -133,15 +132,15 @@ def belongs_to_apptainer(path: bytes) -> bool:
 def tree_digest(entries: Iterable[TreeEntry]) -> str:
     r"""Return the portable identity of a root file system: a digest of everything that a program can read in it.
 
-    The digest is equal for hpcenv's conversion of an image and for `apptainer build` of it by root or
-    by an ordinary user, on any machine, with any squashfs-tools. How to compute it (version
-    `hpcenv-tree-v1`; NUL is the byte 0, numbers are ASCII):
+    The digest is the same if hpcenv converts an image, or if root or an ordinary user converts it with `apptainer
+    build`, on any machine, with any squashfs-tools. How to compute it (version `hpcenv-tree-v1`; NUL is the byte 0,
+    numbers are ASCII):
 
     1. Omit the paths `.exec`, `.run`, `.shell`, `.singularity.d` and all below it,
        `.test`, `environment`, `singularity`, `etc/hosts`, `etc/resolv.conf`.
     2. Add each of the directories `dev etc home proc root sys tmp var var/tmp` that is
-       missing, with mode 0755; `var/tmp` only if `var` is a directory. Give the root
-       directory, whose path is empty, the permissions 0700 in addition.
+       missing, with mode 0755; `var/tmp` only if `var` is a directory. Add the
+       permissions 0700 to the mode of the root directory, whose path is empty.
     3. Treat a block or character device as an empty file of the same mode.
     4. Sort by the bytes of the path, relative to the root and without a leading slash.
     5. sha256 over `hpcenv-tree-v1` NUL and, for each path,
@@ -155,8 +154,8 @@ def tree_digest(entries: Iterable[TreeEntry]) -> str:
     The digest does not cover owners, times, xattrs and device numbers, because an unprivileged `apptainer build` loses
     them; hard links, because they do not change what is read; and write bits, because they have no effect in a
     read-only image, and because the umask of `apptainer build` (0002) sets them for directories that no layer contains.
-    An unprivileged Apptainer 1.4.5 writes files that their owner cannot read as empty files, and omits such
-    directories without a message: those SIFs are different, and so is their digest.
+    If the owner of a file cannot read it, an unprivileged Apptainer 1.4.5 writes an empty file. It omits such
+    directories without a message. The content of these SIFs is different, so their digest is different too.
 
     Args:
         entries: sorted by path.
@@ -175,9 +174,9 @@ def compare(expected: Iterable[TreeEntry], found: Iterable[TreeEntry], *, exact:
     """Return the differences between two trees, sorted by path.
 
     Args:
-        expected, found: sorted by path.
-        exact: compare every attribute of every path. Otherwise compare only what `tree_digest`
-            covers; then there are no differences if and only if the digests are equal.
+        expected, found: the entries of the two trees, sorted by path.
+        exact: whether to compare every attribute of every path. Otherwise only what `tree_digest` covers is compared;
+            then there are no differences if and only if the digests are equal.
 
     Raises:
         ValueError: see `tree_digest`.
@@ -192,7 +191,7 @@ def compare_and_digest(
 ) -> tuple[tuple[TreeDifference, ...], str]:
     """Compare every attribute of every path, and compute the digest of the expected tree.
 
-    The same as `compare(..., exact=True)` and `tree_digest(expected)`, in one pass.
+    The results are those of `compare(..., exact=True)` and `tree_digest(expected)`, but one pass is enough.
 
     Raises:
         ValueError: see `tree_digest`.
@@ -205,7 +204,7 @@ def compare_and_digest(
 def _compared(
     expected: Iterable[TreeEntry], found: Iterator[TreeEntry], differences: list[TreeDifference]
 ) -> Iterator[TreeEntry]:
-    """Yield the expected entries, and collect the differences of the other tree."""
+    """Yield the expected entries, and collect the differences between them and the other tree."""
     two = next(found, None)
     for one in expected:
         while two is not None and two.path < one.path:

@@ -1,4 +1,4 @@
-"""Build SIFs with Apptainer: from images on hosts without a suitable squashfs-tools, and from definition files.
+"""Build SIFs with Apptainer from definition files, and from images if the host has no suitable squashfs-tools.
 
 Runs on: LOGIN NODE.
 
@@ -6,11 +6,11 @@ Runs on: LOGIN NODE.
 image, the labels, the epoch, and the versions of Apptainer and mksquashfs. It does not depend on the user, the machine
 or the time, with one exception: only root can preserve owners, special files and capabilities.
 
-`build_definition` builds a user's definition file. Its sources are pinned or refused, and
-recorded. hpcenv does not control what %post does.
+`build_definition` builds a user's definition file. It refuses a source that is not pinned, if the caller does not allow
+floating sources. It returns a record of all sources. hpcenv does not control what %post does.
 
-Both write to a path that the caller chooses and publishes later. Facts marked "seen" were
-observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user namespaces) on 2026-11-20.
+Both functions write the SIF to a path that the caller chooses. The caller publishes the SIF later. Facts marked "seen"
+were observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user namespaces) on 2026-11-20.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Built:
 
     Attributes:
         epoch: SOURCE_DATE_EPOCH of the build; None if the build used the clock.
-        builder: `root` or `unprivileged`; the two make different partitions.
+        builder: `root` or `unprivileged`. The bytes of the partition depend on this.
         arguments: the arguments of mksquashfs.
     """
 
@@ -82,7 +82,7 @@ class BuiltDefinition(Built):
     Attributes:
         definition: the text that was built, with digests instead of tags.
         definition_digest: `sha256:HEX` of the user's text.
-        materials: its sources and copied files in order, then the bind mounts.
+        materials: the sources and the copied files of the definition file, in order, then the bind mounts.
     """
 
     definition: str
@@ -91,8 +91,8 @@ class BuiltDefinition(Built):
 
 
 # zstd level 3 makes the squashfs step 12 times faster than the default gzip -9, with 2 % more
-# bytes, and the result reads faster (measured for a 1.2 GB torch image). Needs Apptainer 1.4.0
-# (2025-03), the first with --mksquashfs-args.
+# bytes, and reading the result is faster (measured for a 1.2 GB torch image). The option --mksquashfs-args needs
+# Apptainer 1.4.0 (2025-03).
 _MKSQUASHFS = ("-comp", "zstd", "-Xcompression-level", "3")
 _OLDEST = (1, 4, 0)
 
@@ -109,8 +109,8 @@ def space_needed(compressed: int, unpacked: int | None = None) -> int:
 
     Args:
         compressed: bytes of all stored layers.
-        unpacked: bytes of all files; None assumes four times `compressed` (a torch image of 367 MB
-            has 3.2 times; text has more).
+        unpacked: bytes of all files. If it is None, four times `compressed` is assumed (the factor of a torch image of
+            367 MB is 3.2; text has a higher factor).
     """
     files = 4 * compressed if unpacked is None else unpacked + unpacked // 10
     return files + 2 * compressed + (64 << 20)
@@ -142,12 +142,12 @@ def build_layout(
 
     Args:
         apptainer: path of the program.
-        manifest_digest: of the image's manifest, OCI or docker schema 2.
+        manifest_digest: the digest of the image's manifest (OCI or docker schema 2).
         blobs: the file of each digest of the image (manifest, configuration, layers), verified by the caller.
-        architecture: required architecture, in the words of OCI.
-        epoch: SOURCE_DATE_EPOCH in seconds. It must not be before the newest file of the image, or
-            Python compiles its files again at each start (`apptainer.source_date_epoch`).
-        labels: labels to add to the image's labels; must have `hpcenv.source.manifest-digest`.
+        architecture: the required architecture, by its OCI name.
+        epoch: SOURCE_DATE_EPOCH in seconds. It must not be earlier than the newest file of the image, because Python
+            would then compile its files again at each start (`apptainer.source_date_epoch`).
+        labels: labels that are added to the image's labels; they must contain `hpcenv.source.manifest-digest`.
         files: the result of `runtime_files` for the image.
         entries: the image's merged tree. Apptainer follows certain links of an image and writes to
             files of the host; images with such links are refused.
@@ -158,8 +158,8 @@ def build_layout(
         timeout: seconds.
 
     Raises:
-        ToolMissing, ToolFailed: Apptainer is missing, too old, or failed; the hint names a remedy.
-        ImageMismatch: Apptainer's result is wrong, or the image has links that it would follow.
+        ToolMissing, ToolFailed: Apptainer is missing, too old, or failed; the hint says what to do.
+        ImageMismatch: Apptainer's result is wrong, or the image has links that Apptainer would follow.
         FileUnusable: a file cannot be written.
         SpecError: a label cannot be written into a definition file.
     """
@@ -187,11 +187,11 @@ def _refuse_links(files: RuntimeFiles, entries: Iterable[TreeEntry]) -> None:
 
 
 def write_layout(folder: Path, manifest_digest: str, blobs: Mapping[str, Path]) -> None:
-    """Write an OCI layout of symbolic links to blobs; Apptainer accepts docker's manifests in it (seen).
+    """Write an OCI layout whose blobs are symbolic links; Apptainer also accepts docker's manifests in it (seen).
 
     Args:
         folder: the layout; it must not exist.
-        manifest_digest: of the image's manifest.
+        manifest_digest: the digest of the image's manifest.
         blobs: the file of each digest of the image.
 
     Raises:
@@ -212,7 +212,7 @@ _REPLACED = (b".singularity.d/env/10-docker2singularity.sh", b".singularity.d/ru
 
 
 def _script_section(files: RuntimeFiles, scratch: Path) -> str:
-    """Return a %files section; Apptainer copies these files after it has written its own scripts (seen)."""
+    """Return a %files section with hpcenv's scripts; Apptainer copies them over its own scripts (seen)."""
     lines = ["%files"]
     for entry, content in files.members:
         if entry.path in _REPLACED:
@@ -249,22 +249,23 @@ def build_definition(
 ) -> BuiltDefinition:
     """Build a user's definition file whose sources are pinned.
 
-    Without root, %post runs as root of a user namespace: with the user's range of
-    /etc/subuid, or without a range with one id only (seen; neither needs a setting here).
+    If the caller is not root, %post runs as root of a user namespace. The namespace has the user's range of ids from
+    /etc/subuid. If the user has no range, the namespace has one id only (seen). Neither case needs a setting here.
 
     Args:
         apptainer: path of the program.
         text: the definition file.
-        folder: where relative paths of the file begin; Apptainer runs there.
-        architecture: required architecture, in the words of OCI.
+        folder: the folder that relative paths in the file start from; Apptainer runs in this folder.
+        architecture: the required architecture, by its OCI name.
         destination: the SIF's path; an existing file is replaced, and removed after a failure.
         temporary: where to unpack, from `temporary_folder.choose_temporary`.
-        digests: the resolved digests of images that are named by a tag (`DefinitionSource.origin`).
-        allow_floating: accept sources that can change: tags that were not resolved, package servers of distributions.
+        digests: the resolved digest of each image that is named by a tag. The keys are `DefinitionSource.origin`.
+        allow_floating: whether to accept sources that can change: tags that were not resolved, package servers of
+            distributions.
         plain_http: whether the registries in the file use http.
         binds: folders of the host that %post can use; the targets must exist in the source image.
-        epoch: SOURCE_DATE_EPOCH; only for files without %post, because the files that %post writes
-            would get an older time. None uses the clock.
+        epoch: SOURCE_DATE_EPOCH. Set it only if the definition file has no %post, because the files that %post writes
+            would get an older time. If it is None, the build uses the clock.
         labels: more labels, in addition to `hpcenv.definition.digest`.
         on_line: called with each line of Apptainer's output.
         environ: the caller's environment.
@@ -311,11 +312,11 @@ def definition_digest(text: str) -> str:
 
 
 def materials(text: str, folder: Path) -> tuple[Material, ...]:
-    """Return the inputs of a definition file, with the present digests of its files.
+    """Return the inputs of a definition file, with the digests that its files have now.
 
     Args:
         text: the definition file, preferably with digests instead of tags.
-        folder: where its relative paths begin.
+        folder: the folder that its relative paths start from.
 
     Raises:
         SpecError: the file names no source.
@@ -353,7 +354,7 @@ def _copied(text: str, folder: Path) -> Iterator[Material]:
 
 
 def _content_digest(path: Path) -> str | None:
-    """Return the digest of a file, or of a folder's names and contents; None for a pattern."""
+    """Return the digest of a file, or of a folder's names and contents. The result is None for a pattern."""
     try:
         if path.is_file():
             return "sha256:" + sif.file_sha256(path)
@@ -386,7 +387,7 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._:/@+,=~\[\]-]*[A-Za-z0-9\
 
 
 def _label_section(labels: Mapping[str, str]) -> str:
-    """Return a %labels section; Apptainer adds up several such sections (seen)."""
+    """Return a %labels section; Apptainer merges several such sections (seen)."""
     lines = ["%labels"]
     for name, value in sorted(labels.items()):
         if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
@@ -446,7 +447,7 @@ def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) 
     limit = max(job.timeout, 1.0)
     begin = time.monotonic()
     try:
-        # %post inherits the umask: the files that it writes would have different modes for each caller.
+        # %post inherits the umask. With the caller's umask, the modes of its files would differ from caller to caller.
         process.stream(argv, on_line=keep, timeout=limit, env=env, cwd=cwd, umask=0o022)
     except ToolFailed as error:
         status = None if time.monotonic() - begin >= limit else error.status

@@ -72,7 +72,7 @@ _SLACK = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """A SIF in the store; `reused` if it existed before this call."""
+    """A SIF in the store; `reused` is true if the SIF existed before this call."""
 
     image: ResolvedImage
     path: Path
@@ -113,20 +113,20 @@ def convert(
 ) -> Converted:
     """Return the image's SIF; convert the image if the store has no SIF of it.
 
-    Only one process at a time converts an image, on all machines that share the store; the
-    others wait and use its result. After a failure or ^C no incomplete file has a final name, and the
-    next call uses the layers that have arrived.
+    On all machines that share the store, only one process at a time converts an image. The other processes wait and use
+    its result. After a failure or ^C no incomplete file has a final name, and the next call uses the layers that have
+    arrived.
 
     Args:
         image: the resolved image.
-        open_blobs: gives access to the image's blobs; called only if some are missing.
-        store: where the layers and the SIF go.
+        open_blobs: gives access to the image's blobs; called only if some blobs are missing in the store.
+        store: the store for the layers and the SIF.
         environ: the user's environment, for tools and temporary folders.
         on_event: called with the progress.
-        builder: `hpcenv` streams the layers into mksquashfs, `apptainer` uses `apptainer build`, `auto`
-            streams if a suitable squashfs-tools is on PATH.
+        builder: `hpcenv` streams the layers into mksquashfs, `apptainer` uses `apptainer build`, `auto` streams if a
+            suitable squashfs-tools is on PATH, and otherwise uses `apptainer build`.
         compression: the compression of a new SIF. If gzip is requested, a stored SIF with zstd is converted again.
-        prove: read the SIF and compare it with the layers, path by path.
+        prove: whether to read the SIF and compare it with the layers, path by path.
         limits: limits on what the image may contain.
 
     Raises:
@@ -160,10 +160,10 @@ def convert(
 
 
 def ready(image: ResolvedImage, store: Store, prove: bool, compression: Compression = "zstd") -> Converted | None:
-    """Return the SIF in the store.
+    """Return the SIF in the store, if it meets the request.
 
-    None if it is missing; if `prove` is set and it was not compared with the layers; or if it has zstd in place of
-    gzip.
+    The result is None if the SIF is missing, if `prove` is set and the SIF was not compared with the layers, or if
+    gzip is requested and the SIF has zstd.
     """
     stored = store.find_image(image.manifest_digest)
     if stored is None or stored.record is None or (prove and stored.record.tree_sha256 is None):
@@ -201,7 +201,7 @@ def merged_layers(
 
 
 def fetch(image: ResolvedImage, open_blobs: OpenBlobs, store: Store, on_event: OnEvent) -> None:
-    """Fetch the image's manifest, configuration and layers into the store; layers of a local layout stay there.
+    """Fetch the image's manifest, configuration and layers into the store; layers of a local layout stay in the layout.
 
     Raises:
         ImageUnavailable, FileUnusable: see `blobs.fetch_all`.
@@ -243,7 +243,7 @@ class _Layers:
         return layers.open_blob(layer_path(self.image, layer, self.store), layer.media_type)
 
     def known(self, position: int) -> LayerIndex | None:
-        """Return the stored index of a layer; None if there is no valid one."""
+        """Return the stored index of a layer; None if the store has no valid index."""
         diff_id = self.image.layers[position].diff_id
         if diff_id not in self._indexes:
             try:
@@ -257,7 +257,7 @@ class _Layers:
         """Return the index of a layer; if the store has none, read the layer and store its index.
 
         Args:
-            position: of the layer.
+            position: the layer's position in the image.
             sink: receives the files of a layer that has no index yet.
 
         Raises:
@@ -306,7 +306,7 @@ class _Layers:
         return merged
 
     def forget_damaged(self, error: HpcenvError) -> bool:
-        """Remove stored layers that were damaged on the disk, if they can be the cause of an error."""
+        """Remove the damaged stored layers, if they can be the cause of the error; return whether any was removed."""
         if isinstance(error, ToolFailed) and not any("apptainer" in word for word in error.argv[:1]):
             return False  # mksquashfs does not read the layers
         return self._discard(self.image.layers, error)
@@ -329,7 +329,7 @@ class _Layers:
         return _sha256(layer_path(self.image, layer, self.store)) != layer.digest
 
     def require_same_bytes(self) -> None:
-        """Hash the layers of a local layout that already have an index. They are not hashed while they are read.
+        """Hash the layers of a local layout that already have an index, because such a layer is read without hashing.
 
         Raises:
             ImageMismatch: somebody changed a layer.
@@ -356,7 +356,7 @@ def _sha256(path: Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """One conversion of an image whose lease this process holds."""
+    """One conversion of an image; this process holds the lease of the image."""
 
     source: _Layers
     environ: Mapping[str, str]
@@ -377,7 +377,11 @@ class _Job:
         return _files(self._image)
 
     def prove_existing(self) -> Converted | None:
-        """Compare an existing SIF with the layers for the first time; None if it does not exist or is damaged."""
+        """Compare the stored SIF with the layers for the first time.
+
+        Returns:
+            The SIF, or None if the store has no SIF of the image or if this SIF is damaged.
+        """
         image, store = self._image, self.source.store
         stored = store.find_image(image.manifest_digest)
         if stored is None or stored.record is None:
@@ -420,11 +424,11 @@ class _Job:
         """Make the SIF and compare it with the layers; try once more if mksquashfs made an error.
 
         mksquashfs up to 4.7.5 has races in tar hard links and in its search for duplicates, and
-        still ends with 0 (seen with 4.7.5; squashfs-tools commit a0445779). So if it printed a
+        still ends with exit status 0 (seen with 4.7.5; squashfs-tools commit a0445779). So if mksquashfs printed a
         warning, the SIF is compared even without `prove`.
 
         Returns:
-            How the SIF was made, the digest of its tree if it was compared, and the file's sha256.
+            How the SIF was made, the digest of its tree (None if it was not compared), and the sha256 of the file.
         """
         merged, made = self._make(finished)
         try:
@@ -485,7 +489,7 @@ class _Job:
     def _pack_ahead(self, packer: Packer, finished: Path) -> tuple[MergedTree, _UnpublishedSif] | None:
         """Pack the layers while they are read for the first time, beginning with the topmost layer.
 
-        The result is None if all layers have an index, or if the packed tree turned out not to be the merged tree.
+        The result is None if all layers have an index, or if the packed tree differs from the merged tree.
         """
         source = self.source
         if all(source.known(position) is not None for position in range(len(source))):
@@ -581,7 +585,7 @@ class _Job:
             blobs=stored_blobs(image, self.source.store),
             architecture=_architecture(image),
             epoch=_epoch(image, on_event),
-            # Without this label, `image verify` knows that `apptainer build` made the SIF.
+            # This label is left out, so `image verify` knows that `apptainer build` made the SIF.
             labels={name: value for name, value in _labels(image).items() if name != FORMAT_LABEL},
             files=self._files,
             entries=merged.entries(),
@@ -646,7 +650,7 @@ def _epoch(image: ResolvedImage, on_event: OnEvent | None = None) -> int:
 
 
 def _compressor(packer: Packer, compression: Compression) -> dict[str, str]:
-    """Return the library whose version determines the bytes too."""
+    """Return the version of the compression library, because it also determines the bytes of the SIF."""
     name = {"zstd": "zstd", "gzip": "z"}[compression]
     return {f"lib{name}": linked_library.library_version(packer.path, name, env=squashfs.environment(None))}
 
@@ -661,10 +665,11 @@ def _prove(
     """Compare the tree in a SIF with the tree of the layers; return the digest of the tree.
 
     Raises:
-        ImageMismatch: they differ; the error lists the first differences.
+        ImageMismatch: the trees differ; the error lists the first differences.
     """
     if builder == "hpcenv":
-        # One pass is enough for both, because the digest does not cover what hpcenv adds (see `tree.tree_digest`).
+        # One pass gives the differences and the digest, because the digest does not cover what hpcenv adds (see
+        # `tree.tree_digest`).
         expected = merged.written(extra=extra)
         differences, digest = tree.compare_and_digest(expected, _read_back(file, merged, on_event))
     else:
@@ -691,8 +696,8 @@ def compare_sif(
 ) -> tuple[tree.TreeDifference, ...]:
     """Return the differences between a SIF and the merged layers.
 
-    For a SIF of hpcenv all fields are compared; for a SIF of `apptainer build` those fields that it
-    preserves for an ordinary user (see `tree.tree_digest`).
+    If hpcenv made the SIF, all fields are compared. If `apptainer build` made the SIF, only those fields are compared
+    that Apptainer preserves for an ordinary user (see `tree.tree_digest`).
 
     Raises:
         ImageMismatch, EnvironmentUnreadable: the SIF cannot be read.

@@ -1,10 +1,9 @@
 """Parse Apptainer definition files (sections and sources), and pin their sources.
 
-Runs on: LOGIN NODE. Pure. The format: Apptainer's user guide, "Definition Files" (1.4). The guide
-does not define these details; they were seen with 1.4.5 on 2026-11-20: a stage begins with `Bootstrap:` at the start of
-a line, even within a section; only the first `Bootstrap:` may be indented; `#` begins a comment in a header; each line
-that begins with `%` begins a section; names of sections may be in upper case. This module neither runs nor changes
-sections.
+Runs on: LOGIN NODE. Pure. Apptainer's user guide describes the format ("Definition Files", 1.4). The following details
+are not in the guide and were seen with 1.4.5 on 2026-11-20: a stage begins with `Bootstrap:` at the start of a line,
+even within a section; only the first `Bootstrap:` may be indented; `#` begins a comment in a header; each line that
+begins with `%` begins a section; names of sections may be in upper case. This module neither runs nor changes sections.
 """
 
 from __future__ import annotations
@@ -111,10 +110,10 @@ class DefinitionSource:
     """The source of a stage.
 
     Attributes:
-        bootstrap: the agent, in lower case: `docker`, `localimage`, `debootstrap` ...
-        origin: the value of `From`; for `docker` with `Registry` and `Namespace` in front.
-        kind: `registry`, an OCI `layout`, a `file`, `nothing` for scratch; `distribution`
-            for agents that install the present packages from package servers.
+        bootstrap: the bootstrap agent, in lower case: `docker`, `localimage`, `debootstrap` ...
+        origin: the value of `From`. For `docker`, the values of `Registry` and `Namespace` are put before it.
+        kind: `registry`, `layout` (an OCI layout), `file`, `nothing` (for scratch), or `distribution` (for agents that
+            install the current packages from package servers).
         digest: the digest at the end of `origin`, or None.
         line: the line of `From`, or else of `Bootstrap`; counted from 1.
         stage: the stage's name, or None.
@@ -129,13 +128,13 @@ class DefinitionSource:
 
     @property
     def fixed(self) -> bool:
-        """The source always gives the same bytes, or is a file, which can be hashed."""
+        """Whether the source always gives the same bytes, or is a file, which can be hashed."""
         return self.digest is not None or self.kind in ("file", "nothing")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A path of the host that `%files` copies, as the file writes it; it may be a pattern."""
+    """A path of the host that `%files` copies, as it is written in the definition file; it may be a pattern."""
 
     path: str
     line: int

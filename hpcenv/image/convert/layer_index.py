@@ -2,11 +2,12 @@
 
 Runs on: LOGIN NODE. `layers` merges the indexes.
 
-An index depends only on the layer's diff_id, so all images with this layer share it. It has columns
-with one value per member, and no object per member: with a million members each takes less than
-250 bytes, and 37,000 members load in some hundredths of a second.
+An index depends only on the layer's diff_id, so all images with this layer share it. It has columns with one value per
+member, and no Python object per member. In an index of a million members, each member takes less than 250 bytes. An
+index of 37,000 members loads in some hundredths of a second.
 
-Layers are untrusted. `LayerLimits` limits what they may cost, and every fault is an ImageMismatch.
+Layers are untrusted. `LayerLimits` limits the memory, disk space and time that they may take. Every fault in a layer
+raises ImageMismatch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["FORMAT", "FileSink", "LayerIndex", "LayerLimits", "index_layer", "no
 # Version of the format. Increase it if the recorded fields or their meaning change; old indexes are then replaced.
 FORMAT = 2
 
-# The word for a limit that does not apply to an image, and its value.
+# The word that switches a limit off, and the value that the limit then has.
 NO_LIMIT = "none"
 _UNLIMITED = 2**62 - 1
 
@@ -49,14 +50,15 @@ _NEEDS_MEMORY = "requires too much memory"
 _NAME_BYTES = 255
 _PREFIX = b".wh."
 _OPAQUE_NAME = b".wh..wh..opq"
-# Attributes of the security policy of another host, and of another overlay file system. The kernel would apply the
-# latter if this image gets an overlay. umoci 0.4.7 omits the same attributes.
+# Attributes that belong to the security policy of another host, or to another overlay file system. The kernel would
+# apply the overlay attributes if this image gets an overlay. umoci 0.4.7 omits the same attributes.
 _DROPPED_XATTRS = (b"security.selinux", b"trusted.overlay.")
 # Finds an empty, `.` or `..` component.
 _ODD = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
-# One letter per member. A whiteout has the path that it hides, an opaque whiteout the path of its directory.
+# One letter per member. The path of a whiteout is the path that it hides; the path of an opaque whiteout is its
+# directory.
 LETTERS: dict[str, int] = {
     "file": ord("f"),
     "directory": ord("d"),
@@ -81,17 +83,17 @@ class LayerLimits:
     """Limits on what an image may contain; real images stay far below them.
 
     Attributes:
-        entries: members of all layers, and directories that exist only in paths of members. A
-            conversion needs about 1 KiB of memory for each (488 MiB for 500,000 empty files,
-            squashfs-tools 4.6.1), so the default needs less than 768 MiB including buffers.
-        folder_entries: entries of the largest folder. For several large folders: the square root of
-            the sum of their squares, because packing takes time in proportion to that sum (see
+        entries: members of all layers, and directories that exist only in paths of members. A conversion needs about 1
+            KiB of memory for each entry (488 MiB for 500,000 empty files, squashfs-tools 4.6.1), so the default needs
+            less than 768 MiB including buffers.
+        folder_entries: the number of entries of the largest folder. For several large folders, it is the square root of
+            the sum of the squares of their numbers, because packing takes time in proportion to that sum (see
             `squashfs`): 41 s of processor time for 60,000 empty files, some minutes for the default.
         unpacked_bytes: uncompressed bytes of all layers; holes of sparse files count, because they are packed as zeros.
-        ratio: uncompressed to compressed bytes of one layer without holes of sparse files, checked
-            only above `ratio_from` bytes. Deflate can reach 1030; layers of programs
-            and libraries have 2 to 6, text has less than 20.
-        ratio_from: uncompressed bytes that every layer may have.
+        ratio: the ratio of uncompressed to compressed bytes of one layer. Holes of sparse files do not count. It is
+            checked only if the layer has more than `ratio_from` uncompressed bytes. Deflate can reach 1030; layers of
+            programs and libraries have 2 to 6, text has less than 20.
+        ratio_from: uncompressed bytes that a layer may have without a check of the ratio.
         metadata_bytes: names, link targets, xattrs and sparse maps of all layers.
         path_bytes, header_bytes, xattr_bytes: limits for one member, see `tar_stream.Bounds`.
     """
@@ -217,15 +219,16 @@ def _unreadable(path: Path, error: OSError) -> FileUnusable:
 def open_blob(path: Path, media_type: str = "") -> Iterator[BinaryIO]:
     """Context manager: the uncompressed bytes of a layer's file.
 
-    The first bytes tell the compression, because media types are often wrong, and
-    docker's schema 2 has none for zstd. Several gzip members or zstd frames may follow each other.
+    The compression is recognised by the first bytes, because media types are often wrong, and docker's schema 2 has no
+    media type for zstd. Several gzip members or zstd frames may follow each other.
 
     Args:
         path: the blob.
         media_type: the layer's media type; used only to recognise encrypted layers.
 
     Raises:
-        ImageMismatch: OCI does not define the compression; or, while reading, the data are damaged.
+        ImageMismatch: the layer is encrypted, or OCI does not define its compression. While the bytes are read: the
+            data are damaged.
         FileUnusable: the file cannot be read.
     """
     if media_type.endswith("+encrypted"):
@@ -251,7 +254,7 @@ def _compression(file: BinaryIO, path: Path) -> str:
         file.seek(0)
     except OSError as error:
         raise _unreadable(path, error) from error
-    # Check for tar first: the first name in it can look like another format.
+    # Check for tar first: the first name in a tar archive can look like the start of another format.
     if start[257:262] == b"ustar":
         return "nothing"
     if start[:2] == b"\x1f\x8b":
@@ -270,7 +273,7 @@ def _compression(file: BinaryIO, path: Path) -> str:
 
 
 def _decompressor(file: BinaryIO, how: str) -> tuple[Any, tuple[type[BaseException], ...]]:
-    """Return a decompressor, and its errors for damaged data."""
+    """Return a decompressor, and the exceptions that it raises for damaged data."""
     if how == "gzip":
         try:
             from isal import igzip as fast
@@ -366,14 +369,15 @@ class LayerIndex:
 
     Attributes:
         diff_id: digest of the uncompressed layer.
-        unpacked: bytes of its stream, including holes of sparse files.
+        unpacked: bytes of the uncompressed layer, including holes of sparse files.
         kinds: a letter per member.
         sizes: the sizes of files, including holes.
         offsets: where a file's data begin in the uncompressed stream.
         blake3: 32 bytes per member; these bytes have a meaning only for files.
         paths: relative to the root, normalised, separated by NUL.
         ends: where each path ends in `paths`.
-        targets, devices, xattrs, sparse: by position, for members that have them.
+        targets, devices, xattrs, sparse: the values by the position of the member; only for members that have such a
+            value.
     """
 
     diff_id: str
@@ -465,8 +469,8 @@ class LayerIndex:
             limits: see `index_layer`.
 
         Raises:
-            RecordInvalid: the index is damaged, or was made for another layer or by another version of hpcenv. Index
-                the layer again.
+            RecordInvalid: the index is damaged, or was made for another layer or by another version of hpcenv. The
+                caller must index the layer again.
         """
         try:
             return _load(data, diff_id, limits or LayerLimits())
@@ -564,7 +568,7 @@ def _normalised(paths: bytes) -> bool:
 
 
 def _check_index(index: LayerIndex, limits: LayerLimits) -> None:
-    """Refuse an index that would break `merge` and `emit`. Wrong content is found by the comparison of the SIF."""
+    """Refuse an index that would break `merge` and `emit`. Wrong content is found later, when the SIF is compared."""
     count = len(index)
     if count > limits.entries or index.metadata_bytes > limits.metadata_bytes:
         raise ValueError("it is larger than the limits allow")
@@ -615,7 +619,7 @@ class FileSink(Protocol):
         """Receive a piece of the content; holes are zeros."""
 
     def end_file(self) -> None:
-        """The content of the file is complete."""
+        """Note that the content of the file is complete."""
 
 
 def index_layer(
@@ -634,12 +638,13 @@ def index_layer(
 
     Args:
         stream: the uncompressed layer, for example from `open_blob`.
-        diff_id: its sha256 in the image's config (`sha256:HEX`).
-        compressed_size: bytes of the blob, for `LayerLimits.ratio`; streams of `open_blob` know it.
+        diff_id: the sha256 of the layer, from the image's config (`sha256:HEX`).
+        compressed_size: bytes of the blob, for `LayerLimits.ratio`. None takes the size from a stream of `open_blob`.
         limits: see `LayerLimits`.
         on_bytes: called from time to time with the number of uncompressed bytes so far.
         sink: receives the files, before the digest of the layer is checked.
-        before: members of the layers that were read before it; `LayerLimits.entries` counts them too.
+        before: the number of members of the layers that were read before this layer; `LayerLimits.entries` counts them
+            too.
 
     Raises:
         ImageMismatch: the bytes do not have the diff_id, the archive is damaged or hostile, or a limit is exceeded.

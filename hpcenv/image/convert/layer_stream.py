@@ -6,10 +6,10 @@ Runs on: LOGIN NODE.
     directories, symbolic links, devices, fifos             sorted by path
     files that hpcenv adds, hard links
 
-The stream depends only on the tree. With this order we can begin before the tree is known: whether a
-file survives depends only on the layers above it. So `Ahead` writes the files during the pass that
-indexes their layer, beginning with the topmost layer. What depends on all layers together comes at
-the end. There the files that were written are compared with the merged tree.
+The stream depends only on the tree. With this order hpcenv can begin to write before the tree is known, because whether
+a file survives depends only on the layers above it. So `Ahead` writes the files during the pass that indexes their
+layer, beginning with the topmost layer. Everything that depends on all layers together is written at the end. Then the
+files that were written are compared with the merged tree.
 
 mksquashfs accepts a directory after its content (tar.c of 4.6.1 to 4.7.5; seen with 4.6.1: the result
 has the same bytes as with directories first).
@@ -41,10 +41,11 @@ OpenLayer = Callable[[int], AbstractContextManager[BinaryIO]]
 OnBytes = Callable[[int], None]
 
 _CHUNK = 1024 * 1024
-# Packing time grows with the sum of the squares of the folders' entries (see `squashfs`). Before we know whether an
-# image will be refused, we spend at most this sum on it, which is some seconds. An image with torch has 50 million.
+# Packing time grows with the sum of the squares of the folders' entries (see `squashfs`). Before it is known whether an
+# image will be refused, hpcenv packs at most this sum, which takes some seconds. An image with torch has a sum of 50
+# million.
 _MOST_SQUARES = 200_000_000
-# A directory that only paths of members imply; see `layers.merge`.
+# A directory without a member, which exists only in the paths of other members; see `layers.merge`.
 _IMPLIED = TreeEntry(path=b"", kind="directory", mode=0o755)
 
 
@@ -107,17 +108,18 @@ def emit(
 
     Args:
         merged: the result of `merge`.
-        open_layer: opens the uncompressed stream of the layer with this position; it must be the
-            layer that was indexed.
+        open_layer: opens the uncompressed stream of the layer with this position. The stream must have the bytes that
+            were indexed.
         out: where to write.
-        extra: entries with their content that replace the image's entries at their paths;
-            a directory keeps its content in the image.
-        mtime_limit: latest time of an entry, in seconds since 1970.
+        extra: entries with their content. Each entry replaces the image's entry at the same path. A directory keeps
+            the content that it has in the image.
+        mtime_limit: the latest time that an entry may have, in seconds since 1970; a later time becomes this time.
         on_bytes: called from time to time with the number of bytes so far.
 
     Raises:
         ImageMismatch: a layer ends before its last file.
-        OSError: an error of `out`, unchanged; the caller knows its reader and why it stopped.
+        OSError: writing to `out` failed. The error is raised unchanged, because only the caller knows which program
+            reads `out`, and why it stopped.
     """
     writer = _Writer(out, on_bytes)
     plan = _Plan(merged.with_extra(extra), mtime_limit)
@@ -230,7 +232,9 @@ def _copy(
 
 
 def likely_root(layers: int, known: Callable[[int], LayerIndex | None], open_layer: OpenLayer) -> TreeEntry:
-    """Guess the root directory of the merged tree: a layer that has it usually begins with it.
+    """Guess the root directory of the merged tree from the first members of the layers.
+
+    A layer that has the root directory usually begins with it.
 
     Args:
         layers: the number of layers.
@@ -263,14 +267,15 @@ def same_root(one: TreeEntry, other: TreeEntry) -> bool:
 class Ahead:
     """Writes the stream of `emit` while the layers are read for the first time.
 
-    For each layer from the topmost to the lowest call `begin_layer`; pass its files from `index_layer` (or call `copy`
-    if it has an index); call `end_layer`. Then call `finish`, which compares and writes the rest.
+    For each layer, from the topmost to the lowest: call `begin_layer`; pass this object to `index_layer` as the sink
+    (or call `copy` if the layer has an index); then call `end_layer`. At the end call `finish`, which compares the
+    written files with the merged tree and writes the rest.
 
     Args:
         out: where to write.
         extra: entries that replace the image's entries at their paths.
         limits: as for `merge`; here they only decide when to stop writing.
-        most_comparisons: another reason to stop; see `MergedTree.comparisons`.
+        most_comparisons: the writing also stops above this number; see `MergedTree.comparisons`.
         on_bytes: called from time to time with the number of bytes so far.
     """
 
@@ -297,7 +302,7 @@ class Ahead:
         self._files.append(bytearray())
 
     def begin_file(self, index: LayerIndex, at: int, path: bytes) -> bool:
-        """Write the header of a file if it survives. If True, call `write` with its content, then `end_file`."""
+        """Write a file's header if the file survives. After True, call `write` with the content, then `end_file`."""
         if self._above.hides(path) or not self._cost.allows(path, index.sizes[at]):
             return False
         files = self._files[-1]
@@ -318,7 +323,7 @@ class Ahead:
         """Write the surviving files of a layer that already has an index.
 
         Raises:
-            GuessedWrong: the image is too expensive to pack before it is known.
+            GuessedWrong: the image is too expensive to pack before its merged tree is known.
             ImageMismatch: the layer ends before its last file.
         """
         self._files[-1] = wanted = bytearray(len(index))
@@ -334,7 +339,7 @@ class Ahead:
         """Record what the layer hides in the layers below.
 
         Raises:
-            GuessedWrong: the image is too expensive to pack before it is known.
+            GuessedWrong: the image is too expensive to pack before its merged tree is known.
         """
         self._cost.check()
         self._files[-1] += bytes(len(index) - len(self._files[-1]))
@@ -411,7 +416,7 @@ class _Cost:
         self._sizes: dict[int, int] = {}
 
     def allows(self, path: bytes, size: int) -> bool:
-        """Count one more file; False if the image has become too expensive."""
+        """Count one more file; return False if the image is now too expensive to pack."""
         if self._folders < 0 or self._comparisons < 0:
             return False
         if size:

@@ -1,15 +1,14 @@
 """Merge the indexes of an image's layers into one tree.
 
-Runs on: LOGIN NODE. Rules: OCI image-spec 1.1,
-layer.md ("Applying Changesets", "Whiteouts"). Cases that it does not define are treated as in
-umoci 0.4.7, which `apptainer build` uses to unpack.
+Runs on: LOGIN NODE. The rules are those of OCI image-spec 1.1, layer.md ("Applying Changesets", "Whiteouts"). Cases
+that the specification does not define are treated as in umoci 0.4.7, which `apptainer build` uses to unpack.
 
     open_blob ─▶ index_layer ─▶ LayerIndex ─┐
     open_blob ─▶ index_layer ─▶ LayerIndex ─┴▶ merge ─▶ MergedTree ─▶ entries (the tree)
                                                          └──────▶ layer_stream.emit (one tar stream)
 
-Nothing is unpacked to a disk: a path of an image cannot reach a path of the host, and
-symbolic links are followed only within the image's tree.
+Nothing is unpacked to a disk, so a path of an image cannot reach a path of the host, and symbolic links are followed
+only within the image's tree.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _MOST_SYMLINKS = 40
 # Limit for the parts of link targets that a merge follows; real images need some thousands.
 _MOST_FOLLOWED = 20_000_000
 _LATEST = 2**32 - 1
-# squashfs can store only attributes with these prefixes (Linux fs/squashfs/xattr.c), not for example
+# squashfs can store only attributes with these prefixes (Linux fs/squashfs/xattr.c). It cannot store, for example,
 # system.posix_acl_*.
 _KEPT_XATTRS = (b"user.", b"trusted.", b"security.")
 
@@ -61,7 +60,7 @@ class _Directory:
 
     Attributes:
         children: name -> a directory, or the number of a member. The members of all layers are numbered together.
-        code: the number of the directory's own member; -1 if no member describes it, only paths below it.
+        code: the number of the directory's own member; -1 if it occurs only in the paths of other members.
     """
 
     __slots__ = ("children", "code")
@@ -79,13 +78,13 @@ def merge(indexes: Sequence[LayerIndex], *, limits: LayerLimits | None = None) -
 
     Rules, from OCI image-spec 1.1 layer.md:
     - a layer's whiteouts are applied before its entries, independent of their position ("regardless
-      of the ordering"), so they hide only lower layers; a whiteout may hide nothing;
-    - a directory over a directory keeps the children and gets the new attributes;
-      every other entry replaces the old one and everything below it;
-    - if a layer has two members with the same path, the later one counts (the specification
-      forbids this; tar extracts them so);
-    - a hard link names the file that its target is at that moment, with the attributes of that
-      file, and keeps it when the target is replaced or hidden later;
+      of the ordering"), so they hide only lower layers; a whiteout that hides nothing is allowed;
+    - if a directory is added where a directory exists, the children stay and the attributes are replaced;
+      every other entry replaces the old entry and everything below it;
+    - if a layer has two members with the same path, the later member counts (the specification
+      forbids two such members; tar extracts them in this way);
+    - a hard link names the file that is at its target when the link is applied, with the attributes of that
+      file; it still names this file if the target is replaced or hidden later;
     - a path through a symbolic link is resolved within the image, where `/` is the image's
       root, and `..` of the root is the root;
     - directories without an entry have mode 0755, owner 0:0 and mtime 0.
@@ -95,8 +94,8 @@ def merge(indexes: Sequence[LayerIndex], *, limits: LayerLimits | None = None) -
         limits: see `LayerLimits`.
 
     Raises:
-        ImageMismatch: a hard link to nothing or to a directory, a path below a file, circular
-            symbolic links, or an exceeded limit.
+        ImageMismatch: a layer has a hard link to nothing or to a directory, a path below a file, or circular symbolic
+            links; or a limit is exceeded.
     """
     limits = limits or LayerLimits()
     tree = _Tree(indexes, limits)
@@ -177,8 +176,7 @@ class _Tree:
     def _targets(self, index: LayerIndex) -> dict[bytes, int]:
         """Return the files that the layer's hard links name, before its whiteouts hide them.
 
-        A layer may rename a file by a hard link and a whiteout. The order of these members has no
-        meaning for whiteouts.
+        A layer may rename a file with a hard link and a whiteout. It may contain these two members in any order.
         """
         files = {}
         for at in index.linked():
@@ -346,7 +344,7 @@ class MergedTree:
     def written(
         self, *, extra: Sequence[tuple[TreeEntry, bytes]] = (), mtime_limit: int | None = None
     ) -> Iterator[TreeEntry]:
-        """Yield the entries that a squashfs of `emit` with these arguments must have, in the same order.
+        """Yield the entries of a squashfs whose stream `emit` wrote with these arguments, in the order of `entries`.
 
         squashfs supports times from 1970 to 2106, and only xattrs of user, trusted and security.
         """
@@ -354,7 +352,7 @@ class MergedTree:
             yield storable(entry, mtime_limit)
 
     def root(self) -> TreeEntry:
-        """Return the root directory. It is not in the stream; mksquashfs gets it as options."""
+        """Return the root directory. It is not in the stream; mksquashfs gets its attributes as options."""
         return self.entry_of(b"", self._root.code, b"")
 
     def size(self) -> tuple[int, int]:
@@ -396,7 +394,7 @@ class MergedTree:
                     todo.append(node)
 
     def find(self, path: bytes) -> TreeEntry | None:
-        """Return the entry at a path without following symbolic links; its `inode` differs from that of `entries`."""
+        """Return the entry at a path without following symbolic links; `entries` gives it a different `inode`."""
         node: _PathNode | None = self._root
         for part in path.split(b"/") if path else ():
             if not isinstance(node, _Directory):

@@ -3,9 +3,9 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 mksquashfs prints its own version, but not the version of libzstd, which also determines the bytes of a squashfs. If
-LD_TRACE_LOADED_OBJECTS is set, glibc's loader lists the libraries of a program and does not start it (ld.so(8)). The
-name of a library's file, after its links are followed, contains its version. If this fails, the result is `unknown:`
-with the reason.
+LD_TRACE_LOADED_OBJECTS is set, glibc's loader lists the libraries of a program and does not start it (ld.so(8)). After
+all links are followed, the name of a library's file contains the version. If the version cannot be found in this way,
+the result is `unknown:` with the reason.
 """
 
 from __future__ import annotations

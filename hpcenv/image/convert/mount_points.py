@@ -17,18 +17,18 @@ Find = Callable[[bytes], "TreeEntry | None"]
 
 # Apptainer mounts these folders of the host, or new folders, in every container.
 _MOUNTED = (b"dev", b"proc", b"sys", b"tmp", b"var/tmp")
-# Programs work without it.
+# Programs also work if this folder is not mounted.
 _OPTIONAL = b"var/tmp"
 _MOST_LINKS = 40
 
 
 def unusable_mount_points(find: Find) -> tuple[str, ...]:
-    """Return one sentence for each folder that the image has in a form that cannot work.
+    """Return one sentence for each mount point of Apptainer at which the image has something that prevents the mount.
 
-    A folder that the image does not have is not a fault: hpcenv adds it. A link to a folder inside the image works.
+    A missing folder is not a fault, because hpcenv adds it. A link to a folder inside the image works.
 
     Args:
-        find: returns the image's entry at a path without following links, or None.
+        find: returns the image's entry at a path, or None; it follows no links.
     """
     notes = []
     for path in _MOUNTED:

@@ -2,18 +2,18 @@ r"""Write the files that Apptainer needs in addition to the image: scripts, labe
 
 Runs on: LOGIN NODE. Pure.
 
-A root file system made from OCI layers becomes a SIF that `apptainer exec|run|shell|test`, `instance start` and
-`inspect` treat like a SIF of `apptainer build` if it has the files below /.singularity.d, Apptainer's mount points, and
-three JSON or text objects next to the file system. This module makes all of them from the image's configuration. The
-bytes depend only on configuration, labels and epoch.
+`apptainer exec|run|shell|test`, `instance start` and `inspect` treat a SIF made from OCI layers like a SIF of
+`apptainer build` under two conditions. Its root file system has the files below /.singularity.d and Apptainer's mount
+points, and the SIF has three JSON or text objects next to the file system. This module makes all of them from the
+image's configuration. The bytes depend only on the configuration, the labels and the epoch.
 
 How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell interpreter inside Apptainer
 clears the environment, sources /.singularity.d/env/*.sh in the order of their names, extends PATH by the usual folders
-after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds the
-rest of the caller's environment where the image sets no value. Therefore four names are fixed:
-10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. It runs /.singularity.d/runscript in the
-same interpreter, even in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of
-/.singularity.d/actions it uses only `test`, with the image's shell; the others are for Singularity before 3.6.
+after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds those
+other variables of the caller that the image does not set. Therefore four names are fixed: 10-docker2singularity.sh,
+90-environment.sh, 99-base.sh and 99-runtimevars.sh. Apptainer runs /.singularity.d/runscript in the same interpreter,
+even in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of the scripts in
+/.singularity.d/actions it uses only `test`, with the image's shell; the other scripts are for Singularity before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:
   values of ENV and words of ENTRYPOINT and CMD are literal; 1.4.5 changes quotes,
@@ -22,10 +22,10 @@ Intended differences from `apptainer build` 1.4.5:
   if a variable is set twice, the last value counts, as in runc; in 1.4.5 the first value counts
   an image with neither entry point nor command prints an error; 1.4.5 prints the shell's variables
   /etc/hosts and /etc/resolv.conf of the image are preserved; 1.4.5 empties them
-  labels and definition file name the image only by digest, and no Apptainer version
+  the labels and the definition file name the image only by its digest, and name no Apptainer version
 
-The image's configuration is untrusted. Every part of it in a script goes through `quoted`. Variables whose names have
-another meaning in a shell are omitted, with a note.
+The image's configuration is untrusted. `quoted` quotes every part of it that is written into a script. Variables whose
+names have another meaning in a shell are omitted, with a note.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ class RuntimeFiles:
     """The files that hpcenv adds to an image's root file system and to its SIF.
 
     Attributes:
-        members: directories before their content. They are like one more layer on top of the image: they replace files
-            and links of the image at their paths, and directories merge.
-        mount_points: added only if the image has nothing at that path; `additions`
-            decides. Directories before their content.
-        definition: the object `Def.FILE`, without a name.
-        inspection: the object `inspect-metadata.json`.
-        oci_config: the object `oci-config.json`.
-        labels: as they are in /.singularity.d/labels.json and in `inspection`.
+        members: the files, links and directories to add; each directory is before its content. They act like one more
+            layer on top of the image: they replace the image's files and links at the same paths, and directories are
+            merged.
+        mount_points: the mount points, each directory before its content. `additions` adds a mount point only if the
+            image has nothing at its path.
+        definition: the SIF object of type `Def.FILE`, which has no name.
+        inspection: the SIF object `inspect-metadata.json`.
+        oci_config: the SIF object `oci-config.json`.
+        labels: the labels in /.singularity.d/labels.json and in `inspection`.
         notes: what was omitted from the image's configuration, one sentence each.
     """
 
@@ -84,15 +85,15 @@ def runtime_files(
     """Return the files that hpcenv adds to an image with the configuration `config`.
 
     Args:
-        config: the whole document of type `application/vnd.oci.image.config.v1+json` or
-            docker's (OCI image-spec 1.1, config.md).
+        config: the whole configuration: a document of type `application/vnd.oci.image.config.v1+json`, or docker's
+            document (OCI image-spec 1.1, config.md).
         labels: labels of hpcenv, for example `hpcenv.source.manifest-digest`; they replace
             labels of the image with the same name, and `org.label-schema.*`.
-        architecture: in the words of OCI and SIF, for example `amd64`.
-        epoch: seconds since 1970; the time of every file, and the label `build-date`.
+        architecture: the architecture by its name in OCI and SIF, for example `amd64`.
+        epoch: seconds since 1970: the time of every file, and of the label `build-date`.
 
     Raises:
-        ImageUnavailable: a part of the configuration has the wrong type, or it is too long.
+        ImageUnavailable: a part of the configuration has the wrong type, or the configuration is too long.
     """
     settings = _settings(config)
     variables, of_variables = _variables(settings)
@@ -225,8 +226,8 @@ def _unusable(why: str) -> ImageUnavailable:
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables of the shell that sources the files, or read-only in Apptainer's start script. Setting
-# one is an error, or changes the meaning of the following lines.
+# Variables that belong to the shell that sources the files, or that are read-only in Apptainer's start script. Setting
+# such a variable is an error, or changes the meaning of the following lines.
 _SHELLS_OWN = frozenset(
     {"_", "IFS", "UID", "EUID", "GID", "PPID", "PWD", "OPTIND", "BASHOPTS", "SHELLOPTS",
      "APPTAINER_NAME", "APPTAINER_CONTAINER", "APPTAINER_INSTANCE", "__exported_env__", "__apptainer_cmd__",
@@ -301,7 +302,7 @@ def _environment_scripts(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _image_environment(variables: Mapping[str, str]) -> str:
-    """Return a script that sets the image's variables; except for PATH, existing values win."""
+    """Return a script that sets the image's variables. It always sets PATH; other variables keep an existing value."""
     lines = ["#!/bin/sh"]
     for name, value in variables.items():
         keep = "" if name == "PATH" else f'[ -n "${{{name}:-}}" ] || '
@@ -309,7 +310,7 @@ def _image_environment(variables: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The libraries of --nv and --rocm come last, so that the image's libraries come first.
+# The libraries of --nv and --rocm are last, so that the image's libraries are found first.
 _BASE = """\
 #!/bin/sh
 LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/.singularity.d/libs"
@@ -363,7 +364,7 @@ _RUN_LINE = 'eval "set ${SINGULARITY_OCI_RUN}"'
 
 
 def _runscript(entrypoint: Sequence[str], command: Sequence[str]) -> str:
-    """Return a script that runs the entry point with the command, or with the arguments if there are any.
+    """Return a script that runs the entry point with the caller's arguments; the default is the image's command.
 
     As Apptainer documents, a shell expands the arguments of `apptainer run` unless
     --no-eval is given. The image's own words are not expanded.
@@ -468,7 +469,7 @@ def _members(
 def _mount_points(epoch: int) -> tuple[RuntimeMember, ...]:
     """Return the entries that `apptainer build` 1.4.5 adds if an image does not have them.
 
-    The modes are the same too: 0755 for /tmp, where the host's /tmp is mounted.
+    The modes are the same too. So /tmp has mode 0755; a container gets the host's /tmp mounted there.
     """
     folders = ("dev", "etc", "home", "proc", "root", "sys", "tmp", "var", "var/tmp")
     files = ("etc/hosts", "etc/resolv.conf")

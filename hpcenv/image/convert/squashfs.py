@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE, or a compute node that converts. Standard library only.
 
-It runs `mksquashfs - OUT -tar` of squashfs-tools. `sqfstar` is the same program under another name.
-Facts from its source and from tests:
+This module runs `mksquashfs - OUT -tar` of squashfs-tools. `sqfstar` is the same program under another name. Facts from
+the program's source and from tests:
 
 - Versions before 4.6 are unsuitable. 4.5 reads tar, but ignores the options for the root folder's
   user, group and time, and removes a leading `../` from long link targets
@@ -14,14 +14,14 @@ Facts from its source and from tests:
 - 4.7 to 4.7.5 write damaged images without a message if there are duplicate files and limited memory:
   the test image with 4.7.5 and `-mem 256M` or `512M` has unreadable blocks, each time (seen
   2026-11-20; upstream issues 339, 344, 361 and 362 concern the same code; 4.6.1 is correct).
-  With `-no-duplicates` 4.7.5 is correct too, and the result 1.3 % larger.
+  With `-no-duplicates` 4.7.5 is correct too, but the result is 1.3 % larger.
 - The time for a folder grows with the square of its entries (a linear search per name in the tar
   reader): 40,000 entries in one folder take 25 s to 45 s, 1,000 a negligible time.
 - The default is zstd level 1: for the test image (1.2 GB of files) mksquashfs needs 5.3 s of
   processor time and writes 373 MB; level 3 needs 6.9 s and writes 352 MB, `gzip -9` needs ten times
   as long and writes 347 MB; `import torch` takes the same time from each (2026-11-20).
 - SingularityCE 4.0 to 4.5.1 refuses zstd (seen with 4.5.1: "unknown compression algorithm value 6";
-  pkg/image/squashfs.go). For it gzip is used, level 1 too.
+  pkg/image/squashfs.go). For SingularityCE hpcenv uses gzip, also with level 1.
 - mksquashfs must be built with zstd. It needs no privileges, and only the space of the output file.
 """
 
@@ -77,9 +77,9 @@ class Packer:
     """A program that turns a tar stream into a squashfs.
 
     Attributes:
-        kind: the syntax of its command line.
+        kind: the syntax of the program's command line.
         path: the program.
-        version: of squashfs-tools, as the program prints it.
+        version: the version of squashfs-tools, as the program prints it.
         origin: where hpcenv found it: on `PATH`, or in the folder of `apptainer`.
     """
 
@@ -101,8 +101,8 @@ class PackResult:
     Attributes:
         size: bytes from the offset to the end of the file; a multiple of 4096.
         bytes_used: the size in the squashfs superblock.
-        compression: of its blocks.
-        arguments: of mksquashfs, without program and output, for the record.
+        compression: the compression of its blocks.
+        arguments: the arguments of mksquashfs without the program and the output, for the record.
         notes: warnings of a successful mksquashfs; normally empty.
     """
 
@@ -120,8 +120,8 @@ def find_packer(environ_path: str | None, *, folder: Path | None = None) -> Pack
     """Return the best program of this host for `pack`.
 
     The candidates are, in this order: `mksquashfs` on PATH, and the `mksquashfs` in Apptainer's own packages since 1.4
-    (LIBEXECDIR of `apptainer buildcfg`). Each is tested with an empty archive, because only a test shows whether it was
-    built with zstd.
+    (LIBEXECDIR of `apptainer buildcfg`). Each program is tested with an empty archive, because only a test shows
+    whether it was built with zstd.
 
     Args:
         environ_path: the caller's PATH; None uses the PATH of this process.
@@ -167,7 +167,10 @@ def _candidates(environ_path: str | None) -> Iterator[tuple[str, Literal["PATH",
 
 
 def _version(path: str) -> tuple[int, ...] | None:
-    """Read `mksquashfs version 4.6.1 (2023/03/25)`; the exit status differs between versions."""
+    """Return the version that the program prints, or None; for example `mksquashfs version 4.6.1 (2023/03/25)`.
+
+    The exit status of `-version` differs between versions.
+    """
     try:
         done = process.run([path, "-version"], timeout=_PROBE_SECONDS, env=environment(None), accept=(0, 1))
     except HpcenvError:
@@ -200,7 +203,7 @@ def _problem(packer: Packer, folder: Path | None) -> str | None:
             )
         except ToolFailed as error:
             if error.status in _STOPPED:
-                raise  # not a reason to use `apptainer build`, which gives different bytes: the program may be suitable
+                raise  # the program may be suitable, so do not use `apptainer build`, which gives different bytes
             return (error.stderr.strip().splitlines() or [error.what])[0]
     return None
 
@@ -250,7 +253,7 @@ def pack(
     on_event: OnEvent = ignore,
     timeout: float = 3600.0,
 ) -> PackResult:
-    """Pack what `write` writes, one whole tar archive, into `destination` from `offset` on.
+    """Make a squashfs in `destination`, beginning at `offset`, from the tar archive that `write` writes.
 
     The result depends only on the stream, `epoch`, `compression`, `level`, `block_size` and the version of
     squashfs-tools. Bytes before `offset` are zero. After an error the packer has ended, and the caller
@@ -260,17 +263,17 @@ def pack(
         packer: the program.
         destination: the file; it is created or truncated.
         offset: a multiple of 4096.
-        write: writes the tar archive to the stream that it is given; its errors are passed on.
+        write: called with a stream; it writes one whole tar archive to the stream. Its exceptions are passed on.
         epoch: time of the file system, in seconds since 1970.
         root: mode, owner and time of the root folder, which mksquashfs takes as options.
-        duplicates: store files of equal content once. mksquashfs compares each file with all files of its size, so the
-            time grows with the square of their number (4.6.1: minutes for 100,000).
+        duplicates: whether to store files of equal content only once. mksquashfs compares each file with all files of
+            the same size, so the time grows with the square of their number (4.6.1: minutes for 100,000).
         processors: threads that compress; None uses all that this process may use.
-        compression: of the blocks.
-        level: of the compression.
+        compression: the compression of the blocks.
+        level: the level of the compression.
         block_size: bytes, a power of two from 4 KiB to 1 MiB.
         memory_mib: size of the packer's buffers in MiB.
-        total: bytes that `write` will write, for the progress; None if unknown.
+        total: bytes that `write` will write, for the progress; None if the number is unknown.
         on_event: called with the progress.
         timeout: seconds.
 
@@ -351,7 +354,7 @@ class _Counter(io.RawIOBase):
         self._out.flush()
 
     def close(self) -> None:
-        """Do nothing: the owner closes the pipe, and the garbage collector must not flush a broken one."""
+        """Do nothing: the owner closes the pipe, and the garbage collector must not flush a broken pipe."""
 
     @property
     def done(self) -> int:
@@ -360,7 +363,7 @@ class _Counter(io.RawIOBase):
 
 def _counting(write: Write, destination: Path, total: int | None, on_event: OnEvent) -> Write:
     def report(done: int) -> None:
-        # Headers and padding add to the files' bytes, so the end is reported only below.
+        # `done` also counts headers and padding and can exceed `total`, so only `counted` reports the end.
         shown = done if total is None else min(done, total - 1)
         on_event(Event(phase="pack", what=destination.name, done=shown, total=total, unit="bytes"))
 
@@ -405,7 +408,7 @@ def _explained(error: ToolFailed, destination: Path) -> HpcenvError:
 
 
 def _measure(destination: Path, offset: int, compression: Compression, argv: list[str]) -> tuple[int, int]:
-    """Return the added bytes and the size in the superblock: the exit status alone does not show that it succeeded."""
+    """Check the result, because a good exit status is not enough; return its padded size and the superblock's size."""
     try:
         with destination.open("rb") as file:
             size = os.fstat(file.fileno()).st_size - offset

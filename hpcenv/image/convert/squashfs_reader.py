@@ -143,7 +143,8 @@ def read_file(source: _SquashfsFile, path: bytes, *, offset: int, size: int, lim
         limit: the most bytes that the file may have.
 
     Raises:
-        ImageMismatch: the regular file does not exist or is larger, or the image is damaged.
+        ImageMismatch: the image has no regular file at this path, the file is larger than `limit`, or the image is
+            damaged.
         EnvironmentUnreadable, ToolMissing: see `read_tree`.
     """
     with _opened(source) as (fd, name):
@@ -234,7 +235,7 @@ class _Image:
     # reading
 
     def read(self, at: int, size: int) -> bytes:
-        """Return bytes of the squashfs; `at` counts from its beginning."""
+        """Return bytes of the squashfs; `at` counts from the beginning of the squashfs."""
         if at < 0 or size < 0 or at + size > self.used:
             raise self.damaged(f"it refers to {size} bytes at {at}, but ends at {self.used}")
         try:
@@ -272,7 +273,7 @@ class _Image:
         return data, at + 2 + size
 
     def metadata(self, at: int) -> tuple[bytes, int]:
-        """Return a metadata block like `_block`, with a cache of the last blocks."""
+        """Return a metadata block like `_block`; the last blocks are cached."""
         found = self._metadata.get(at)
         if found is not None:
             self._metadata.move_to_end(at)
@@ -298,7 +299,7 @@ class _Image:
     # tables
 
     def _inode_table(self, begin: int, end: int) -> tuple[bytearray, dict[int, int]]:
-        """Return the uncompressed inode table, and the beginning of each of its blocks in it."""
+        """Return the uncompressed inode table, and where each block begins in this uncompressed table."""
         if not _SUPERBLOCK.size <= begin < end <= self.used:
             raise self.damaged(f"its inode table reaches from {begin} to {end}")
         table, places, at = bytearray(), {}, begin
@@ -320,7 +321,7 @@ class _Image:
         return begin + (place & 0xFFFF)
 
     def _rows(self, table: int, count: int, size: int) -> bytes:
-        """Return the rows of a table; a list has the positions of its blocks."""
+        """Return the rows of a table. At the table's position is a list of the positions of its blocks."""
         # An inode uses at most one row; mksquashfs leaves some rows unused.
         if count > self.inodes + 0x10000:
             raise self.damaged(f"a table at {table} has {count} rows for {self.inodes} inodes")
@@ -542,12 +543,12 @@ _PARSERS: dict[int, Callable[[_Image, _Inode, bool, int], None]] = {
 # --- the tree ----------------------------------------------------------------------------
 
 
-# Path, index of its inode, type and number from its folder, and an iterator over the rest of that folder.
+# The path, the index of its inode, the type and number in its folder's listing, and the rest of that folder's entries.
 _Next = tuple[bytes, int, int, int, Iterator[Any]]
 
 
 def _children(image: _Image, folder: bytes, node: _Inode) -> Iterator[_Next]:
-    """Yield a folder's entries; each contains this iterator, to continue with."""
+    """Yield a folder's entries. Each entry contains this iterator, which yields the following entries."""
     prefix = folder + b"/" if folder else b""
 
     def each() -> Iterator[_Next]:
@@ -623,8 +624,8 @@ def _entry(image: _Image, node: _Inode, path: bytes, inode: bytes, digest: bytes
 def _hash_all(image: _Image, threads: int, most: int, on_bytes: Callable[[int], None] | None) -> dict[int, bytes]:
     """Return the BLAKE3 of every file's content, by the inode's index in the table.
 
-    Files are read in the order of their positions in the image. Files with the same blocks are read once: mksquashfs
-    stores duplicate files once.
+    Files are read in the order of their positions in the image. Files with the same blocks are read once, because
+    mksquashfs stores duplicate files once.
     """
     groups, total = _files(image)
     if total > most:
@@ -717,7 +718,7 @@ def _ahead(
     batches: Iterator[list[_Group]],
     depth: int,
 ) -> Iterator[tuple[list[_Group], list[bytes]]]:
-    """Yield each batch with its result when it is complete; at most `depth` are in progress."""
+    """Yield each batch with its result when the batch is complete; at most `depth` batches are in progress."""
     under_way: dict[Future[list[bytes]], list[_Group]] = {}
     while True:
         for batch in islice(batches, depth - len(under_way)):
@@ -775,7 +776,7 @@ def _data_block(image: _Image, at: int, word: int, size: int | None) -> bytes:
 
 
 def _fragment(image: _Image, number: int) -> bytes:
-    """Return a fragment block, with a cache of this thread's last blocks, because many files share a block."""
+    """Return a fragment block; this thread's last blocks are cached, because many files share a block."""
     kept: OrderedDict[int, bytes] | None = getattr(image.local, "fragments", None)
     if kept is None:
         kept = image.local.fragments = OrderedDict()
@@ -819,7 +820,7 @@ def _unpacker(compression: str, name: str) -> _Unpack:
         if context is None:
             context = local.zstd = zstandard.ZstdDecompressor()
         try:
-            # `decompress` trusts the size that the frame claims, and ignores its limit argument.
+            # `decompress` trusts the size that the frame claims, and then ignores `max_output_size`.
             if zstandard.frame_content_size(data) > most:
                 raise ValueError(f"it claims more than {most} bytes")
             return context.decompress(data, max_output_size=most)

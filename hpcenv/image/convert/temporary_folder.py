@@ -1,4 +1,4 @@
-"""Choose a temporary folder by size and kind of file system.
+"""Choose a temporary folder by its free space and the kind of its file system.
 
 Runs on: LOGIN NODE and COMPUTE NODE.
 
@@ -47,14 +47,14 @@ def choose_temporary(
     A tmpfs is best if 2 GiB of memory remain free; otherwise the first folder that fits. Network file
     systems, `noexec` and read-only mounts, and folders without write access are never used.
 
-    With `likely_bytes` the size is not known. Then the first folder with that much space is best; a user whose build
-    did not fit can name another folder with TMPDIR. If no folder has that much space, the folder with the most space is
-    best, a disk before a tmpfs.
+    `likely_bytes` is for data of unknown size. Then the first folder with `likely_bytes` of space is best. If no folder
+    has that much space, the disk with the most space is best, or, without a suitable disk, the tmpfs with the most
+    space. A user whose build did not fit can name another folder with TMPDIR.
 
     Args:
         places: existing folders, see `candidates`.
-        need_bytes: the most bytes that will be written there; with `likely_bytes`, the minimum.
-        likely_bytes: a number of bytes that is likely enough if the size is not known; None if the size is known.
+        need_bytes: the most bytes that will be written to the folder; with `likely_bytes`, the fewest.
+        likely_bytes: a number of bytes that is probably enough, if the size is not known; None if the size is known.
         memory: bytes of free memory; None determines them.
 
     Raises:
@@ -116,9 +116,9 @@ def _size(count: int) -> str:
 def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return how many bytes of memory this process can still use, by the machine and by its cgroup.
 
-    `MemAvailable` of proc(5); `memory.max` less `memory.current` of cgroup v2 for the
-    process's group and those above, `memory.limit_in_bytes` less `memory.usage_in_bytes`
-    for v1. A limit that cannot be read is ignored, but an unknown MemAvailable counts as 0.
+    The result is the smallest of these numbers: `MemAvailable` of proc(5); and, for the process's cgroup and each
+    cgroup above it, `memory.max` less `memory.current` (v2), or `memory.limit_in_bytes` less `memory.usage_in_bytes`
+    (v1). A limit that cannot be read is ignored, but an unknown MemAvailable counts as 0.
     """
     limits = [_available(proc)]
     for line in _lines(proc / "self/cgroup"):

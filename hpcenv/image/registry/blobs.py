@@ -5,14 +5,14 @@ Runs on: LOGIN NODE.
     FOLDER/sha256/HEX         a complete blob, mode 0444, named by its digest
     FOLDER/sha256/.HEX.part   the part of a blob that has arrived
 
-One process at a time downloads a blob: it holds the blob's lease (image/store/lease.py). The others
-wait, show the holder, and then find the complete blob. A part file survives its process, and the next
-holder hashes its bytes and continues it. If a process was stopped for so long that another process took the lease, it
-notices this before its next write, and waits for the lease again.
+Only the process that holds a blob's lease (image/store/lease.py) downloads the blob. Other processes wait, show the
+holder, and then find the complete blob. A part file remains when its process ends; the next holder of the lease hashes
+the bytes in it and continues the download. A process may be stopped for so long that another process takes the lease.
+It notices this before its next write, and waits for the lease again.
 
-A complete file is trusted by its name, size and mode. Its content is checked when the layer is
-read (its `diff_id`); if it is wrong, the reader calls `discard`, and the blob is downloaded again.
-Therefore nothing is flushed to the disk here: damage by a power failure is repaired the same way.
+A complete file is trusted by its name, size and mode. Its content is checked against the `diff_id` when the layer is
+read. If the content is wrong, the reader calls `discard`, and the blob is downloaded again. Damage by a power failure
+is repaired in the same way, so nothing is flushed to the disk here.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Broken(Exception):
     Args:
         error: the error to raise if there is no other attempt.
         retry_after: seconds that the server asks to wait.
-        restart: the bytes so far are useless; begin again.
+        restart: whether the bytes so far are useless, so that the download must begin again.
     """
 
     def __init__(self, error: ImageUnavailable, *, retry_after: float | None = None, restart: bool = False) -> None:
@@ -183,13 +183,13 @@ def fetch_all(
 
     Args:
         blobs: the blobs; the result has the same order.
-        source: where to download them from.
-        folder: where to put them.
+        source: the registry, layout or archive that has the blobs.
+        folder: the folder for the blobs.
         leases: folder of the store's leases; it must exist.
         workers: the number of parallel downloads.
         on_event: called with `fetch` events whose `what` is the digest. The calls come from other
-            threads, one at a time. The event with `done == total` comes after the file is complete.
-            Where another process downloads a blob, a `wait` event names it.
+            threads, one at a time. The event with `done == total` is sent after the file is complete. While another
+            process downloads a blob, a `wait` event names this process.
         limits: limits of the download.
 
     Raises:
@@ -222,9 +222,10 @@ def blob_path(folder: Path, digest: str) -> Path:
 
 
 def cached(folder: Path, spec: BlobSpec) -> Path | None:
-    """Return the path of a blob that is complete by its name, size and mode; None if the folder has none.
+    """Return the path of a blob if its name, size and mode show that it is complete; otherwise None.
 
-    A file of another size or kind is removed. A writable file is removed too, unless its bytes have the right digest.
+    A file of another size or kind is removed. A writable file is made read-only if its bytes have the right digest, and
+    is removed if not.
     """
     path = blob_path(folder, spec.digest)
     try:
@@ -241,10 +242,10 @@ def cached(folder: Path, spec: BlobSpec) -> Path | None:
 
 
 def _make_read_only(path: Path, spec: BlobSpec) -> bool:
-    """Replace a writable blob by a read-only blob; False if its bytes are wrong or it cannot be replaced.
+    """Replace a writable blob by a read-only copy; return False if its bytes are wrong or the copy fails.
 
-    A blob can be writable after `chmod -R g+w`. It is replaced by a copy whose bytes were hashed, so a
-    process that has the old file open cannot change the new one.
+    A blob can be writable after `chmod -R g+w`. The bytes of the copy are hashed while they are written. A process that
+    has the old file open cannot change the copy.
     """
     aside, digest = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new"), hashlib.sha256()
     try:
@@ -336,7 +337,7 @@ def _unique(blobs: Sequence[BlobSpec], limits: TransferLimits) -> list[BlobSpec]
             f"the layers of the image have {_amount(sum(sizes.values()))}",
             why=f"hpcenv downloads at most {_amount(limits.most_bytes)} for one image",
         )
-    # The largest blobs come first: the small blobs at the end keep all connections busy.
+    # Begin with the largest blobs, because the small blobs at the end then keep all connections busy.
     return [BlobSpec(digest=d, size=n) for d, n in sorted(sizes.items(), key=lambda item: -item[1])]
 
 
@@ -359,8 +360,8 @@ def _check_space(place: Path, missing: Sequence[BlobSpec]) -> None:
         space = os.statvfs(place)
     except OSError as error:
         raise _unusable(place, error) from error
-    # An optimistic estimate: bytes in part files need no space again, unless they are copied or wrong. If
-    # the disk becomes full, that is reported then.
+    # This estimate is optimistic: bytes in part files need no space again, but they do if they are copied or wrong. If
+    # the disk becomes full later, an error reports it then.
     need = sum(spec.size - arrived(place.parent, spec) for spec in missing)
     free = space.f_bavail * space.f_frsize
     if need > free:
@@ -408,8 +409,8 @@ class _Reports:
 class _Workers:
     """Threads that download one blob after the other.
 
-    They are daemon threads and no executor: after ^C a thread may block in a read until the time
-    limit, and neither the user nor the end of the interpreter should wait for it.
+    They are daemon threads, not threads of an executor. After ^C a thread may block in a read until the time limit, and
+    neither the user nor the exit of the interpreter should wait for the thread.
     """
 
     def __init__(self, source: BlobSource, place: Path, leases: Path, limits: TransferLimits, report: _Reports) -> None:
@@ -464,7 +465,7 @@ class _Workers:
         try:
             for _ in range(_MOST_TAKEN):
                 with self._lease(spec) as held:
-                    # The process that we waited for has downloaded it.
+                    # If the blob is complete, the process that we waited for has downloaded it.
                     if cached(self._place.parent, spec) or self._resume(spec, path, held):
                         break
                 self._report.say(f"{spec.digest}: another process took the partial download; it starts again")
@@ -488,7 +489,7 @@ class _Workers:
         self._report.waits(event)
 
     def _resume(self, spec: BlobSpec, path: Path, held: lease.Lease) -> bool:
-        """Download the missing part of the part file; False if another process took the part file or the lease."""
+        """Download the rest of a blob; return False if another process took the part file or the lease."""
         try:
             with _Part(path, spec, held, self._stop) as part:
                 if part.done:
@@ -576,7 +577,7 @@ class _Workers:
 
 
 class _Part:
-    """The part file of one blob, and the hash of its content; its holder has the blob's lease."""
+    """The part file of one blob, and the hash of its content; this process holds the blob's lease."""
 
     def __init__(self, path: Path, spec: BlobSpec, held: lease.Lease, stop: threading.Event) -> None:
         self._final = path
@@ -629,7 +630,7 @@ class _Part:
         return f"sha256:{self._hash.hexdigest()}"
 
     def publish(self) -> bool:
-        """Give the complete blob its name; False if the part file has disappeared, and the blob does not exist."""
+        """Give the complete blob its name; return False if neither the part file nor the blob exists."""
         self._require_lease()
         os.fchmod(self._fd, 0o444)
         self._ended = True
@@ -651,7 +652,7 @@ class _Part:
         try:
             return os.open(self._path, flags, 0o644)
         except PermissionError:
-            # It belongs to another member of a shared store, or already has its final mode. Only the owner of
+            # The part file belongs to another user of a shared store, or already has its final mode. Only the owner of
             # a file may change its mode.
             self._replace_by_copy()
             return os.open(self._path, flags, 0o644)

@@ -1,10 +1,10 @@
-"""A client for one repository, by the OCI distribution API.
+"""A client of the OCI distribution API, for one repository.
 
-Runs on: LOGIN NODE. Loads `requests` (0.1 s), so import it only where a registry is contacted.
+Runs on: LOGIN NODE. This module loads `requests` (0.1 s), so import it only where a registry is contacted.
 
-OCI distribution-spec 1.1 (2024-02). It fetches manifests, configurations and layers; it checks the
-digest of each manifest and configuration. Layers are checked while they arrive, by `blobs`.
-Why requests and no OCI library: docs/decisions/0012.
+The client follows OCI distribution-spec 1.1 (2024-02). It fetches manifests, configurations and layers. It checks the
+digest of each manifest and configuration; `blobs` checks layers while they arrive. docs/decisions/0012 says why it uses
+requests and no OCI library.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Client:
     Args:
         reference: the image, or another file of the repository.
         search: the user's credentials for the registry.
-        plain_http: use http.
-        ca_file: certificates to trust instead of the system's, PEM.
+        plain_http: whether to use http instead of https.
+        ca_file: a file of PEM certificates to trust instead of the system's.
         timeout: seconds for one request, including its retries.
-        login: the login that several connections share; without it the client has its own.
+        login: a login that several connections share; without it the client makes a login that it does not share.
         on_event: called before a request is sent again.
     """
 
@@ -225,7 +225,7 @@ class Client:
         raise AssertionError("the last attempt returns or raises")
 
     def _translated(self, request: Callable[[], _T], deadline: float, *, may_retry: bool = False) -> _T | None:
-        """Send once; turn the errors of the HTTP library into ours. None means: try again."""
+        """Send a request once; turn the errors of the HTTP library into hpcenv's errors. None means: try again."""
         try:
             return request()
         except (exceptions.SSLError, exceptions.Timeout) as error:
@@ -276,7 +276,7 @@ class Client:
             raise Broken(self._refusals.wrong_size(digest, expected=size, announced=announced))
 
     def _check_range(self, response: requests.Response, digest: str, size: int, offset: int) -> None:
-        """Check the part that a response with status 206 has. RFC 9110, 15.3.7: a client MUST inspect Content-Range."""
+        """Check which part of a blob a 206 response has. RFC 9110, 15.3.7: a client MUST inspect Content-Range."""
         header = response.headers.get("Content-Range", "")
         match = _CONTENT_RANGE.fullmatch(header.strip())
         fits = match is not None and int(match[1]) == offset and int(match[2]) < size and match[3] in ("*", str(size))
@@ -361,7 +361,7 @@ class RegistryBlobs:
 
 
 class _BlobChunks(Iterator[bytes]):
-    """The chunks of one blob. Not a generator: `close` must also work before the first chunk."""
+    """The chunks of one blob. This is not a generator, because `close` must also work before the first chunk."""
 
     def __init__(self, client: Client, response: requests.Response, give_back: Callable[..., None]) -> None:
         self._client: Client | None = client

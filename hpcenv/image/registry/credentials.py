@@ -19,8 +19,8 @@ priority over the general helper (`credsStore`), and the general helper over `au
 hosts (old versions of docker), and in podman's files also `HOST/NAMESPACE`; the longest key that fits is used.
 
 A secret is only in `Credential.secret`: never in its `repr`, in an error, or in an argument of a
-program. An unreadable file is not an error here, because most images are public. It gives a note in
-`Search.notes`, and the error has these notes if the registry refuses access.
+program. An unreadable file is not an error here, because most images are public. It adds a note to `Search.notes`. If
+the registry refuses access, the error contains these notes.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Credential:
     """Credentials for a registry.
 
     Attributes:
-        kind: `password`: user and secret, for Basic authentication and token requests; `identity`: the secret is a
-            refresh token; `bearer`: the secret is a token of the registry, sent unchanged.
-        origin: the file, helper or variable that it comes from, for messages.
+        kind: what the secret is: `password` (for Basic authentication and token requests, with the user), `identity` (a
+            refresh token), or `bearer` (a token of the registry, which is sent unchanged).
+        origin: the file, helper or variable that has the credentials, for messages.
     """
 
     user: str
@@ -88,7 +88,7 @@ def find(registry: str, repository: str, environ: Mapping[str, str]) -> Search:
     """Search the user's credentials for a registry.
 
     Args:
-        registry: as the user writes it, HOST[:PORT]; `docker.io` for Docker Hub.
+        registry: the registry as the user writes it, HOST[:PORT]; `docker.io` for Docker Hub.
         repository: the image's name in the registry; podman's files may have credentials for a part of a registry.
         environ: the user's environment; without HOME the home folder of the account is used.
     """
@@ -147,7 +147,7 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def _read(path: Path) -> Mapping[str, Any] | str | None:
-    """Return the content of a credentials file; None if the file is missing, or why it cannot be used."""
+    """Return the content of a credentials file, None if the file is missing, or a note why it cannot be used."""
     try:
         # Non-blocking: the file may be a pipe.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -164,7 +164,7 @@ def _read(path: Path) -> Mapping[str, Any] | str | None:
         config = None
     finally:
         os.close(fd)
-    # Without the parser's message, which would quote the file.
+    # The note omits the parser's message, because this message would quote the file.
     return config if isinstance(config, dict) else f"{path} is not a docker configuration (JSON)"
 
 

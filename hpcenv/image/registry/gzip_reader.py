@@ -1,9 +1,9 @@
 """Read gzip data at any position: an archive that was compressed as a whole, or a layer in an archive.
 
-Runs on: LOGIN NODE. Nothing is unpacked to a disk. Gzip data can be read only from the beginning, so readers
-of the same data share the states of the decompressor, one every 32 MiB (some 40 KiB of memory each); a read begins
-at the last state before its position. gzip.GzipFile and isal cannot do this: for each layer they
-would begin at the start of the archive, and the state of isal's decompressor cannot be copied (isal 1.7).
+Runs on: LOGIN NODE. Nothing is unpacked to a disk. Gzip data can be read only from the beginning. So a reader saves the
+state of its decompressor every 32 MiB (some 40 KiB of memory each), and readers of the same data share these states. A
+read begins at the last state before its position. gzip.GzipFile and isal cannot do this: for each layer they would
+begin at the start of the archive, and the state of isal's decompressor cannot be copied (isal 1.7).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class GzipState(NamedTuple):
 class GzipReader(io.RawIOBase):
     """The uncompressed bytes of gzip data, which may have several members (RFC 1952, 2.2).
 
-    `read` and `seek` raise zlib.error if the data are damaged or incomplete, and TooMuchData.
+    `read` and `seek` raise zlib.error if the data are damaged or incomplete, and TooMuchData if the data become too
+    large.
 
     Args:
         file: contains the data; it is closed with the reader.
@@ -69,7 +70,7 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a position, which counts from the beginning; stop at the end."""
+        """Go to a position that counts from the beginning of the data; stop at the end of the data."""
         if whence != io.SEEK_SET:
             raise io.UnsupportedOperation
         state = self._states[bisect_right([state.position for state in self._states], offset) - 1]
@@ -102,7 +103,7 @@ class GzipReader(io.RawIOBase):
                 if not compressed.startswith(GZIP):
                     return b""
                 self._engine = zlib.decompressobj(31)
-            # Call it even without more input: the engine may hold output that did not fit the last time.
+            # Decompress even without more input: the engine may hold output that did not fit the last time.
             data: bytes = self._engine.decompress(compressed, most)
             left = self._engine.unused_data if self._engine.eof else self._engine.unconsumed_tail
             self._taken += len(compressed) - len(left)

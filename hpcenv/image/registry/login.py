@@ -4,8 +4,8 @@ Runs on: LOGIN NODE. Loads `requests`.
 
 A registry refuses a first request with status 401 and names in `Www-Authenticate` which logins it
 accepts (RFC 9110, 11.6.1). `Bearer` names a token server: its address (realm), the registry's name
-(service), and what the token is for (scope). `Basic` takes user and password.
-See distribution.github.io/distribution/spec/auth, `token` and `oauth` (read 2026-11-20).
+(service), and what the token is for (scope). `Basic` needs a user name and a password. See
+distribution.github.io/distribution/spec/auth, `token` and `oauth` (read 2026-11-20).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Login:
         self._session.close()
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that each request to the registry carries."""
+        """Return the headers that each request to the registry must have."""
         authorization = self._authorization
         return {} if authorization is None else {"Authorization": authorization}
 
@@ -92,7 +92,8 @@ class Login:
             requests.RequestException: the token server cannot be reached.
         """
         if refusal.history:
-            # The storage behind a redirect refused, not the registry. It never sees our login.
+            # Not the registry, but the storage behind a redirect refused the request. We never send our login to the
+            # storage.
             return
         with self._lock:
             # Another thread may have renewed the login since the request was sent.

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. Pure. OCI image-spec 1.1 (2024-02) and Docker's Image Manifest V2,
 Schema 2. The bytes come from untrusted registries, layouts and archives: the type of every field is
-checked before its use, and every fault is an `HpcenvError`.
+checked before its use, and every fault raises an `HpcenvError`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _MOST_LAYERS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer: `digest` of the (compressed) blob, `diff_id` of the tar inside it, `size` in bytes."""
+    """One layer. `digest` and `size` (in bytes) are those of the blob; `diff_id` is the digest of the tar inside it."""
 
     digest: str
     diff_id: str
@@ -93,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedImage:
-    """An image in digests, when its reference was resolved; the content of all digests was verified.
+    """An image whose reference was resolved to digests; its manifest and configuration were checked against them.
 
     Attributes:
         reference: the image's name for messages and records: `docker://...` with registry and `library/` filled in,
@@ -106,15 +106,15 @@ class ResolvedImage:
         rootfs_chain_id: identity of the file system (`chain_id` of all diff_ids).
         env_digest: the digest of the run-time settings: sorted Env, Entrypoint, Cmd, WorkingDir and User, as canonical
             JSON.
-        nvidia_require: `NVIDIA_REQUIRE_CUDA` in the image's environment.
-        created: RFC 3339, from the image's configuration.
+        nvidia_require: the value of `NVIDIA_REQUIRE_CUDA` in the image's environment.
+        created: when the image was made (RFC 3339), from the image's configuration.
         config: the whole image configuration.
-        platforms: all platforms of the index, sorted; without an index the image's platform.
+        platforms: all platforms of the index, sorted; without an index, only the image's platform.
         digest_origin: who made the manifest: a `registry`, a `layout` (also in an
             archive), or hpcenv itself (`synthesised`, see `oci_layout`).
         manifest: the bytes whose digest is `manifest_digest`.
         config_bytes: the bytes whose digest is `config_digest`.
-        layout: the folder of a local layout, whose layers are read where they are.
+        layout: the folder of a local layout, or None. The layers are read from this folder, without a copy.
     """
 
     reference: str
@@ -188,8 +188,8 @@ def read_document(body: bytes, *, origin: str, what: str) -> dict[str, Any]:
 def kind(document: Mapping[str, Any]) -> str:
     """Return `index`, `manifest` or `other`.
 
-    image-spec 1.1: `mediaType` SHOULD be used. Without it, the kind is decided by a field that only an index or only a
-    manifest has.
+    image-spec 1.1 says that `mediaType` SHOULD be used. Without it, a field that only an index or only a manifest has
+    decides the kind.
     """
     media = document.get("mediaType")
     if media in INDEXES or (media is None and "manifests" in document):
@@ -259,7 +259,7 @@ def select_entry(entries: Sequence[Mapping[str, Any]], wanted: Platform, name: s
 
 @dataclass(frozen=True, kw_only=True)
 class _IndexSearch:
-    """Looks for an image in an index and in the indexes inside it."""
+    """Searches for an image in an index and in the indexes inside it."""
 
     wanted: Platform
     name: str
@@ -275,12 +275,12 @@ class _IndexSearch:
             platform = entry.get("platform")
             if isinstance(platform, dict):
                 if platform.get("os") == "unknown":
-                    continue  # attestations carry unknown/unknown
+                    continue  # attestations have the platform unknown/unknown
                 self.platforms.append(platform_name(platform))
                 fits = _platform_fits(platform, self.wanted)
             else:
-                # A platform is optional. An index inside the index names no platform; the configuration of a manifest
-                # names it.
+                # The platform is optional in an entry. An entry for an inner index names none; if the entry is for a
+                # manifest, the manifest's configuration names the platform.
                 fits = entry.get("mediaType") in INDEXES or len(entries) == 1
             if fits and found is None:
                 found = self._open(entry, depth)
@@ -342,7 +342,7 @@ def check_platform(config: Mapping[str, Any], wanted: Platform, name: str) -> No
 
 
 def config_descriptor(manifest: Mapping[str, Any], name: str) -> str:
-    """Return the digest of the image's configuration; raise `ImageUnavailable` if there is no valid one."""
+    """Return the digest of the image's configuration; raise `ImageUnavailable` if the manifest names no valid one."""
     config = manifest.get("config")
     if not isinstance(config, dict) or not isinstance(config.get("digest"), str):
         raise unusable(name, "its manifest names no configuration")

@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. Loads `requests`.
 
-The arguments of an exception of `requests` contain an exception of urllib3. Its `reason` is the cause, which was raised
-from the error of the system (requests 2.34, adapters.py, `send`; urllib3 2.8, connection.py, `_new_conn`; urllib3 1.26
-sets no `__cause__`, and Python then keeps `__context__`).
+The arguments of an exception of `requests` contain an exception of urllib3. The `reason` of that exception is the
+cause, which was raised from the error of the operating system (requests 2.34, adapters.py, `send`; urllib3 2.8,
+connection.py, `_new_conn`; urllib3 1.26 sets no `__cause__`, and Python then keeps `__context__`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BAD_ADDRESS = (
 
 
 def judge(error: Exception) -> Fault:
-    """Return why a request failed; `broken` for all unknown causes: the connection ended early."""
+    """Return why a request failed. `broken` means that the connection ended early for an unknown cause."""
     chain = tuple(_nested(error))
     if isinstance(error, requests.exceptions.ProxyError):
         return "proxy"
@@ -47,13 +47,13 @@ def judge(error: Exception) -> Fault:
 
 
 def tls_words(error: BaseException) -> str:
-    """Return the TLS library's message about a failed handshake, without the place in the source; or an empty text."""
+    """Return the TLS library's message about a failed handshake, without the position in its source; empty if none."""
     found = [one for one in _nested(error) if isinstance(one, ssl.SSLError) and one.args]
     return re.sub(r"\s*\(_ssl\.c:\d+\)\Z", "", str(found[-1].args[-1])) if found else ""
 
 
 def system_words(error: BaseException) -> str:
-    """Return the system's message, such as `Network is unreachable`; empty if it was not an error of the system."""
+    """Return the system's message, such as `Network is unreachable`; empty if the system did not report the error."""
     found = [one.strerror for one in _nested(error) if isinstance(one, OSError) and isinstance(one.strerror, str)]
     return found[-1] if found else ""
 
@@ -73,7 +73,7 @@ def _nested(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_timeout(error: BaseException) -> bool:
-    # In urllib3 1.26 every connection that cannot be made is a ConnectTimeoutError.
+    # urllib3 1.26 reports every connection that cannot be made as a ConnectTimeoutError.
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return False
     return isinstance(error, (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError))

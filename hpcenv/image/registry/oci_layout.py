@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. Archives are not unpacked: their members are read in place.
 
-OCI image-layout 1.1 (2024-02): `oci-layout`, `index.json`, `blobs/sha256/HEX`. A docker archive (moby
-`image/spec/spec.md` v1.2) has a `manifest.json` with the paths of the configuration and the layers in the archive, but
-no manifest with a digest. hpcenv makes one: the canonical JSON (sorted keys, no spaces) of
+A layout (OCI image-layout 1.1, 2024-02) has the files `oci-layout`, `index.json` and `blobs/sha256/HEX`. A docker
+archive (moby `image/spec/spec.md` v1.2) has a `manifest.json` with the paths of the configuration and the layers in the
+archive, but no manifest with a digest. hpcenv makes such a manifest: the canonical JSON (sorted keys, no spaces) of
 
     {"config": {"digest", "mediaType": "application/vnd.oci.image.config.v1+json", "size"},
      "layers": [{"digest": DIFF_ID, "mediaType": "application/vnd.oci.image.layer.v1.tar", "size"}, ...],
@@ -16,7 +16,7 @@ that saved it and of the compression of the layers. It is not the digest that th
 image has in a registry (`digest_origin` is `synthesised`).
 
 All input is untrusted: counts, sizes and names are limited, members beyond the end of the file and
-circular links are refused, and every fault is an `HpcenvError`.
+circular links are refused, and every fault raises an `HpcenvError`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ __all__ = ["LocalBlobs", "layer_file", "local_form", "open_source", "resolve"]
 _CHUNK = 1024 * 1024
 # An archive has about three members for each layer, a layout one for each blob.
 _MOST_MEMBERS = 100_000
-# Limit for the headers of a member: `tar_stream.Bounds` allows 1 MiB, and a map of a sparse file of 1 MiB.
+# Limit for the header blocks of a member. `tar_stream.Bounds` allows 1 MiB of headers, and a sparse file's map may have
+# another MiB.
 _MOST_BLOCKS = 8192
 _MOST_LINKS = 8
 _DEFAULT_PLATFORM = Platform()
 _REF_NAME = "org.opencontainers.image.ref.name"
 # containerd and docker write the whole reference here.
 _IMAGE_NAME = "io.containerd.image.name"
-# The file that shows the form.
+# The file by which each form is recognised.
 _MARKS = {
     "oci": "oci-layout", "oci-archive": "oci-layout", "docker-archive": "manifest.json"
 }  # fmt: skip
@@ -69,7 +70,7 @@ _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd -d", b"BZh": "bunzip2", b"\xfd7zXZ\x00
 def resolve(source: LocalImage, *, platform: Platform = _DEFAULT_PLATFORM) -> ResolvedImage:
     """Find an image in its files, and check the digests of its manifest and configuration.
 
-    Layers are not read, except compressed layers of a docker archive: their uncompressed size is needed.
+    Only compressed layers of a docker archive are read, because their uncompressed size is needed.
 
     Args:
         source: the layout or archive; its path is relative to the current folder or absolute.
@@ -135,7 +136,7 @@ class LocalBlobs:
         self.close()
 
     def fetch(self, digest: str, size: int, offset: int, *, stall: float) -> Stream:
-        """Begin to read a blob; see `blobs.BlobSource.fetch`. A compressed layer of a docker archive begins at 0."""
+        """Begin to read a blob; see `blobs.BlobSource.fetch`. A compressed docker archive layer always begins at 0."""
         del stall
         with _explained(self._source):
             member = self._files.find(self._layers.get(digest) or _blob_name(digest))
@@ -261,7 +262,7 @@ def _small(source: LocalImage, files: _Files, name: str, limit: int, what: str) 
 
 
 def _require_kind(source: LocalImage, files: _Files) -> None:
-    """Refuse files whose form is not the form in the scheme of the source."""
+    """Refuse files whose form differs from the form that the source's scheme names."""
     with _explained(source):
         found = {kind for kind, name in _MARKS.items() if files.find(name) is not None}
     if source.kind in found:
@@ -376,7 +377,7 @@ def _docker_names(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _docker_name_fits(entry: Mapping[str, Any], tag: str) -> bool:
-    """Return whether `tag` is a name of the entry: complete, without Docker Hub's defaults, or the tag alone."""
+    """Return whether `tag` is the entry's complete name, its name without Docker Hub's defaults, or its tag alone."""
     for name in _docker_names(entry):
         short = name.removeprefix("docker.io/").removeprefix("library/")
         if tag in (name, short, name.rpartition(":")[2]):
@@ -417,7 +418,7 @@ def _decompress(source: LocalImage, member: _Member) -> Iterator[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """A file, or a member of an archive with its position in what `open` opens."""
+    """A file, or a member of an archive; `offset` is its position in the stream that `open` returns."""
 
     open: Callable[[], BinaryIO]
     offset: int
@@ -536,7 +537,7 @@ def _plain(name: str, folder: str) -> str | None:
 
 
 def _scan(source: LocalImage, opened: Callable[[], BinaryIO]) -> Iterator[tuple[str, _Member | str]]:
-    """Yield a tar archive's files and links. Only headers are read. Of members with one name, the last counts."""
+    """Yield a tar archive's files and links; only headers are read. Of members with the same name, the last counts."""
     position, count = 0, 0
     with opened() as file:
         while (member := _member_at(file, position)) is not None:
@@ -570,7 +571,7 @@ def _member_at(file: BinaryIO, position: int) -> tar_stream.Member | None:
     first = file.read(tar_stream.BLOCK)
     following = islice(iter(partial(file.read, tar_stream.BLOCK), b""), _MOST_BLOCKS)
     member = tar_stream.Reader(chain((first,), following), start=position).next_member()
-    # Other programs read on after thousands of empty headers, so this is not the end; a block of zeros is.
+    # Only a block of zeros ends an archive. Other programs continue to read after thousands of empty headers.
     if member is None and any(first) and file.tell() > position + _MOST_BLOCKS * tar_stream.BLOCK:
         raise ImageMismatch(
             "a member of a tar archive has too many headers", why=f"at byte {position:,}", hint=tar_stream.PULL_AGAIN

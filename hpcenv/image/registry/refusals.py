@@ -1,6 +1,6 @@
 """Errors for the user that explain a registry's refusals and network faults.
 
-Runs on: LOGIN NODE. Loads `requests`. No message quotes a header or a request: they may hold secrets.
+Runs on: LOGIN NODE. Loads `requests`. No message quotes a header or a request, because these may contain secrets.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Refusals:
 
 
 def _asked(error: Exception) -> str:
-    """Return the host that a failed request was sent to; empty if the error does not tell it."""
+    """Return the host that a failed request was sent to; empty if the error does not name it."""
     request = getattr(error, "request", None)
     url = getattr(request, "url", None)
     return urlsplit(url).netloc.rpartition("@")[2] if isinstance(url, str) else ""
@@ -207,6 +207,6 @@ def one_line(text: str) -> str:
 
 
 def _cause(text: str) -> str:
-    """Return the innermost reason of an error of requests, which nests it in names of objects."""
+    """Return the innermost reason in an error text of `requests`, in which names of objects surround it."""
     reasons = re.findall(r"(?:\[SSL[^\]]*\][^()\"']*|[A-Z][a-z][A-Za-z ]{6,}(?=['\")]))", text)
     return str(reasons[-1]).strip() if reasons else text[:200]

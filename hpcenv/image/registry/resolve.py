@@ -49,19 +49,19 @@ def resolve(
     Args:
         reference: the image; if it has a tag and a digest, the digest counts.
         platform: selects one image of a multi-platform image.
-        plain_http: use http instead of https; only for registries that the user listed.
-        allow_floating: accept `latest` or no tag.
+        plain_http: whether to use http instead of https; only for registries that the user listed.
+        allow_floating: whether to accept the tag `latest`, or a reference without a tag.
         timeout: seconds for one request with its retries; resolving needs at most four
             requests, and a login at most four more.
         environ: the user's environment, for credentials (see `credentials.find`).
         search: the credentials to use instead of the credentials found through `environ`.
-        ca_file: certificates to trust instead of the system's, PEM; without it the variable
-            `REQUESTS_CA_BUNDLE` of this process counts.
+        ca_file: a file of PEM certificates to trust instead of the system's; without it, the variable
+            `REQUESTS_CA_BUNDLE` of this process is used.
         on_event: called before a request is sent again.
 
     Raises:
         SpecError: the reference floats.
-        ImageUnavailable: the image, the registry or the network prevents it.
+        ImageUnavailable: the image cannot be resolved, because of the image, the registry or the network.
         FileUnusable: `ca_file` cannot be read.
     """
     from hpcenv.image.registry.client import Client  # loads requests
@@ -116,7 +116,7 @@ def open_source(
 ) -> RegistryBlobs:
     """Give access to the layers of a repository, for `blobs.fetch_all`. The caller must close the result.
 
-    It sends no request before the first layer is fetched.
+    No request is sent before the first layer is fetched.
 
     Args:
         reference: the image; only its registry and repository matter here.

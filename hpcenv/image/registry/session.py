@@ -1,4 +1,4 @@
-"""An HTTP session for a registry: time limits, bounded bodies, and no credentials that we did not set.
+"""An HTTP session for a registry, with time limits, bounded bodies, and only the credentials that hpcenv sets.
 
 Runs on: LOGIN NODE. Loads `requests`.
 """
@@ -30,10 +30,10 @@ class RegistrySession(requests.Session):
     """A session whose defaults are safe for a registry.
 
     - Each request has a time limit.
-    - `ca_file` wins over REQUESTS_CA_BUNDLE in the environment.
+    - `ca_file` has priority over REQUESTS_CA_BUNDLE in the environment.
     - ~/.netrc is not read, and cookies are not kept. (Some registries treat a client with cookies
       as a browser, and then demand CSRF tokens.)
-    - A redirect to another host carries no credentials. A redirect from https to http is an error.
+    - A request that is redirected to another host has no credentials. A redirect from https to http is an error.
     """
 
     def __init__(self, *, plain_http: bool, ca_file: Path | None, timeout: float) -> None:
@@ -51,12 +51,12 @@ class RegistrySession(requests.Session):
         """Send a request with this session's time limit and certificates."""
         options.setdefault("timeout", self._limits)
         if self._ca_file is not None:
-            # As an argument: requests prefers REQUESTS_CA_BUNDLE to the session's own `verify`.
+            # Pass it as an argument, because requests prefers REQUESTS_CA_BUNDLE to the session's own `verify`.
             options.setdefault("verify", self._ca_file)
         return super().request(method, url, *args, **options)
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Remove the credentials before a redirect to another host; requests would also read ~/.netrc here."""
+        """Remove the credentials before a redirect to another host; requests' own method would also read ~/.netrc."""
         old, new = str(response.request.url), str(prepared_request.url)
         if self.should_strip_auth(old, new):
             prepared_request.headers.pop("Authorization", None)
@@ -110,7 +110,7 @@ def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes
 
     Args:
         response: a streamed response.
-        deadline: time limit for the whole body, as `time.monotonic()` counts.
+        deadline: when the whole body must have arrived, on the clock of `time.monotonic()`.
 
     Raises:
         requests.ReadTimeout: the deadline has passed.
@@ -122,7 +122,7 @@ def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes
 
 
 def _arriving(response: requests.Response) -> Iterator[bytes]:
-    """Yield the bytes that have arrived, without waiting for full chunks: a slow server must not outlast a deadline."""
+    """Yield the bytes that have arrived, not only full chunks, so that a slow server cannot exceed the deadline."""
     raw = response.raw
     if not hasattr(raw, "read1"):  # urllib3 before 2.1
         yield from response.iter_content(256)

@@ -34,10 +34,10 @@ class Access:
     """How to connect to registries; it has no effect on images in files.
 
     Attributes:
-        plain_http: registries that use http, as written in references.
-        without_password: registries in `plain_http` to which no saved password is sent, because a repository lists
-            them, not the user.
-        ca_file: certificates to trust instead of the system's, PEM.
+        plain_http: registries that use http, by their names in references.
+        without_password: registries in `plain_http` to which no saved password is sent, because only hpcenv.toml lists
+            them, and not the user.
+        ca_file: a file of PEM certificates to trust instead of the system's.
         environ: the user's environment, for credentials.
         timeout: seconds until an answer begins.
     """
@@ -49,7 +49,7 @@ class Access:
     timeout: float = 30.0
 
     def credentials_for(self, reference: RegistryName) -> Search:
-        """Return the user's credentials for a registry, if they may be sent there."""
+        """Return the user's credentials for a registry, if they may be sent to it."""
         if reference.registry in self.without_password:
             return Search(credential=None, notes=(_NOT_SENT.format(reference.registry),))
         return credentials.find(reference.registry, reference.repository, self.environ)
@@ -93,8 +93,8 @@ def resolve_stored(
     Args:
         reference: the image that the user requested.
         folder: the folder of blobs; its layout is that of `image/registry/blobs.py`.
-        manifest_digest: of the platform's manifest.
-        index_digest: of the index that `reference` names, if it names one.
+        manifest_digest: the digest of the platform's manifest.
+        index_digest: the digest of the index that `reference` names; None if it names no index.
         platform: the platform that the user requested.
 
     Raises:

@@ -3,27 +3,27 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 flock(2) and fcntl locks are not always available: Lustre can be mounted without `flock`, NFS
-without lockd, and the lock of a dead node can remain. So a lease is a file. It relies on
-link(2), which fails if the name exists (O_EXCL on file systems without hard links), and on
-rename(2). NFS v3 and v4, Lustre, GPFS, BeeGFS and local disks support both.
+without lockd, and the lock of a dead node can remain. So a lease is a file. It relies on rename(2) and on link(2),
+which fails if the name exists. NFS v3 and v4, Lustre, GPFS, BeeGFS and local disks support both. On file systems
+without hard links, O_EXCL is used instead of link(2).
 
     NAME                      the lease: line 1 names its holder, line 2 is its heartbeat
     .NAME.PROCESS.new         a lease before it gets its name; `private_name` is PROCESS
     .NAME.break-KEY           the right to break the lease KEY; only one process can create it
     .NAME.PROCESS.old         a lease that is being removed
 
-The holder's heartbeat writes how long it has held the lease. A waiting process observes whether the file *changes*.
-Each process uses its own monotonic clock; clocks of two machines are never compared. A lease is stale
+The heartbeat writes how long the holder has held the lease. A waiting process observes whether the file *changes*. Each
+process uses its own monotonic clock; clocks of two machines are never compared. A lease is stale
 
 - at once, if its holder ran on this kernel and in this process id space and has ended, or
-  if another process now has its process id (with another start time);
+  if another process now has the holder's process id (with another start time);
 - otherwise, if it did not change while a waiting process observed it for `stale_after` seconds.
   Time without observations (the process was stopped, or the file server did not answer) does
   not count.
 
 A lease has one limit: a holder that was stopped for longer than `stale_after` and then continues
-still believes that it holds the lease, until it calls `still_mine`. So its work must be harmless if
-it is published twice: see `store.Store.publish_image`.
+still believes that it holds the lease, until it calls `still_mine`. So it must do no harm if a holder's result is
+published twice: see `store.Store.publish_image`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _SCHEMA = 1
 _LARGEST_FILE = 8192
 _REPORT_SECONDS = 15.0
 _POLL_FIRST, _POLL_LAST = 0.05, 1.0
-# link(2) fails with these on FAT and some FUSE file systems, and on BeeGFS between folders.
+# link(2) fails with these errors on FAT and some FUSE file systems, and on BeeGFS between folders.
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES})
 
 
@@ -80,9 +80,9 @@ class Owner:
 
     Attributes:
         host: name of the machine, for messages.
-        machine: digest of the kernel's boot id and the process id space. If it equals ours, `pid`
-            means the same process here. Empty if it cannot be read.
-        pid, start: process id and its start in clock ticks since boot (proc(5), stat field 22).
+        machine: digest of the kernel's boot id and the process id space. If it equals the digest of the caller, `pid`
+            means the same process here. It is empty if it cannot be determined.
+        pid, start: the process id, and the start of the process in clock ticks since boot (proc(5), stat field 22).
     """
 
     host: str
@@ -138,7 +138,7 @@ class Holder:
         path: the file.
         owner: the process; None if the file cannot be read or parsed.
         purpose: completes the sentence "pid 1 on n1 ...".
-        seconds: how long it had held the lease at its last heartbeat.
+        seconds: how long the owner had held the lease at its last heartbeat.
     """
 
     path: Path
@@ -215,13 +215,13 @@ def lease(
         path: the file; its folder must exist and be writable.
         purpose: what the holder does, for messages in waiting processes: "converts X".
         timeout: seconds to wait; 0 tries once.
-        on_event: called with the present holder, at once and then every 15 s.
+        on_event: called with the current holder, at once and then every 15 s.
         beat: seconds between heartbeats.
         stale_after: seconds without a heartbeat after which a lease is broken. It must be the same
             for all processes that use `path`, and several times `beat`.
 
     Raises:
-        ToolFailed: another process still holds it after `timeout`; the error names it.
+        ToolFailed: another process still holds the lease after `timeout`; the error names the process.
         FileUnusable: the file cannot be created.
     """
     token = secrets.token_hex(16)
@@ -289,7 +289,7 @@ def live_holders(
 
 
 def remove_ended(folder: Path) -> None:
-    """Remove the leases of processes of this machine that have ended: a process that is killed leaves its own."""
+    """Remove the leases of processes that ran on this machine and have ended; a killed process leaves its lease."""
     for path in _leases(folder, ""):
         seen = _look(path)
         if seen is not None and seen.dead():
@@ -456,7 +456,7 @@ def _is_stale(path: Path, seen: _Observation, watches: dict[Path, _Watch], stale
 
 
 def _create(path: Path, text: bytes) -> bool:
-    """Create the file with its complete content; False if the name exists."""
+    """Create the file with its complete content; return False if the name exists."""
     aside = path.with_name(f".{path.name}.{private_name()}.new")
     _write_new(aside, text)
     try:
@@ -503,10 +503,10 @@ def _forget(path: Path) -> None:
 
 
 def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Watch], stale_after: float) -> bool:
-    """Remove a stale lease; False if another process is removing it.
+    """Remove a stale lease; return False if another process is removing it.
 
-    `seen.key` is never used twice, and only one process can create the claim file for it. A process that comes later
-    finds another key in `path` and does not remove this lease.
+    `seen.key` is never used twice, and only one process can create the claim file with this key in its name. A later
+    process finds another key in `path`, and does not remove the lease with that key.
     """
     claim = path.with_name(f".{path.name}.break-{seen.key}")
     if not _create(claim, text):

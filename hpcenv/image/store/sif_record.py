@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. Pure.
 
 The bytes of a SIF depend only on the image and on the tools. The record has all other facts: the references under which
-it was requested, who made it, where and when. A record proves nothing: code that relies on a digest must compute that
-digest from the file.
+the SIF was requested, who made the SIF, where and when. A record proves nothing: code that relies on a digest must
+compute that digest from the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class SifFacts:
-    """The SIF file: digests in hexadecimal, sizes in bytes.
+    """Facts about the SIF file. Digests are in hexadecimal, sizes in bytes.
 
     `partition_sha256` is None until it is needed; `lock` needs it.
     """
@@ -52,7 +52,8 @@ class Material:
     Attributes:
         what: the `source` of a stage, a `file` copied by %files, or a `bind`: a folder of the
             host that the build could use.
-        name: as in the definition file, but with a digest instead of a tag; for a bind `SRC:DST:ro` or `SRC:DST:rw`.
+        name: the name as in the definition file, but with a digest instead of a tag; for a bind `SRC:DST:ro` or
+            `SRC:DST:rw`.
         digest: `sha256:HEX` of the manifest, file or folder; None if it is unknown.
     """
 
@@ -68,12 +69,12 @@ class Provenance:
     Attributes:
         builder: `hpcenv` from the layers, or `apptainer build`.
         tools: name -> version of the tools that determine the SIF's bytes.
-        libraries: the same for the shared libraries of those tools; `unknown:` and the reason if a
-            version could not be determined. Empty in records of earlier versions.
+        libraries: name -> version of the shared libraries of these tools; the version is `unknown:` and the reason if
+            it could not be determined. Empty in records of earlier hpcenv versions.
         arguments: arguments of the tool that wrote the squashfs.
-        epoch: latest file time in seconds since 1970; None if times were not limited.
-        created: RFC 3339 in UTC.
-        user, host: who made it, and on which machine.
+        epoch: the latest time that a file may have, in seconds since 1970; None if times were not limited.
+        created: when the SIF was made, as RFC 3339 in UTC.
+        user, host: who made the SIF, and on which machine.
         definition: `sha256:HEX` of the definition file, if the SIF was built from one.
         materials: the inputs of that file.
     """
@@ -97,13 +98,13 @@ class ImageRecord:
     Attributes:
         digest: the SIF's name in the store: the image's manifest digest, or `sha256:` and the
             hash of the SIF if the image has no manifest.
-        references: the references under which it was requested, the latest first.
+        references: the references under which the image was requested, the latest first.
         index_digest: the digest of the multi-platform index that a reference names, if it names an index.
-        manifest_digest, config_digest, chain_id: identity of the image, if it has one.
+        manifest_digest, config_digest, chain_id: the identity of the image; None if the image has no manifest.
         platform: `os/architecture[/variant]`.
         tree_sha256: digest of the file tree, `sha256:HEX`; None if the tree was not compared
-            with the layers. For a SIF that was fetched as a SIF, the digest of the tree in it.
-        layers: digests of the layers as downloaded; `diff_ids` of their uncompressed content.
+            with the layers. For a SIF from a registry, the digest of the tree in the SIF.
+        layers, diff_ids: the digests of the layers as downloaded, and of their uncompressed content.
         notes: what the user should know about the image, for example what was left out and what cannot work.
     """
 
@@ -178,5 +179,5 @@ def loads(text: str, *, origin: str) -> ImageRecord:
 
 
 def utc_now() -> str:
-    """Return the present time for records: RFC 3339, UTC, whole seconds."""
+    """Return the current time for records: RFC 3339, UTC, whole seconds."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

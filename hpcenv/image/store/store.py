@@ -44,9 +44,9 @@ __all__ = ["Store", "StoredImage"]
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _IMAGE = re.compile(r"sha256-([0-9a-f]{64})\.sif")
-# Unfinished work of another machine counts as abandoned if its newest file is older (seconds).
+# Unfinished work of another machine counts as abandoned if its newest file is older than this (seconds).
 ABANDONED = 86400.0
-# The limit (seconds) if no lease is held. It is longer than a lease lasts without a heartbeat.
+# The same limit if no lease is held (seconds). It is longer than a lease lasts without a heartbeat.
 UNLEASED = 2 * lease.STALE_AFTER
 
 
@@ -71,7 +71,7 @@ class StoredImage:
 
     @property
     def whole(self) -> bool:
-        """Whether the SIF has a record, and the size in this record."""
+        """Whether the SIF has a record, and has the size that this record states."""
         return self.record is not None and self.record.sif.size == self.size
 
     @property
@@ -80,10 +80,10 @@ class StoredImage:
         return f"chmod go-w {shlex.quote(str(self.path.parent))}/*.sif"
 
     def require_trusted(self) -> None:
-        """Raise an error if others could change the SIF while a job runs from it.
+        """Raise an error if other users could change the SIF while a job runs from it.
 
         Raises:
-            FileUnusable: with the file, its mode and the hint.
+            FileUnusable: the error has the file, its mode and the hint.
         """
         if self.distrust:
             hint = f"{self.hint}\nor remove the file: hpcenv can make it again"
@@ -176,9 +176,10 @@ class Store:
 
     @contextlib.contextmanager
     def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
-        """Context manager: hold a lease of this process alone, so that `prune` removes nothing during it.
+        """Context manager: hold a lease that only this process uses; `prune` removes nothing while it is held.
 
-        Does nothing if the caller may only read the store; `prune` does not remove images that were used lately.
+        It does nothing if the caller may only read the store. This is safe for a while, because `prune` does not remove
+        images that were used lately.
 
         Args:
             purpose: what the process does, for messages: "compares X with its layers".
@@ -200,7 +201,7 @@ class Store:
         time, which tells other processes that the folder is in use.
 
         Args:
-            need_bytes: the most that the caller will write there.
+            need_bytes: the most bytes that the caller will write to the folder.
             purpose: completes "bytes are needed to ...".
 
         Raises:
@@ -228,8 +229,8 @@ class Store:
         if its files have not changed for a day, by the clock of the file system.
 
         Args:
-            idle: the caller has made sure that no lease is held. Each user of `scratch` holds a
-                lease, so then a minute without changes is enough.
+            idle: whether the caller has made sure that no lease is held. Then a minute without changes is enough,
+                because each user of `scratch` holds a lease.
         """
         try:
             entries = sorted([*self.tmp.iterdir(), *lease.unfinished(self.leases)])
@@ -252,7 +253,7 @@ class Store:
         A SIF of another size or without a readable record counts as missing: the next conversion replaces it.
 
         Raises:
-            FileUnusable: others may write to the SIF.
+            FileUnusable: other users may write to the SIF.
         """
         image = self.look(digest)
         if image is None or not image.whole:
@@ -320,16 +321,16 @@ class Store:
     def publish_image(self, finished: Path, record: ImageRecord) -> StoredImage:
         """Move a finished SIF into the store, and write its record.
 
-        It never replaces a good file, because a job may run from it. Two processes may publish the
-        same image at the same time: the second one finds a file with the same bytes.
+        This never replaces a good SIF, because a job may run from it. Two processes may publish the same image at the
+        same time; the second process then finds a file with the same bytes.
 
         Args:
             finished: a file on the store's file system, usually in `scratch`; it is moved.
-            record: its record; the size and hash in it are trusted.
+            record: the record of the SIF; the size and hash in the record are trusted.
 
         Raises:
             WouldOverwrite: the store has a complete SIF of this image with different bytes.
-            FileUnusable: the file system refuses it.
+            FileUnusable: the file system refuses the operation.
         """
         self.require_writable("publish the image")
         final = self.image_path(record.digest)
@@ -341,7 +342,8 @@ class Store:
             while not _link(finished, final):
                 if self._is_published(final, record):
                     break
-            # Unlink now: it changes the ctime of the published file, which nodes use to identify it.
+            # Unlink now, because this changes the ctime of the published file, and nodes identify the file by its
+            # ctime.
             finished.unlink(missing_ok=True)
             sync(final.parent)
             self._write_record(record)
@@ -390,7 +392,7 @@ class Store:
         """Replace the record of an image in the store.
 
         Raises:
-            FileUnusable: the file system refuses it.
+            FileUnusable: the file system refuses the change.
         """
         try:
             self._write_record(record)
@@ -404,7 +406,7 @@ class Store:
             The new path; None if the SIF does not exist.
 
         Raises:
-            FileUnusable: the store is read-only, or the file system refuses it.
+            FileUnusable: the store is read-only, or the file system refuses the operation.
         """
         self.require_writable("move a damaged image aside")
         final, aside = self.image_path(digest), self.tmp / f"damaged.{secrets.token_hex(8)}"
@@ -440,7 +442,7 @@ class Store:
                 self._write(sif_record.dumps(after), self.record_path(digest))
 
     def _write(self, text: str, path: Path, *, durable: bool = True) -> None:
-        # In `tmp`, the next process removes the file if this process is killed.
+        # The temporary file is in `tmp`, so the next process removes it if this process is killed.
         aside = self.tmp / lease.private_name()
         write_text(text, path, mode=0o664 if self.shared else 0o644, durable=durable, aside=aside)
 
@@ -486,14 +488,14 @@ def _distrust(status: os.stat_result) -> str:
 
 
 def _read_only_file(path: Path) -> bool:
-    """Make a file read-only; False if the caller has no permission and others can write to it."""
+    """Make a file read-only; return False if that is not permitted and other users can write to the file."""
     with contextlib.suppress(PermissionError):
         os.chmod(path, 0o444)
     return not os.stat(path).st_mode & 0o022
 
 
 def _link(finished: Path, final: Path) -> bool:
-    """Give the file its final name too; False if another file has that name."""
+    """Give the file its final name too; return False if another file has that name."""
     try:
         os.link(finished, final)
     except FileExistsError:

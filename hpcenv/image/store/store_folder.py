@@ -36,7 +36,7 @@ def place_exists(place: StorePlace) -> bool:
     """Return whether the folder of a store exists.
 
     Raises:
-        FileUnusable: the caller has no access.
+        FileUnusable: the caller has no access to the folder.
     """
     try:
         os.lstat(place.root)
@@ -57,12 +57,12 @@ def open_store(root: Path, *, create: bool = False, shared: bool = False, truste
 
     Args:
         root: the folder of the store.
-        create: create the folder, and what is missing in it.
-        shared: trust the group of the folder, and let this group write to new files.
+        create: whether to create the folder, and what is missing in it.
+        shared: whether to trust the group of the folder, and let this group write to new files.
         trusted_owners: login names or user ids to trust in addition to the caller and root.
 
     Raises:
-        FileUnusable: the store does not exist, is not trusted, or the file system refuses it.
+        FileUnusable: the store does not exist, is not trusted, or the file system refuses the operation.
         UsageError: this machine does not know a trusted owner.
     """
     root = Path(os.path.abspath(root))
@@ -117,7 +117,7 @@ def _declared(root: Path, trust: Trust) -> tuple[Trust, bool]:
 
 
 def _read_only(root: Path) -> str:
-    """Return why the caller has no permission to write to the store; empty if the caller may."""
+    """Return why the caller has no permission to write to the store; empty if the caller has this permission."""
     if os.access(root, os.W_OK | os.X_OK, effective_ids=True):
         return ""
     owner = filesystem.user_name(os.stat(root).st_uid)

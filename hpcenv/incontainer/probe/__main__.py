@@ -2,7 +2,7 @@
 
 Runs on: inside the image.
 
-The text defines SOURCES (chapter -> its source) in front of this file. No chapter is ever looked for on sys.path.
+The text defines SOURCES (module -> its source) in front of this file. No module of the probe is searched on sys.path.
 """
 
 import sys
@@ -38,7 +38,7 @@ class _Chapters:
 
     def __init__(self, sources: "dict[str, str]") -> None:
         self.sources = {_PACKAGE + "." + name: text for name, text in sources.items()}
-        # The image may contain another version of hpcenv: the packages above are ours too, and empty.
+        # The image may contain another version of hpcenv. So the packages above the probe are also made here, empty.
         self.packages = {"hpcenv": "", "hpcenv.incontainer": "", _PACKAGE: sources["__init__"]}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
@@ -62,7 +62,7 @@ sys.meta_path.insert(0, _importer)
 
 from hpcenv.incontainer.probe.stdlib_path import is_stdlib
 
-# PYTHONPATH may shadow the standard library. The probe reports that; its own imports must not follow it.
+# PYTHONPATH may shadow the standard library. The probe reports this, but must not import from there.
 sys.path[:] = [path for path in sys.path if is_stdlib(path)] or sys.path
 
 from hpcenv.incontainer.probe.run import main

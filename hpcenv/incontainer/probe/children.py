@@ -43,10 +43,10 @@ def start_child(env: ProbedEnvironment, name: str, arguments: list[str], *, own_
 
 
 def wait_for_child(child: subprocess.Popen[bytes], seconds: float, stdin: bytes | None = None) -> tuple[bytes, bytes]:
-    """Return the output of a child that has its own session; it has ended afterwards, and its children too.
+    """Return the output of a child that has its own session. Afterwards, the child and its children have ended.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end in time, or a child of it kept its output open.
+        subprocess.TimeoutExpired: the child did not end in time, or one of its children kept its output open.
     """
     try:
         return child.communicate(stdin, timeout=seconds)
@@ -55,7 +55,7 @@ def wait_for_child(child: subprocess.Popen[bytes], seconds: float, stdin: bytes 
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child and its descendants; a process that hangs in the kernel is left after a short time."""
+    """Kill a child and its descendants. Waits only a short time for a process that hangs in the kernel."""
     import signal
     import subprocess
 
@@ -82,7 +82,7 @@ def run_child(
     """Run a program to its end; return its status and its output.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
         subprocess.TimeoutExpired: as for `wait_for_child`.
     """
     import subprocess

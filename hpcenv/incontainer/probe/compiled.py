@@ -30,9 +30,9 @@ CACHE = "__pycache__"
 def probe_compiled(env: ProbedEnvironment) -> Facts:
     """Return the compiled files that Python loads without checking their source, and that differ from it.
 
-    Python loads a .pyc of the 'unchecked hash' kind (PEP 552) even if its source changed. So the hash of the source
-    in its header is compared with the source. Python itself checks the other kinds. The code in a .pyc is not
-    compared with its source: to compile 13,000 files takes a minute.
+    Python loads a .pyc of the 'unchecked hash' kind (PEP 552) even if its source changed. So the hash in the header of
+    the .pyc is compared with its source. Python itself checks the other kinds. The code in a .pyc is not compared with
+    its source, because it takes a minute to compile 13,000 files.
     """
     unchecked = set()
     deadline = time.monotonic() + SCAN_SECONDS
@@ -48,7 +48,7 @@ def probe_compiled(env: ProbedEnvironment) -> Facts:
 def _compiled_files(env: ProbedEnvironment, top: str, is_stdlib: bool, deadline: float) -> Iterator[tuple[str, str]]:
     """Yield each compiled file that Python would read for a module below a folder, with the source.
 
-    With PYTHONPYCACHEPREFIX, Python reads them from a separate tree, and from no `__pycache__`.
+    With PYTHONPYCACHEPREFIX, Python reads compiled files from a separate tree, and from no `__pycache__`.
     """
     tag = "." + (sys.implementation.cache_tag or "?")
     prefix = (sys.pycache_prefix or "").rstrip("/")
@@ -63,7 +63,7 @@ def _compiled_files(env: ProbedEnvironment, top: str, is_stdlib: bool, deadline:
 
 
 def _folders(env: ProbedEnvironment, top: str, is_stdlib: bool, deadline: float) -> Iterator[tuple[str, list[str]]]:
-    """Yield folders with the names of their files. A link is followed once, if Python's own files are behind it."""
+    """Yield folders with the names of their files. A link to a folder of the environment is followed once."""
     followed = {os.path.realpath(top)}
     stack = [top]
     while stack:

@@ -2,9 +2,9 @@
 
 Runs on: inside the image.
 
-They are found as those libraries find them (torch 2.13, torch/utils/cpp_extension.py; Triton 3.7, runtime/build.py and
-knobs.py). An image holds its own, and its digest covers them; a Python of the host uses those of the node. Their versions
-are facts of a node, not part of a lockfile.
+The compilers are found as those libraries find them (torch 2.13, torch/utils/cpp_extension.py; Triton 3.7,
+runtime/build.py and knobs.py). An image has its own compilers, which its digest covers. A Python of the host uses the
+compilers of the node. Their versions are facts of a node, not part of a lockfile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BUNDLED = "triton/backends/nvidia/bin/ptxas"
 
 
 def probe_compilers(env: ProbedEnvironment) -> Facts:
-    """Return the version of each compiler, `absent` for one that is not installed."""
+    """Return the version of each compiler; `absent` for a compiler that is not installed."""
     import subprocess
 
     started: dict[str, subprocess.Popen[bytes]] = {}
@@ -49,7 +49,7 @@ def probe_compilers(env: ProbedEnvironment) -> Facts:
             )
         except OSError as error:
             facts[field] = Unknown(describe_error(error))
-    # All have begun by now, so the slowest one decides how long this takes.
+    # All programs run at the same time, so this takes as long as the slowest one.
     for field, child in started.items():
         try:
             facts[field] = _version(field, wait_for_child(child, _SECONDS)[0].decode("utf-8", "replace"))
@@ -72,8 +72,8 @@ def _programs(env: ProbedEnvironment) -> dict[str, str | None]:
 
 
 def _first(chosen: str | None, *others: str) -> str | None:
-    """Return the program that was chosen by a variable, else the first of the others; None if it is not there."""
-    # A variable may hold options, too.
+    """Return the program that a variable names, else the first existing one of the others; None if none exists."""
+    # The variable may also contain options.
     names = chosen.split()[:1] if chosen else others
     return next((found for found in map(_which, names) if found is not None), None)
 
@@ -85,7 +85,7 @@ def _which(name: str) -> str | None:
 
 
 def _version(field: str, output: str) -> Value:
-    """Return the first line of a C or C++ compiler, and the release of a compiler of CUDA."""
+    """Return the first line that a C or C++ compiler prints, or the release of a CUDA compiler."""
     if field in ("compilers.c", "compilers.cxx"):
         lines = output.strip().splitlines()
         return printable(lines[0].strip()) if lines else Unknown("it printed no version")

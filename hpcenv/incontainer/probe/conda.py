@@ -57,9 +57,9 @@ def probe_conda(env: ProbedEnvironment) -> Facts:
 
 
 def _conda_entry(record: dict[str, object]) -> dict[str, Any]:
-    """Return name, version, build, hash and channel. No host is kept: it may be a mirror, or contain a token.
+    """Return name, version, build, hash and channel. The URL's host is left out: it may be a mirror or have a token.
 
-    `md5` is only given in addition to a sha256: lockfiles of conda-lock may have no other hash.
+    `md5` is given in addition to a sha256, because a lockfile of conda-lock may have only the md5.
     """
 
     def text(key: str) -> str:
@@ -85,7 +85,7 @@ def _conda_entry(record: dict[str, object]) -> dict[str, Any]:
 
 
 def _dist_folders(root: str, record: dict[str, object]) -> list[str]:
-    """Return the folders (or files) with the metadata of the Python distributions that a package brought."""
+    """Return the folders (or files) with the metadata of the Python distributions that a conda package installed."""
     folders = []
     for path in _paths(record):
         folder, _, name = path.rpartition("/")
@@ -103,7 +103,7 @@ def _paths(record: dict[str, object]) -> list[str]:
 
 
 def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[CondaFile]:
-    """Return the files of a package that no RECORD lists. Compiled files are left out: Python makes them again."""
+    """Return the files of a package that no RECORD lists, without compiled files, which Python makes again."""
     paths_data = record.get("paths_data")
     entries: Any = paths_data.get("paths") if isinstance(paths_data, dict) else None
     unhashed = entries is None and env.has("conda-files")  # an old form of records
@@ -125,8 +125,8 @@ def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[Con
 def probe_conda_content(env: ProbedEnvironment) -> Facts:
     """Return the digest over the content of conda's files, and the files that changed after the installation.
 
-    The digest does not depend on the prefix: where conda wrote it into a file, the placeholder of the package replaces
-    it again.
+    The digest does not depend on the prefix. If conda wrote the prefix into a file, the package's placeholder takes the
+    place of the prefix before the file is hashed.
     """
     if not env.conda:
         return {"packages.conda-content-digest": "none", "packages.conda-modified": []}
@@ -167,7 +167,7 @@ def _link_target(env: ProbedEnvironment, file: CondaFile) -> str | Unknown:
 
 
 def _content(env: ProbedEnvironment, file: CondaFile, found: Hashed) -> str | Unknown:
-    """Return the sha256 of a file with the placeholder instead of the prefix, as it is in the package."""
+    """Return the sha256 of a file as the package has it, with the placeholder instead of the prefix."""
     if found.digest is None:
         return Unknown(f"{printable(file.path)}: {found.problem}")
     word = found.word()

@@ -62,13 +62,13 @@ def _size(text: str) -> int:
 
 
 def _compare(dist: Dist, hashed: dict[int, Hashed], same: set[str]) -> None:
-    """Set the content digest and the modified files of one dist; add the others to `same`."""
+    """Set the content digest and the modified files of one dist. Add its unmodified files to `same`."""
     claims: dict[int, str] = {}
     problems = []
     for index, row in enumerate(dist.rows):
         result = hashed.get(index)
         if result is None:
-            # A file outside of the environment is not a part of it: the listed hash counts.
+            # A file outside of the environment is not read, so its listed hash counts.
             dist.outside_rows += bool(row.claim) and row.file is None and not row.script
             continue
         dist.linked_outside += result.outside
@@ -100,7 +100,7 @@ def _claim(listed: str, digest: bytes | str) -> str:
 
 
 def _same(listed: str, digest: bytes | str) -> bool:
-    """Return whether a RECORD's hash is this digest. Old tools wrote padding, the standard base64 alphabet, or hex."""
+    """Return whether a RECORD's hash equals a digest. Old tools wrote padding, the standard base64 alphabet, or hex."""
     if isinstance(digest, str):
         return False
     claim = _claim(listed, digest)

@@ -28,7 +28,7 @@ LEFTOVERS = (".#", "._")  # Emacs's lock links, and files that tar adds on a Mac
 
 
 def read_source(env: ProbedEnvironment, dist: Dist, folder: str) -> None:
-    """Read the state of the code of an editable install: from git, or from its files if git cannot answer."""
+    """Read the state of an editable install's code from git, or from the files if git cannot answer."""
     dist.git = _git_state(env, folder)
     if "dirty" in dist.git:
         return
@@ -71,7 +71,10 @@ def _git_state(env: ProbedEnvironment, folder: str) -> dict[str, Any]:
 
 
 def _diff_digest(env: ProbedEnvironment, top: str, folder: str, status: bytes, tracked: bytes) -> str:
-    """Return the digest ``hpcenv-diff-v1`` of a working tree. git's own diff depends on its version and settings."""
+    """Return the digest ``hpcenv-diff-v1`` of a working tree.
+
+    `git diff` is not used, because its output depends on the version and the settings of git.
+    """
     deadline = _source_deadline(env)
     known, unwatched = tracked_files(tracked)
     differing = {path for path in changed_files(status) if not path.endswith(".lock.toml")}
@@ -111,17 +114,17 @@ def find_modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[s
 
 
 def is_leftover(env: ProbedEnvironment, name: str) -> bool:
-    """Return whether an editor or an archive program left this file. Older Pythons start a hidden .pth file."""
+    """Return whether an editor or an archive program left this file. Never a .pth file: old Pythons run hidden ones."""
     return name.startswith(LEFTOVERS) and not name.endswith(".pth") and env.has("leftovers")
 
 
 def _is_installed(env: ProbedEnvironment, path: str, folder: str) -> bool:
-    """Return whether a path is in an environment inside the tree: its packages have their own digests."""
+    """Return whether a path is in an environment inside the tree. The packages there have their own digests."""
     return is_below(env.prefix, folder) and is_below(path, env.prefix)
 
 
 def _listing(folder: str, limit: int) -> tuple[list[str], set[str]]:
-    """Return the folders and the other names in a folder; none if Python could not read it either."""
+    """Return the folders and the other names in a folder; none if the folder cannot be read, also not by an import."""
     folders = []
     names = set()
     try:
@@ -139,7 +142,7 @@ def _listing(folder: str, limit: int) -> tuple[list[str], set[str]]:
 
 
 def _is_apart(env: ProbedEnvironment, folder: str, names: set[str]) -> bool:
-    """Return whether a folder in the tree is an environment or a run folder: both change independently of the code."""
+    """Return whether a folder in the tree is an environment or a run folder, which change independently of the code."""
     return folder == env.prefix or "pyvenv.cfg" in names or {"manifest.json", "lock.toml"} <= names
 
 

@@ -9,7 +9,7 @@ import os
 
 
 class Elf:
-    """What the dynamic loader reads of a file before it maps it. The file is untrusted input.
+    """What the dynamic loader reads from a file before it maps the file. The file is untrusted input.
 
     Attributes:
         kind: class, byte order and machine; the loader skips files of another kind.
@@ -92,11 +92,11 @@ class Elf:
     def needed_versions(self, descriptor: int) -> list[str]:
         """Return the names of the versions without which the loader refuses the file, such as GLIBC_2.34.
 
-        From the section .gnu.version_r (Linux Standard Base 5.0, Symbol Versioning). Weak ones are left out: the loader
-        only warns. Of a name the first 64 bytes are read.
+        The names are in the section .gnu.version_r (Linux Standard Base 5.0, Symbol Versioning). Weak versions are left
+        out, because the loader only warns about them. At most 64 bytes of a name are read.
 
         Raises:
-            ValueError: more names than a library has.
+            ValueError: there are more names than any library has.
         """
         import struct
 

@@ -1,4 +1,4 @@
-"""Types that the chapters share: the environment, its site directories and its distributions (dists).
+"""Types that the modules of the probe share: the environment, its site directories and its distributions (dists).
 
 Runs on: inside the image.
 """
@@ -25,8 +25,8 @@ class Site:
     """A folder on sys.path that can contain dists.
 
     Attributes:
-        base: the folder that its RECORD rows must not leave.
-        scanned: whether its files are read; those of a folder with the user's code are not.
+        base: the folder that must contain all files of its RECORD rows.
+        scanned: whether its files are read; False for a folder with the user's code.
     """
 
     __slots__ = ("base", "path", "scanned")
@@ -38,7 +38,7 @@ class Site:
 
 
 class Row:
-    """One line of a RECORD after step 2 of the digest; ``file`` is None if it must not be opened."""
+    """One line of a RECORD after step 2 of the digest; ``file`` is None if the file must not be opened."""
 
     __slots__ = ("claim", "file", "path", "script", "size")
 
@@ -56,16 +56,17 @@ class Dist:
     Attributes:
         folder: the name of its metadata folder.
         kind: how the digest was made: "record" or "walk".
-        no_record: the reason, if it has no RECORD.
-        rows: of its RECORD; empty if the fast reader was used (`_read_plain_record`).
+        no_record: why it has no RECORD; empty if it has one.
+        rows: the rows of its RECORD; empty if the fast reader was used (`_read_plain_record`).
         plain_digest: the digest from the fast reader.
-        listed: the paths of files that its RECORD lists with a hash; `unhashed` those without one.
-        record, content: the digests; None if unknown.
-        modified_count: None if the files were not read.
+        listed: the paths of the files that its RECORD lists with a hash.
+        unhashed: the paths of the files that its RECORD lists without a hash.
+        record, content: the two digests; None for an unknown digest.
+        modified_count: number of files that differ from the RECORD; None if the files were not read.
         requires: its `Requires-Dist` lines without those of extras; empty at level record.
         outside_rows: number of listed files outside of the environment, which are never read.
-        programs: its files in bin/ except launchers of entry points; None if they were not read.
-        linked_outside: number of files that were read through a link out of the environment.
+        programs: its files in bin/ without the launchers of entry points; None if the files were not read.
+        linked_outside: number of files that were read through a link that leads out of the environment.
         reasons: why a digest is unknown.
     """
 
@@ -105,7 +106,7 @@ class CondaFile:
     Attributes:
         path: relative to the prefix.
         packed: sha256 of the file in the package; empty if the record does not have it.
-        installed: sha256 after conda wrote the prefix into it; the same if conda did not.
+        installed: sha256 of the file after conda wrote the prefix into it; the same as `packed` if conda wrote none.
         placeholder: the text that the prefix replaced; empty if conda wrote no prefix.
         binary: whether the prefix is in strings that end with NUL, and the file kept its size.
         link: whether it is a symbolic link.
@@ -128,10 +129,10 @@ class Program:
     """One file in bin/ that a RECORD lists.
 
     Attributes:
-        name: below bin/.
+        name: path below bin/.
         digest: sha256 of its content without the line that names the environment's Python, or "missing" or
             "not-a-file"; for the launcher of an entry point "entry-point MODULE:FUNCTION".
-        modified: whether it is not the file that the RECORD lists, apart from that line.
+        modified: whether the file differs from the RECORD in more than that line.
     """
 
     __slots__ = ("digest", "modified", "name")
@@ -148,14 +149,15 @@ class ProbedEnvironment:
     Attributes:
         started: the program that was started for this Python; empty if it is not known.
         site: a folder of packages outside of the prefix, whose files are read; empty for none.
-        revision: of the lockfile, see rules.py.
-        since: for a second look, the latest change (ctime, ns) that the first one saw; files that did not change
-            since then are not read.
+        revision: revision of the lockfile, see rules.py.
+        since: in the second check, the latest change (ctime, ns) that the first check saw. Files that did not change
+            since then are not read. None in the first check.
         looked: size, mtime and ctime of each file that was hashed while `recording`.
-        same: files that changed after the first look, but still match their RECORD.
-        training_path: sys.path as a training process gets it; `path` is the same with absolute paths.
+        same: files that changed after the first check, but still match their RECORD.
+        training_path: sys.path as a training process gets it.
+        path: the entries of `training_path` as absolute paths.
         values: field -> value.
-        unknown: field -> reason.
+        unknown: field -> why its value is unknown.
         roots: the real paths of the folders that belong to the environment.
         listed: all files that a RECORD lists with a hash.
         unlisted_files: paths of the unlisted libraries.
@@ -166,9 +168,10 @@ class ProbedEnvironment:
         conda_dists: path of a distribution's .dist-info -> the conda package that brought it.
         hashed: real path of a library -> its sha256.
         torch: torch's folder.
-        libraries: the libraries that torch would load; `at_import` names those that `import torch` loads.
-        missing_libraries: a needed name that was not found -> the file that needs it.
-        answers: the libraries' versions.
+        libraries: the libraries that torch would load.
+        at_import: the libraries that `import torch` loads.
+        missing_libraries: name of a needed library that was not found -> the file that needs it.
+        answers: the versions of libraries.
         no_libraries: why the libraries are unknown.
     """
 

@@ -23,8 +23,8 @@ def read_small(env: ProbedEnvironment, path: str, limit: int = SMALL_FILE) -> tu
     """Return a file's content, and whether the path leads through a link out of the environment.
 
     Raises:
-        ValueError: it is not a regular file, or has more than `limit` bytes.
-        OSError: it cannot be read.
+        ValueError: the path is not a regular file, or the file has more than `limit` bytes.
+        OSError: the file cannot be read.
     """
     descriptor, outside = open_regular(path, env.inside)
     with os.fdopen(descriptor, "rb") as file:
@@ -35,7 +35,7 @@ def read_small(env: ProbedEnvironment, path: str, limit: int = SMALL_FILE) -> tu
 
 
 def read_metadata(env: ProbedEnvironment, dist: Dist, path: str, limit: int = SMALL_FILE) -> bytes:
-    """Return the content of a dist's file, and count it if a link leads out of the environment."""
+    """Return the content of a dist's file. Count the file if its path leads through a link out of the environment."""
     data, outside = read_small(env, path, limit)
     dist.linked_outside += outside
     return data

@@ -1,10 +1,11 @@
 """The newer user-space part of NVIDIA's driver in an image: the package cuda-compat (forward compatibility).
 
-Runs on: inside the image. It is not in the lockfile: the files are locked with the image, and the gate reads the
-answer's part `cuda-compat`.
+Runs on: inside the image. The lockfile has no fields for this package, because its files are locked with the image. The
+gate reads the part `cuda-compat` of the answer.
 
-Source: NVIDIA, CUDA Compatibility, section Forward Compatibility (edition of driver 615, read 2026-11-20): cuda-compat-X-Y
-installs libcuda.so.1 to /usr/local/cuda-X.Y/compat; NGC's images have it below compat/lib or compat/lib.real.
+Source: NVIDIA, CUDA Compatibility, section Forward Compatibility (edition of driver 615, read 2026-11-20):
+cuda-compat-X-Y installs libcuda.so.1 to /usr/local/cuda-X.Y/compat. NGC's images have this file below compat/lib or
+compat/lib.real.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BELOW = ("compat", "compat/lib", "compat/lib.real")
 
 
 def probe_forward_compat(env: ProbedEnvironment) -> Facts:
-    """Read the packages in the image; a failure is reported in the answer and hides no field."""
+    """Read the packages in the image. A failure is reported in the answer, and makes no field unknown."""
     try:
         found = sorted(_packages(), reverse=True)
         if found:
@@ -59,7 +60,7 @@ def _packages() -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _is_first(env: ProbedEnvironment, folder: str) -> bool:
-    """Return whether the loader already finds the package's libcuda before the node's."""
+    """Return whether the loader finds the libcuda of the package before that of the node."""
     for path, _ in Loader(env).places(LIBCUDA, None):
         if env.elf(path) is not None:
             return (

@@ -64,7 +64,7 @@ def ask_git(env: ProbedEnvironment, top: str) -> tuple[bytes, bytes]:
     if top not in env.trees:
         try:
             env.trees[top] = _ask(top, time.monotonic() + GIT_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the next package of this tree does not wait for it again
+        except Exception as error:  # noqa: BLE001 - the next package of this tree does not wait for git again
             env.trees[top] = error
     answer = env.trees[top]
     if isinstance(answer, Exception):
@@ -73,7 +73,7 @@ def ask_git(env: ProbedEnvironment, top: str) -> tuple[bytes, bytes]:
 
 
 def _ask(top: str, deadline: float) -> tuple[bytes, bytes]:
-    """Ask git through a folder that hpcenv makes: a repository's configuration can name programs to run."""
+    """Ask git through a folder that hpcenv makes, because the repository's configuration can name programs to run."""
     import tempfile
 
     variables = git_folder.variables({k: v for k, v in os.environ.items() if not k.startswith("GIT_")})
@@ -120,7 +120,7 @@ def changed_files(status: bytes) -> Iterator[str]:
 
 
 def tracked_files(listed: bytes) -> tuple[set[str], set[str]]:
-    """Return the tracked files, and those whose changes git was configured not to check."""
+    """Return the tracked files that git checks for changes, and those that git was configured not to check."""
     known = set()
     unwatched = set()
     for path, tag, _ in _entries(listed):

@@ -4,8 +4,8 @@ Runs on: inside the image; also LOGIN NODE, for the code of a run.
 
 A repository's configuration can name programs in many keys: filters, hooks, transports, difference tools, agents.
 New versions of git add keys. So git gets a new, temporary folder as GIT_COMMON_DIR (gitrepository-layout(5)). The
-configuration there has only the keys of KEPT, which say how files are compared, and no hooks. The data of the
-repository is linked into it. The configuration of the user and of the system works as always.
+configuration there has only the keys of KEPT, which say how files are compared, and no hooks. The folder has links to
+the data of the repository. The configuration of the user and of the system works as always.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KEPT = frozenset(
         *("extensions.objectformat", "extensions.compatobjectformat", "extensions.refstorage", "index.sparse"),
     ]
 )
-# The parts of the common folder that answers need. `lfs` is where Git LFS, as the user's filter, keeps its objects.
+# The parts of the common folder that git needs. `lfs` is where Git LFS, as the user's filter, keeps its objects.
 _LINKED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow", "lfs")
 _ALWAYS_LINKED = ("objects", "refs")
 CONFIGURATION_BYTES = 1 << 20
 
-# Before the words of a question. `--no-optional-locks`: nothing is written to the repository. git may skip the content
-# of a file only if its whole status equals the index, whatever a configuration says.
+# Options of each git command. With `--no-optional-locks`, git writes nothing to the repository. git may skip the
+# content of a file only if the whole status of the file equals the index, whatever a configuration says.
 OPTIONS = (
     *("-c", "core.trustctime=true", "-c", "core.checkStat=default"),
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),
@@ -58,9 +58,9 @@ _OTHER_REPOSITORY = frozenset(
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for questions that fetch nothing and ask for no password.
+    """Return the environment for git commands that fetch nothing and ask for no password.
 
-    GIT_NO_LAZY_FETCH is known since git 2.44. Older versions start a transport for an object that is missing;
+    git 2.44 and newer know GIT_NO_LAZY_FETCH. Older versions start a transport for a missing object. But
     GIT_ALLOW_PROTOCOL refuses all transports, whatever the configuration says (git(1)).
     """
     kept = {name: value for name, value in environ.items() if name not in _OTHER_REPOSITORY}
@@ -78,7 +78,7 @@ def find_folders(place: str) -> tuple[str, str]:
     """Return the git folder and the common folder of a work tree; `place` is its `.git`.
 
     Raises:
-        OSError, ValueError: they cannot be read.
+        OSError, ValueError: the folders cannot be found, because a file cannot be read.
     """
     folder = place
     if os.path.isfile(place):  # a worktree or submodule: 'gitdir: PATH'
@@ -109,7 +109,7 @@ def read_configuration(common: str) -> bytes:
     """Return the repository's own configuration, as text for LISTING; empty if it does not exist.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError, ValueError: the configuration cannot be read.
     """
     try:
         return _read(os.path.join(common, "config"))
@@ -118,7 +118,7 @@ def read_configuration(common: str) -> bytes:
 
 
 def filters(listing: bytes) -> frozenset[str]:
-    """Return the names of the filters whose programs the repository's own configuration names."""
+    """Return the names of the filters for which the repository's own configuration sets a program."""
     names = set()
     for entry in listing.split(b"\0"):
         key = os.fsdecode(entry.partition(b"\n")[0])
@@ -137,7 +137,7 @@ def make(folder: str, common: str, listing: bytes) -> None:
         listing: what LISTING printed.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be filled.
     """
     lines = []
     for entry in listing.split(b"\0"):
@@ -155,18 +155,19 @@ def make(folder: str, common: str, listing: bytes) -> None:
 
 
 def placed(environ: Mapping[str, str], git: str, folder: str, tree: str) -> dict[str, str]:
-    """Return the environment for questions about a work tree through its made folder.
+    """Return the environment in which git reads a work tree through the folder that `make` has filled.
 
     Args:
         environ: from `variables`.
         git: the repository's git folder.
-        folder: what `make` has filled.
+        folder: the folder that `make` has filled.
+        tree: the work tree.
     """
     return {**environ, "GIT_DIR": git, "GIT_COMMON_DIR": folder, "GIT_WORK_TREE": tree}
 
 
 def filtered(ask: Ask, paths: Iterable[str]) -> dict[str, str]:
-    """Return the files that git compares through a filter, and its name (gitattributes(5))."""
+    """Return, for each file that git compares through a filter, the name of the filter (gitattributes(5))."""
     names = b"".join(os.fsencode(path) + b"\0" for path in paths)
     words = [os.fsdecode(word) for word in ask("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")]
     pairs = zip(words[::3], words[2::3])
@@ -187,7 +188,7 @@ def unseen(ask: Ask, tree: str, blobs: Mapping[str, str]) -> list[str]:
     through = filtered(ask, odd) if odd else {}
     plain = [path for path in odd if path not in through]
     names = b"".join(os.fsencode(path) + b"\n" for path in plain)
-    # As git converts line ends and encodings.
+    # git converts line ends and encodings before it hashes these files.
     ids = ask("hash-object", "--stdin-paths", stdin=names).decode().split() if plain else []
     return [path for path, found in zip(plain, ids) if found != blobs[path]]
 
@@ -196,7 +197,7 @@ def is_other(tree: str, path: str, blob: str, *, odd: bool = False) -> bool:
     """Return whether the bytes of a file differ from a blob.
 
     Args:
-        odd: read only files whose time was set by hand. git notices changes of the others by their time.
+        odd: read only files whose time was set by hand. git notices changes of all other files by their time.
     """
     import hashlib
     import stat

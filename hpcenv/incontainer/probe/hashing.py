@@ -36,8 +36,8 @@ class Hashed:
     """The result for one file.
 
     Attributes:
-        digest: its hash, or "missing" or "not-a-file"; None if it is unknown.
-        problem: why it is unknown.
+        digest: hash of the file, or "missing", "not-a-file" or "unchanged"; None if the hash is unknown.
+        problem: why the hash is unknown.
         outside: whether a link led out of the environment.
     """
 
@@ -58,8 +58,8 @@ def hash_files(env: ProbedEnvironment, jobs: list[tuple[str, str, int]], deadlin
 
     Args:
         env: the environment.
-        jobs: file, algorithm and expected size in bytes of each.
-        deadline: end of the time, as `time.monotonic()` counts.
+        jobs: one tuple for each file: path, algorithm and expected size in bytes.
+        deadline: time of `time.monotonic()` after which no further file is hashed.
     """
     import threading
     from collections import deque
@@ -95,7 +95,7 @@ def _thread_count() -> int:
 
 
 def hash_file(env: ProbedEnvironment, file: str, algorithm: str, buffer: bytearray, deadline: float) -> Hashed:
-    """Hash one file; whatever is wrong with it is in the result."""
+    """Hash one file. If this fails, the result has the reason."""
     import hashlib
 
     if time.monotonic() > deadline:
@@ -134,7 +134,7 @@ def hash_file(env: ProbedEnvironment, file: str, algorithm: str, buffer: bytearr
 
 
 def _is_known(env: ProbedEnvironment, file: str, status: os.stat_result) -> bool:
-    """Record size and times of a file; return True if the first look has read it and it is unchanged since then."""
+    """Record size and times of a file. Return whether the first check has read it and it has not changed since then."""
     if env.recording:
         env.looked[file] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return env.since is not None and status.st_ctime_ns <= env.since

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts, Value
 
-RUNNING = "/proc/self/exe"  # the file that runs, even if another one took its place
+RUNNING = "/proc/self/exe"  # the file that runs, even if another file has its path now
 FIELDS = ("python.binary-sha256", "python.libpython-sha256", "python.launcher-sha256")
 
 
@@ -48,9 +48,9 @@ def find_libpython() -> str:
 
 
 def _launcher(env: ProbedEnvironment, running: str) -> Value:
-    """Return the sha256 of the program that was started, `none` if it is the one that runs.
+    """Return the sha256 of the program that was started; `none` if this program is the running Python.
 
-    A script that replaces it can set variables and options before it starts the real Python.
+    The started program may be a script, which can set variables and options before it starts the real Python.
     """
     started = env.started or sys.executable
     try:

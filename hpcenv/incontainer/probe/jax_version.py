@@ -1,4 +1,4 @@
-"""JAX, its library and its plug-in for CUDA, by their packages. JAX is not imported.
+"""Versions of JAX, its library and its plug-in for CUDA, from their packages. JAX is not imported.
 
 Runs on: inside the image.
 """
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts
 
-# `jax-cuda13-plugin` is for CUDA 13; it finds the release of its libraries when JAX starts.
+# `jax-cuda13-plugin` is for CUDA 13. It finds the exact release of its libraries only when JAX starts.
 _PREFIX, _SUFFIX = "jax-cuda", "-plugin"
 
 
 def probe_jax(env: ProbedEnvironment) -> Facts:
-    """Return the versions of JAX's packages. Without jax there are no such fields, so other lockfiles stay as they are."""
+    """Return the versions of JAX's packages; without jax, no fields, so that other lockfiles do not change."""
     versions = {dist.name: dist.version for dist in env.dists or ()}
     if "jax" not in versions:
         return {}

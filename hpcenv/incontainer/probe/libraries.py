@@ -63,9 +63,9 @@ def start_libraries(env: ProbedEnvironment) -> Facts:
     return {}
 
 
-# The child forks for each library: if the vendor's code crashes or hangs, only that answer is missing. Its argument is
-# a JSON list of (name, how, function, files to open; the last file has the function). os._exit skips the libraries'
-# exit handlers. What the libraries print is discarded.
+# The child forks for each library. So if the vendor's code crashes or hangs, only one answer is missing. The argument
+# of the child is a JSON list of (name, how, function, files to open; the last file has the function). os._exit skips
+# the libraries' exit handlers. What the libraries print is discarded.
 _CHILD = """
 import sys
 sys.path[:] = [p for p in sys.path if p]
@@ -212,7 +212,7 @@ def _no_library(env: ProbedEnvironment, name: str) -> Value:
 
 
 def describe_origin(env: ProbedEnvironment, path: str, system: bool = False) -> str:
-    """Return class and path of a library. ``prefix:`` and ``base-prefix:`` paths stay equal if the environment moves."""
+    """Return class and path of a library. A path after ``prefix:`` or ``base-prefix:`` is relative to that prefix."""
     mark, rest = env.placed(path)
     root = {"{prefix}": env.prefix, "{base-prefix}": env.base_prefix}.get(mark, "/usr")
     in_site = any(is_below(path, site.path) for site in env.sites if site.scanned)
@@ -223,7 +223,10 @@ def describe_origin(env: ProbedEnvironment, path: str, system: bool = False) -> 
 
 
 def probe_library_files(env: ProbedEnvironment) -> Facts:
-    """Return the libraries' sha256, and the versions of the heavy ones. `content` has hashed those in a RECORD."""
+    """Return the libraries' sha256, and the versions of the heavy ones.
+
+    The probe `content` has already hashed the libraries that a RECORD lists.
+    """
     facts: Facts = {field: _library_fact(env, field.split(".")[1], "version") for field in HEAVY_FIELDS}
     fields = {name: f"libs.{name}.sha256" for name in LIBRARIES}
     jobs = []

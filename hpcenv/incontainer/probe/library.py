@@ -17,8 +17,8 @@ class Library:
 
     Attributes:
         real: its path without links.
-        parent: the library that needs it first.
-        system: whether ld.so.cache or a default folder led to it.
+        parent: the first library that needs it; None for the interpreter.
+        system: whether it was found through ld.so.cache or in a default folder.
         names: the names by which it was requested.
         needs: the libraries that it needs.
     """

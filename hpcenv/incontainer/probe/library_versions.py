@@ -1,6 +1,6 @@
 """The libraries under torch, and how each one reports its version.
 
-Runs on: inside the image, and COMPUTE NODE: the launch step reads versions too, and loads no other chapter.
+Runs on: inside the image, and COMPUTE NODE: the launch step reads versions too, and loads no other module of the probe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Value
 
-# Library -> stem of the file name, how its C function returns the version, the function. None of them needs a GPU.
+# Library -> stem of the file name, form in which its C function returns the version, name of this function. None of
+# these functions needs a GPU.
 LIBRARIES = {
     "cudart": ("libcudart", "packed", "cudaRuntimeGetVersion"),
     "cublas": ("libcublas", "property", "cublasGetProperty"),
@@ -47,6 +48,6 @@ def _dotted(name: str, number: int) -> Value:
         return Unknown(f"the library reports {number}, which is not a version")
     if name == "cudart":  # 13000 is 13.0, 12080 is 12.8
         return f"{number // 1000}.{number % 1000 // 10}"
-    # NCCL until 2.8 and cuDNN until 8 used thousands: 2708 is 2.7.8, 8902 is 8.9.2; then 22907, 92000.
+    # NCCL until 2.8 and cuDNN until 8 used thousands: 2708 is 2.7.8, 8902 is 8.9.2. Newer ones use 22907, 92000.
     unit = 1000 if number < 10000 else 10000
     return f"{number // unit}.{number % unit // 100}.{number % 100}"

@@ -1,4 +1,4 @@
-"""Which file the dynamic loader finds for the name of a library.
+"""Find the file that the dynamic loader would load for the name of a library.
 
 Runs on: inside the image.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class Loader:
     """A model of glibc's ld.so(8): it finds the file for the name of a library, and loads nothing.
 
-    Not modelled: glibc-hwcaps subfolders (they contain no CUDA library), LD_AUDIT, dlmopen, and libraries that code
+    The model ignores glibc-hwcaps subfolders (they contain no CUDA library), LD_AUDIT, dlmopen, and libraries that code
     in .pth files or sitecustomize loads before torch. Level ``deep`` reports what is really mapped.
 
     Attributes:
-        loaded: the libraries so far; the first is the interpreter.
-        missing: a needed name that was not found -> the file that needs it.
+        loaded: the libraries found so far; the first is the interpreter.
+        missing: name of a needed library that was not found -> the file that needs it.
     """
 
     def __init__(self, env: ProbedEnvironment) -> None:
@@ -50,10 +50,10 @@ class Loader:
             preloaded = self._get(name, main)
             first += [preloaded] if preloaded else []
         self._load_needed(first)
-        self.missing.clear()  # libraries of Python itself: it runs, so they were found
+        self.missing.clear()  # Python runs, so its own libraries were found
 
     def open(self, path: str, parent: Library | None = None) -> Library | None:
-        """Do the same as dlopen: find a library and everything that it needs. None if it is not found."""
+        """Find a library and everything that it needs, as dlopen does; return None if the library is not found."""
         library = self._get(path, parent or self._main)
         if library:
             self._load_needed([library])
@@ -126,7 +126,7 @@ class Loader:
         return [folder for part in text.split(":") if part for folder in self._expand(part, library)]
 
     def _expand(self, part: str, library: Library) -> list[str]:
-        """Replace ld.so's variables in a folder. A relative folder is left out: it depends on the current folder."""
+        """Replace ld.so's variables in a folder. Relative folders are left out: they depend on the current folder."""
         import re
 
         part = re.sub(r"\$(?:ORIGIN\b|\{ORIGIN\})", lambda _: os.path.dirname(library.path), part)
@@ -147,10 +147,11 @@ def default_folders() -> list[str]:
 
 
 def without_own_list(env: ProbedEnvironment, folders: list[str]) -> list[str]:
-    """Leave out what Apptainer 1.5 puts into LD_LIBRARY_PATH: all folders that the loader searches by itself.
+    """Leave out the folders that Apptainer 1.5 adds to LD_LIBRARY_PATH, and that the loader searches anyway.
 
-    With --nv, where the image sets none, its action_script.sh takes those of `ldconfig -Nv`, and the folder of the node's
-    libraries after them (1.5.3). Apptainer 1.4 has that folder alone. Which libraries are then found is compared.
+    If the image does not set the variable, action_script.sh of Apptainer 1.5.3 sets it with --nv: to the folders of
+    `ldconfig -Nv`, followed by the folder with the node's libraries. Apptainer 1.4 sets it to the last folder alone.
+    The libraries that are found in the folders are compared in any case.
     """
     own = {os.path.realpath(folder) for folder in folders[:-1]}
     listed = {os.path.realpath(folder) for folder in _configured(env, "/etc/ld.so.conf") if os.path.isdir(folder)}
@@ -180,7 +181,7 @@ def _configured(env: ProbedEnvironment, path: str, depth: int = 0) -> Iterator[s
 
 
 class LoaderCache:
-    """/etc/ld.so.cache in the format glibc-ld.so.cache1.1, the only one since glibc 2.32."""
+    """/etc/ld.so.cache in the format glibc-ld.so.cache1.1, the only format since glibc 2.32."""
 
     def __init__(self, env: ProbedEnvironment) -> None:
         import struct

@@ -1,7 +1,7 @@
-"""What NCCL would use of the image to reach other nodes: verbs, libfabric, plugins; and variables that nothing reads.
+"""What NCCL would use of the image to reach other nodes (verbs, libfabric, plugins), and variables that it ignores.
 
-Runs on: inside the image. These are no fields of the lockfile: the files are locked with the image, and the decision
-on the network reads the answer's part `network`.
+Runs on: inside the image. The lockfile has no fields for these facts, because the files are locked with the image. The
+decision on the network reads them from the part `network` of the answer.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PLUGIN_FOLDERS = (
     "/usr/local/lib",
 )
 MOST_PLUGINS = 8
-# A variable of NCCL that a user could set; more than this number were not set by hand.
+# At most this many variables of NCCL are searched for. More variables were not set by hand.
 MOST_NAMES = 32
 RODATA_BYTES = 256 << 20
 PIECE = 8 << 20
 
 
 def probe_network(env: ProbedEnvironment) -> Facts:
-    """Read the network parts of the image; a failure is reported in the answer and hides no field."""
+    """Read the network parts of the image. A failure is reported in the answer, and makes no field unknown."""
     try:
         env.network = _read(env)
     except Exception as error:  # noqa: BLE001
@@ -57,7 +57,7 @@ def probe_network(env: ProbedEnvironment) -> Facts:
 def _read(env: ProbedEnvironment) -> dict[str, Any] | None:
     nccl = env.libraries.get("nccl")
     if nccl is None:
-        return None  # torch without NCCL: it needs none of this
+        return None  # torch without NCCL needs none of this
     loader = Loader(env)
     verbs, fabric, plugin = (
         _first(env, loader, name, nccl) for name in ("libibverbs.so.1", "libfabric.so.1", _plugin_name())
@@ -74,7 +74,7 @@ def _read(env: ProbedEnvironment) -> dict[str, Any] | None:
 
 
 def _plugin_name() -> str:
-    """Return the library that NCCL opens: NCCL_NET_PLUGIN is a name, or the end of one (env.rst, NCCL 2.30)."""
+    """Return the library that NCCL opens. NCCL_NET_PLUGIN is its name, or the end of its name (env.rst, NCCL 2.30)."""
     given = os.environ.get("NCCL_NET_PLUGIN", "").split(",")[0]
     if not given:
         return "libnccl-net.so"
@@ -82,7 +82,7 @@ def _plugin_name() -> str:
 
 
 def _first(env: ProbedEnvironment, loader: Loader, name: str, requester: Library) -> str:
-    """Return the file that the loader finds first for a name; empty without one."""
+    """Return the file that the loader finds first for a name; empty if it finds none."""
     for path, _ in loader.places(name, requester):
         if env.elf(path) is not None:
             return path
@@ -90,9 +90,9 @@ def _first(env: ProbedEnvironment, loader: Loader, name: str, requester: Library
 
 
 def _other_plugins(env: ProbedEnvironment, loader: Loader, first: str, requester: Library) -> list[str]:
-    """Return further plugins that a user may have meant: found later in the search, or in the folders of vendors.
+    """Return further plugins that a user may have meant: those later in the search, and those in folders of vendors.
 
-    The loader takes the first one; the same file under a different name is not a further plugin.
+    The loader takes only the first plugin. The same file under a different name is not a further plugin.
     """
     name = _plugin_name()
     paths = [path for path, _ in loader.places(name, requester)]
@@ -110,7 +110,7 @@ def _other_plugins(env: ProbedEnvironment, loader: Loader, first: str, requester
 
 
 def _providers(verbs: str) -> int:
-    """Return the number of providers next to libibverbs: without a provider, it finds no device."""
+    """Return the number of providers next to libibverbs. Without a provider, libibverbs finds no device."""
     folder = os.path.join(os.path.dirname(os.path.realpath(verbs)), PROVIDERS)
     try:
         return sum("-rdmav" in name for name in os.listdir(folder))
@@ -131,10 +131,10 @@ def _plugin_version(path: str) -> str:
 
 
 def _unread(env: ProbedEnvironment, libraries: list[Library], plugin: str) -> list[str]:
-    """Return the NCCL variables of this process that occur in none of the libraries that could read them.
+    """Return the NCCL variables of this process whose names are in none of the libraries that could read them.
 
-    Only the section of constants is searched, and only if there are such variables. A library that cannot be searched
-    in full may read all of them.
+    Only the constants of the libraries are searched, and only if NCCL variables are set. If a library cannot be
+    searched completely, it may read all variables, so the result is empty.
     """
     left = {name.encode() for name in os.environ if re.match(r"NCCL_[A-Z0-9_]+$", name)}
     if not left or len(left) > MOST_NAMES:
@@ -150,7 +150,7 @@ def _unread(env: ProbedEnvironment, libraries: list[Library], plugin: str) -> li
 
 
 def _names_in(env: ProbedEnvironment, path: str, names: set[bytes]) -> set[bytes] | None:
-    """Return the names that are whole strings in the constants of a library; None if that is unknown."""
+    """Return the names that are whole strings in a library's constants; None if these cannot be searched."""
     descriptor, _ = open_regular(path, env.inside)
     try:
         sections = _constants(descriptor)
@@ -170,7 +170,7 @@ def _names_in(env: ProbedEnvironment, path: str, names: set[bytes]) -> set[bytes
 
 
 def _constants(descriptor: int) -> list[tuple[int, int]] | None:
-    """Return offset and size of the sections `.rodata*` of a 64-bit little-endian ELF file; None without a table.
+    """Return offset and size of each section `.rodata*` of a 64-bit little-endian ELF file; None without sections.
 
     Programs for GPUs are in other sections, which are a hundred times as large.
     """

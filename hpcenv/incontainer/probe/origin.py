@@ -86,7 +86,7 @@ def _archive_hash(info: dict[str, Any]) -> str:
 
 
 def _safe_url(url: str) -> str:
-    """Return a URL without user, password and query. Of a file: URL only the last part remains: the name."""
+    """Return a URL without user, password and query. From a `file:` URL, only the file's name is kept."""
     scheme, colon, rest = url.partition(":")
     rest = rest.partition("?")[0].partition("#")[0]
     if scheme == "file":

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 FIELDS = ("libs.system", "libs.unlisted")
-# They come with the driver of each node: host.driver-version compares it.
+# These libraries belong to the driver of each node, and host.driver-version compares that driver.
 OF_THE_DRIVER = ("libcuda.so", "libnvidia-", "libnvcuvid.so", "libnvoptix.so", "libcudadebugger.so")
 PRELOAD_FILE = "/etc/ld.so.preload"
 OWN_FOLDERS = ("/", "/usr", "/usr/local")  # a Python there shares them with the system
 
 
 def probe_outside_libraries(env: ProbedEnvironment) -> Facts:
-    """Return path and hash of each such library, outside and inside of the environment.
+    """Return path and hash of each library that no package lists, outside and inside of the environment.
 
-    The loader's rules say which file each name leads to. Libraries that code opens by itself while it runs are not
-    found in this way; level deep reports what `import torch` maps.
+    The rules of the loader give the file for each name. Libraries that code opens only while it runs are not found in
+    this way. Level deep reports what `import torch` maps.
     """
     if isinstance(glibc_version(), Unknown):
         return dict.fromkeys(FIELDS, Unknown("the search order of a C library other than glibc is not known here"))
@@ -62,7 +62,7 @@ def _is_own(env: ProbedEnvironment, path: str) -> bool:
 
 
 def _start_files(env: ProbedEnvironment) -> Iterator[str]:
-    """Yield the files whose needs are looked up: Python, its extension modules, and every library of a package."""
+    """Yield the files whose needed libraries are searched: Python, its extension modules, and packages' libraries."""
     yield os.path.realpath(RUNNING if os.path.exists(RUNNING) else sys.executable)
     libpython = find_libpython()
     if libpython:
@@ -76,7 +76,7 @@ def _start_files(env: ProbedEnvironment) -> Iterator[str]:
 
 
 class _Search:
-    """Finds the files behind the names that libraries need, each by the search path of the library that needs it."""
+    """Finds the files of needed libraries. Each name is searched with the search path of the library that needs it."""
 
     def __init__(self, env: ProbedEnvironment) -> None:
         self.env = env

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 
-# A METADATA file with more, or longer, requirements is cut: they serve a note of `hpcenv lock`.
+# More or longer requirements in a METADATA file are cut. They are used only for a note of `hpcenv lock`.
 REQUIREMENTS, REQUIREMENT_LENGTH = 300, 500
 
 
@@ -59,7 +59,7 @@ def metadata_folders(path: str) -> list[str]:
 
 
 def read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
-    """Return one dist. If something is wrong with it, it has a reason and no digest."""
+    """Return one dist. If a part of the dist cannot be read, it has a reason and no digest."""
     dist = Dist(site, folder)
     for part in (_read_identity, read_record, read_origin):
         try:
@@ -75,13 +75,13 @@ def read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
 
 
 def name_and_version(folder: str) -> tuple[str, str]:
-    """Return name and version from the name of a metadata folder; METADATA has priority."""
+    """Return name and version from the name of a metadata folder. They are used if METADATA cannot be read."""
     stem = folder.rsplit(".", 1)[0].split("-")
     return _normal_name(printable(stem[0])), printable(stem[1] if len(stem) > 1 else "")
 
 
 def _read_identity(env: ProbedEnvironment, dist: Dist) -> None:
-    """Read name, version and installer; the folder's name replaces a METADATA that cannot be read."""
+    """Read name, version and installer. If METADATA cannot be read, name and version come from the folder's name."""
     info = os.path.join(dist.site.path, dist.folder)
     dist.name, dist.version = name_and_version(dist.folder)
     try:
@@ -105,7 +105,7 @@ def _read_identity(env: ProbedEnvironment, dist: Dist) -> None:
 
 
 def _head(data: bytes) -> dict[str, str]:
-    """Return the headers of METADATA. To import the email package would take 20 ms."""
+    """Return the headers of METADATA. Does not use the email package, whose import takes 20 ms."""
     headers: dict[str, str] = {}
     # A description of any length may follow.
     header = data.partition(b"\n\n")[0]

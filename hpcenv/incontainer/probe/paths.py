@@ -26,8 +26,8 @@ def open_regular(path: str, inside: Callable[[str], bool]) -> tuple[int, bool]:
         The descriptor, and whether the path leads through a link out of the environment.
 
     Raises:
-        NotAFile: it is not a regular file.
-        OSError: it cannot be opened.
+        NotAFile: the path is not a regular file.
+        OSError: the file cannot be opened.
     """
     import errno
     import stat

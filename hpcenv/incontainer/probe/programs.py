@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import Row
     from hpcenv.incontainer.probe.values import Facts
 
-# The start of a script in which an installer writes the path of the environment's Python: one line, or where that
-# line would be too long or contain a blank, a shell command inside a Python string (distlib, pip, uv).
+# The start of a script, where an installer writes the path of the environment's Python. This is one line. If that line
+# would be too long or contain a blank, it is a shell command inside a Python string (distlib, pip, uv).
 SHEBANG = (
     rb"#![^\n]*(?:python|pypy)[^\n/]*\n"
     rb"|#!/bin/sh\r?\n'''exec' [^\n]*(?:python|pypy)[^\n/]*\n' '''\n"
@@ -41,7 +41,7 @@ HEAD = 1 << 16  # a launcher has less than 1 KiB
 
 
 def probe_programs(env: ProbedEnvironment) -> Facts:
-    """Read the programs of each distribution. The answer has them with the distribution."""
+    """Read the programs of each distribution. The answer has the programs in the entry of the distribution."""
     for dist in env.dists or ():
         unhashed = env.has("unhashed-rows")
         rows = [row for row in dist.rows if row.script and (row.claim or unhashed) and row.file is not None]
@@ -55,14 +55,14 @@ def probe_programs(env: ProbedEnvironment) -> Facts:
 
 
 def programs_digest(programs: list[Program]) -> str:
-    """Return the digest of a distribution's programs, `none` without one."""
+    """Return the digest of a distribution's programs; `none` if it has no programs."""
     if not programs:
         return "none"
     return digest_of_lines("hpcenv-programs-v1", [program.name + "\0" + program.digest for program in programs])
 
 
 def _read_program(env: ProbedEnvironment, row: Row, points: dict[str, str]) -> Program | None:
-    """Return a program; None for the launcher of an entry point, which follows from the dist's own files."""
+    """Return a program; None for the launcher of an entry point of the dist, whose content is known from that entry."""
     import hashlib
     from base64 import urlsafe_b64encode
 
@@ -89,7 +89,7 @@ def _read_program(env: ProbedEnvironment, row: Row, points: dict[str, str]) -> P
 
 
 def without_shebang(data: bytes) -> bytes:
-    """Return a script without the line that names its Python; other content as it is."""
+    """Return a script without the line that names its Python. Other content is returned unchanged."""
     import re
 
     match = re.match(SHEBANG, data) if data.startswith(b"#!") else None

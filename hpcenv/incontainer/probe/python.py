@@ -35,7 +35,7 @@ def probe_python(env: ProbedEnvironment) -> Facts:
 
 
 def _soabi() -> Value:
-    # From the suffix that the import system uses. sysconfig gives the same and takes 10 ms longer.
+    # This is read from the suffix that the import system uses. sysconfig gives the same tag, but takes 10 ms longer.
     from importlib.machinery import EXTENSION_SUFFIXES
 
     for suffix in EXTENSION_SUFFIXES:
@@ -55,7 +55,7 @@ def probe_path(env: ProbedEnvironment) -> Facts:
     env.roots = sorted({os.path.realpath(p) for s in env.sites for p in (s.path, s.base)})
     env.roots += [os.path.realpath(env.prefix), os.path.realpath(env.base_prefix), os.path.realpath(STDLIB)]
     user_site = os.path.normpath(site.getusersitepackages() or "")
-    # It is "on" only if Python imports from it: an enabled user site that does not exist is not on the path.
+    # The user site is "on" only if Python imports from it. An enabled user site that does not exist is not on the path.
     user_on = bool(site.getusersitepackages()) and os.path.realpath(user_site) in {
         os.path.realpath(p) for p in env.path
     }
@@ -83,7 +83,7 @@ def _braced(env: ProbedEnvironment, path: str) -> str:
 
 
 def _is_site(env: ProbedEnvironment, path: str) -> bool:
-    """Return whether a folder outside of the prefix has packages: by its own name, or because --site names it."""
+    """Return whether a folder outside of the prefix counts as a site directory, by its name or because of --site."""
     named = bool(env.site) and os.path.realpath(path) == os.path.realpath(env.site)
     return named or os.path.basename(path) in SITE_NAMES
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RECORD_BYTES = 16 << 20  # the largest seen, torch with CUDA, is 1.5 MiB
 RECORD_ROWS = 300_000
 CSV_CELL = 131_072  # what the csv module takes at most
-# Written by the installer, each in its own way: the same wheel must give the same digest.
+# Each installer writes these files in its own way. They are left out, so that the same wheel gives the same digest.
 UNHASHED_METADATA = frozenset(
     ("INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "direct_url.json")
     + ("provenance_url.json", "uv_cache.json", "uv_build.json")
@@ -29,7 +29,7 @@ UNHASHED_METADATA = frozenset(
 
 
 def read_record(env: ProbedEnvironment, dist: Dist) -> None:
-    """Read a dist's RECORD into ``rows`` and ``listed``, or into ``plain_digest`` and ``listed``."""
+    """Read a dist's RECORD into ``rows`` and ``listed``. The fast reader sets ``plain_digest`` instead of ``rows``."""
     if not dist.folder.endswith(".dist-info"):
         dist.no_record = "no RECORD: installed as egg-info (by a system package, setup.py or develop)"
         dist.reasons.append(dist.no_record)
@@ -47,7 +47,7 @@ def read_record(env: ProbedEnvironment, dist: Dist) -> None:
 
 
 def _counted(dist: Dist, raw: str, claim: str, size: str, listed: list[str]) -> Row | None:
-    """Return the row if it is a part of the digest (step 1). Add its file to ``listed`` if the row has a hash."""
+    """Return the row if the digest covers it (step 1). Add its file to ``listed`` if the row has a hash."""
     if raw.endswith(".pyc") and "__pycache__/" in raw:
         return None  # half of all rows; these files are neither hashed nor searched for
     row = _row(dist.site, raw, claim, size)
@@ -64,7 +64,7 @@ def _counted(dist: Dist, raw: str, claim: str, size: str, listed: list[str]) -> 
 
 
 def _without_copies(rows: list[Row]) -> list[Row]:
-    """Drop the compiled files whose source is listed beside them: Python imports only a .pyc without a source."""
+    """Drop the rows of compiled files whose source is listed beside them, because Python then imports the source."""
     if not any(row.path.endswith(".pyc") for row in rows):
         return rows
     paths = {row.path for row in rows}
@@ -74,9 +74,11 @@ def _without_copies(rows: list[Row]) -> list[Row]:
 def _read_plain_record(dist: Dist, data: bytes) -> bool:
     """Do steps 1 to 3 for a RECORD in plain ASCII. Most lines are used unchanged, which is several times faster.
 
+    No rows are kept, because below level full no listed file is opened.
+
     Returns:
-        False, without any effect, if the RECORD contains an error or anything that needs csv. No rows are kept,
-        because below level full no listed file is opened.
+        True if `dist` has its digest now. False if the RECORD contains an error or anything that needs csv; then `dist`
+        is unchanged.
     """
     if not data.isascii() or b'"' in data or b"\0" in data:
         return False
@@ -165,7 +167,12 @@ def _headers(rest: str) -> str:
 
 
 def record_digest(rows: list[Row], claims: dict[int, str] | None = None) -> str:
-    """Return the digest of rows: step 3, or step 4 with the real hashes of modified files by row index."""
+    """Return the digest of rows: that of step 3, or with `claims` that of step 4.
+
+    Args:
+        rows: the rows of a RECORD.
+        claims: index of a row -> the real hash of its modified file.
+    """
     real = claims or {}
     lines = set()
     for index, row in enumerate(rows):

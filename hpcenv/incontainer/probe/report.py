@@ -57,7 +57,7 @@ def report(env: ProbedEnvironment) -> dict[str, Any]:
 
 
 def _look(env: ProbedEnvironment) -> dict[str, Any]:
-    """Return a digest of the state of each hashed file, to detect a later change."""
+    """Return a digest over size and times of all hashed files, to detect a later change."""
     lines = [f"{path}\0{size}\0{written}\0{changed}" for path, (size, written, changed) in env.looked.items()]
     newest = max((changed for _, _, changed in env.looked.values()), default=0)
     closed = sorted(path for path, (size, _, _) in env.looked.items() if size < 0)[:CHANGED_SHOWN]
@@ -70,7 +70,7 @@ def _look(env: ProbedEnvironment) -> dict[str, Any]:
 
 
 def second_look(env: ProbedEnvironment) -> dict[str, Any]:
-    """Return the current state of the files, and the files that changed after the first look.
+    """Return size and times of the files now, and the files that changed after the first check.
 
     A file that was written again with the content in its RECORD counts as unchanged.
     """
@@ -88,7 +88,7 @@ def second_look(env: ProbedEnvironment) -> dict[str, Any]:
 
 
 def _mountinfo() -> str:
-    """Return the mounts here, as the kernel writes them; empty if they cannot be read."""
+    """Return the mounts of this process, as the kernel lists them; empty if they cannot be read."""
     try:
         with open(SYSTEM_ROOT + "proc/self/mountinfo", encoding="utf-8", errors="backslashreplace") as file:
             return file.read(MOUNTINFO_BYTES)
@@ -97,7 +97,7 @@ def _mountinfo() -> str:
 
 
 def _image_variables() -> list[str]:
-    """Return the variables that the image itself sets: its scripts export them (Apptainer, SingularityCE)."""
+    """Return the variables that the image itself sets, which its scripts export (Apptainer, SingularityCE)."""
     import re
 
     folder, names = SYSTEM_ROOT + ".singularity.d/env", set()
@@ -171,7 +171,7 @@ def as_plain_json(level: str, fields: list[str], reason: str) -> str:
 
 
 def write_line(line: str) -> None:
-    """Write a line to standard output, all of it."""
+    """Write a whole line to standard output."""
     data = (line + "\n").encode("ascii")
     while data:
         data = data[os.write(1, data) :]

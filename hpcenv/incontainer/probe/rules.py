@@ -1,14 +1,14 @@
-"""What the digests of a lockfile cover, by its revision. The rules of its revision apply to a lockfile.
+"""What the digests of a lockfile cover. This depends on the revision of the lockfile.
 
-Runs on: inside the image, on the login node and on compute nodes. `revision` of [Environment] in the manifest brings
-the number to the nodes; `--revision` brings it to the probe.
+Runs on: inside the image, on the login node and on compute nodes. The nodes get the revision from `revision` of
+[Environment] in the manifest, and the probe gets it with `--revision`.
 """
 
 from __future__ import annotations
 
 REVISION = 2
 
-# Rule -> the first revision with it, and what a lockfile without it does not cover ('' if it covers more).
+# Rule -> the first revision with the rule, and what a lockfile without the rule does not cover ('' if it covers more).
 RULES = {
     "links": (2, "code outside of the environment that its links lead to"),
     "entry-points": (2, "an entry_points.txt that no RECORD lists"),

@@ -74,7 +74,7 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-# The probes whose files are read again when a run ends.
+# The probes whose files are checked again when a run ends.
 LOOKED_AT_TWICE = frozenset(
     ("path", "packages", "unlisted", "startup", "conda", "content", "conda-content")
     + ("interpreter", "stdlib", "outside-libraries", "preload-file")
@@ -85,10 +85,10 @@ def main(argv: list[str], training_path: list[str]) -> int:
     """Print one JSON object on one line.
 
     Args:
-        argv: the command line without the program: `--level LEVEL`, or nothing for level record; `--python FILE` is
-            the program that was started, which may be a script around Python; `--since NANOSECONDS` for a
-            second look (report.second_look); `--site FOLDER` is a folder on PYTHONPATH whose packages are read;
-            `--revision NUMBER` is that of the lockfile (rules.py).
+        argv: the command line without the program. `--level LEVEL` is the level, record by default. `--python FILE` is
+            the program that was started, which may be a script around Python. `--since NANOSECONDS` requests a second
+            check (report.second_look). `--site FOLDER` is a folder on PYTHONPATH whose packages are read.
+            `--revision NUMBER` is the revision of the lockfile (rules.py).
         training_path: sys.path as a training process gets it.
 
     Returns:
@@ -139,7 +139,7 @@ def _parse_arguments(argv: list[str]) -> tuple[dict[str, str], str]:
 
 
 def _run_probe(env: ProbedEnvironment, probe: Probe) -> None:
-    """Run one probe. In every case, each of its fields is then in values or in unknown."""
+    """Run one probe. Afterwards, each of its fields is in `env.values` or in `env.unknown`, also after a failure."""
     start = time.perf_counter()
     try:
         facts = probe.read(env)
@@ -156,7 +156,7 @@ def _run_probe(env: ProbedEnvironment, probe: Probe) -> None:
 
 
 def _fail_the_rest(env: ProbedEnvironment, reason: str) -> None:
-    """Make every field of the level unknown that has no value yet."""
+    """Set each field of the level that has no value yet to unknown, with the reason."""
     for field in _fields_of(env.level):
         if field not in env.values:
             env.unknown.setdefault(field, reason)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts
 
-# The files that virtualenv and uv put into the site directory of each new environment: all versions in their histories
-# from 2020-03 to 2026-08. They only prevent that distutils' configuration files move an installation, and whether they
-# exist depends on the tool. A file of these names with other content counts as unlisted.
+# The files that virtualenv and uv put into the site directory of each new environment, in all versions from 2020-03 to
+# 2026-08. These files only prevent that distutils' configuration files move an installation, and whether they exist
+# depends on the tool. A file with such a name and other content counts as unlisted.
 LAUNCHERS = {
     "_virtualenv.pth": frozenset(
         (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts
 
-# Tests are left out: many images come without them. `config-*` is for building extension modules.
+# Tests are left out, because many images do not have them. `config-*` is only for building extension modules.
 NOT_READ = frozenset(("__pycache__", "test", "tests", "idle_test", *SITE_NAMES))
 
 
@@ -48,9 +48,9 @@ def probe_stdlib(env: ProbedEnvironment) -> Facts:
 
 
 def stdlib_roots(env: ProbedEnvironment) -> list[tuple[str, str]]:
-    """Return the standard library's entries on sys.path, with what their files' names begin with in the digest.
+    """Return the standard library's entries on sys.path, each with the beginning of its files' names in the digest.
 
-    Python looks into pythonXY.zip first. It may be a folder, too.
+    Python searches pythonXY.zip first. This path may also be a folder.
     """
     roots = {STDLIB: ""}
     for path in env.training_path:
@@ -68,7 +68,7 @@ def _importable_files(root: str) -> Iterator[str]:
 
 
 def walk_stdlib(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the folders of the standard library that are read, each with its files. Linked folders are followed once."""
+    """Yield the folders of the standard library that are read, with their files. Links to folders are followed once."""
     followed = {os.path.realpath(root)}
     for folder, folders, files in os.walk(root, followlinks=True):
         kept = []

@@ -26,7 +26,7 @@ RPM_SECONDS = 60.0
 
 
 def probe_system_packages(env: ProbedEnvironment) -> Facts:
-    """Return the packages of the operating system, from the first package manager that has a database here."""
+    """Return the operating system's packages, from the first package manager that has a database in the image."""
     readers: tuple[tuple[str, Callable[[ProbedEnvironment], list[tuple[str, str, str]] | None]], ...] = (
         ("dpkg", _dpkg),
         ("rpm", _rpm),
@@ -123,7 +123,7 @@ def _rpm_sqlite(path: str) -> list[tuple[str, str, str]]:
 
 
 def _rpm_header(blob: bytes) -> tuple[str, str, str]:
-    """Return name, [epoch:]version-release and architecture from a header as rpm stores it: index, then data."""
+    """Return name, [epoch:]version-release and architecture from a header of rpm, which is an index and its data."""
     import struct
 
     count, _ = struct.unpack_from(">II", blob)
@@ -142,7 +142,7 @@ def _rpm_header(blob: bytes) -> tuple[str, str, str]:
 
 
 def _rpm_query() -> list[tuple[str, str, str]]:
-    """Ask rpm itself: older databases have formats that only rpm reads."""
+    """Return the packages that rpm itself lists, because only rpm can read the formats of older databases."""
     import shutil
 
     rpm = shutil.which("rpm")

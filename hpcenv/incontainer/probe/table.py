@@ -1,4 +1,4 @@
-"""The parts of a chapter's table: rows and levels.
+"""The parts of a module's table of probes: rows and levels.
 
 Runs on: inside the image.
 """
@@ -17,11 +17,11 @@ DEEP = ("deep",)
 
 
 class Probe:
-    """One row of a chapter's table: a function and the fields that it must answer.
+    """One row of a module's table of probes: a function and the fields that it must return.
 
     Args:
-        name: the key of its running time in the report's "seconds".
-        fields: the fields that the answer must have. A missing one becomes unknown.
+        name: name of the probe, which is also the key of its running time in the report's "seconds".
+        fields: the fields that the answer must have. A missing field becomes unknown.
         read: the function. It may add further fields to its answer.
         levels: the levels at which it runs.
     """

@@ -26,7 +26,7 @@ SEARCH_BYTES = 64 << 20  # libtorch_python has 5 MiB of constants
 
 
 def probe_torch_binary(env: ProbedEnvironment) -> Facts:
-    """Return for which GPUs the binaries contain kernels, and with which C++ ABI they were built."""
+    """Return the GPU architectures for which torch has kernels, and the C++ ABI with which torch was built."""
     fields = ("torch.arch-list", "torch.cxx11-abi")
     if env.values.get("torch.version") == "absent":
         return dict.fromkeys(fields, "absent")
@@ -68,7 +68,7 @@ def _strings(
         elf = Elf(descriptor)
         for start, size in elf.constants:
             for offset in range(start, start + min(size, SEARCH_BYTES), SEARCH_PIECE):
-                # With the byte before: a string begins after a NUL, or at the start of the segment.
+                # The byte before the piece is read too, because a string begins after a NUL or at the segment's start.
                 piece = os.pread(descriptor, 1 + SEARCH_PIECE + overlap, offset - 1) if offset > start else b""
                 piece = piece or b"\0" + os.pread(descriptor, SEARCH_PIECE + overlap, offset)
                 for word in starts:
@@ -83,7 +83,7 @@ def _strings(
 
 
 def _cxx11_abi(env: ProbedEnvironment) -> Value:
-    """Return whether libc10 uses the new C++ ABI: the symbol of torchCheckFail contains the ABI's std::string."""
+    """Return whether libc10 uses the new C++ ABI. The symbol of torchCheckFail shows it by its type for std::string."""
     path = str(env.torch) + "/lib/libc10.so"
     descriptor, _ = open_regular(path, env.inside)
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts, Value
 
 IMPORT_SECONDS = 300.0
-# The fields that are compared with what was read without importing -> their keys in the child's answer.
+# Field -> its key in the child's answer. These fields are compared with what was read without importing torch.
 RUNNING = {
     "torch.version": "version",
     "torch.git-version": "git",
@@ -139,7 +139,7 @@ def _running_differs(env: ProbedEnvironment, running: dict[str, Any]) -> list[st
 
 
 def _loaded(env: ProbedEnvironment, mapped: list[str]) -> Facts:
-    """Return the mapped file of each library; several if the process has several copies."""
+    """Return the mapped file of each library, or several files if the process has several copies."""
     facts: Facts = {}
     differs = []
     stems = {**{name: stem for name, (stem, _, _) in LIBRARIES.items()}, **MAPPED}

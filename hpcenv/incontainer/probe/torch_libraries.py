@@ -58,7 +58,7 @@ def _is_library(stem: str, library: Library) -> bool:
 
 
 def has_stem(stem: str, name: str) -> bool:
-    """Return whether a file name is that of a library with this stem: libnccl.so, libnccl-1a2b.so.2."""
+    """Return whether a file name belongs to the library with this stem, for example libnccl-1a2b.so.2 to libnccl."""
     import re
 
     return name.startswith(stem) and bool(re.match(re.escape(stem) + r"(-[0-9a-f]+)?\.so(\.[0-9]+)*$", name))
@@ -73,7 +73,7 @@ def _preload_names(source: str, function: str) -> list[tuple[str, str]]:
 
 
 def _eager_preloads(source: str, loader: Loader) -> list[tuple[str, str]]:
-    """Return the preloads of this torch version that happen even if its global dependencies were found."""
+    """Return the libraries that this torch version preloads even if its global dependencies were found."""
     import re
 
     body = re.search(r"^def _load_global_deps\(.*?(?=^\S)", source, re.MULTILINE | re.DOTALL)
@@ -103,7 +103,7 @@ def _preload(env: ProbedEnvironment, loader: Loader, pairs: list[tuple[str, str]
 
 
 def with_needs(library: Library) -> list[Library]:
-    """Return the files to open, in order, so that a library loads as it does under torch; it is the last one."""
+    """Return the files to open, in this order, so that a library loads as under torch. The library is the last file."""
     ordered: list[Library] = []
     seen: set[int] = set()
 

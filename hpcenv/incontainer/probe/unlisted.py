@@ -63,7 +63,7 @@ def probe_unlisted(env: ProbedEnvironment) -> Facts:
 
 
 def _changed_at(path: str) -> int:
-    """Return when a file was last changed (ctime, ns): a copy can have an old mtime, but not an old ctime."""
+    """Return when a file was last changed (ctime, ns). A copied file may have an old mtime, but never an old ctime."""
     try:
         return os.lstat(path).st_ctime_ns
     except OSError:
@@ -71,15 +71,15 @@ def _changed_at(path: str) -> int:
 
 
 def _is_launcher(entry: dict[str, str], sites: set[str]) -> bool:
-    """Return whether virtualenv or uv put this file into the environment, by its content and folder."""
+    """Return whether content and folder of this file show that virtualenv or uv put it into the environment."""
     folder, _, name = entry["path"].rpartition("/")
     return folder in sites and "link" not in entry and entry["sha256"] in LAUNCHERS.get(name, ())
 
 
 def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: float) -> None:
-    """Add the unlisted files of one site directory to ``files``, with the paths that Python would import.
+    """Add the unlisted files of one site directory to ``files``, with the paths by which Python would import them.
 
-    No file needs a stat call.
+    This needs no stat call for each file.
     """
     listed = env.listed
     suffixes = IMPORTABLE + DEVICE_CODE if env.has("device-code") else IMPORTABLE
@@ -108,13 +108,13 @@ def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: flo
                 elif entry.is_symlink() and os.path.isdir(entry.path):  # a link to itself is not a folder
                     _follow(env, folder + "/" + name, followed, stack, files, deadline)
         for name in lone:
-            # With its source beside it, it is only a copy; without one, Python imports it.
+            # Beside its source, a compiled file is only a copy. Without the source, Python imports it.
             if name[:-1] not in names and folder + "/" + name not in listed:
                 files[folder + "/" + name] = "file"
 
 
 def _is_leftover(env: ProbedEnvironment, name: str, at_top: bool) -> bool:
-    """Return whether no import can name a file or folder: pip renames a package to `~ackage` before it removes it."""
+    """Return whether no import can name a file or folder, such as `~ackage`, which pip leaves if a removal fails."""
     if is_leftover(env, name):
         return True
     unnamed = name == ".ipynb_checkpoints" or (at_top and name.startswith("~") and not name.endswith(".pth"))
@@ -122,7 +122,7 @@ def _is_leftover(env: ProbedEnvironment, name: str, at_top: bool) -> bool:
 
 
 def _starts_plugins(env: ProbedEnvironment, folder: str, name: str) -> bool:
-    """Return whether a file names functions that other programs load, as torch does at its import."""
+    """Return whether a file names functions that other programs load. torch loads some when it is imported."""
     return name == "entry_points.txt" and folder.endswith(METADATA) and env.has("entry-points")
 
 
@@ -134,9 +134,9 @@ def _follow(
     files: dict[str, str],
     deadline: float,
 ) -> None:
-    """Scan a linked folder once. A link that leads out of the environment, or in a circle, is itself unlisted.
+    """Scan a linked folder once. A link that leads out of the environment, or in a circle, counts as an unlisted file.
 
-    Outside of the environment, only files that Python could import count: the others may be data.
+    Outside of the environment, only files that Python could import count, because other files may be data.
     """
     real = os.path.realpath(link)
     is_listed = env.lists_below(link)

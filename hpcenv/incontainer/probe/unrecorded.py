@@ -22,7 +22,7 @@ DPKG_SECONDS = 20.0
 
 
 def digest_unrecorded(env: ProbedEnvironment) -> None:
-    """Give each dist of a system package manager a digest over its files (kind ``walk``)."""
+    """Compute a digest over the files (kind ``walk``) for each dist without RECORD whose files another list names."""
     debian = [d for d in env.dists or () if os.path.basename(d.site.path) == "dist-packages"]
     owners = _dpkg_files(env, [d for d in debian if d.no_record or d.installer in (None, "debian")])
     for dist in env.dists or ():
@@ -62,7 +62,7 @@ def _dpkg_files(env: ProbedEnvironment, dists: list[Dist]) -> dict[int, set[str]
 
 
 def _installed_files(env: ProbedEnvironment, dist: Dist) -> set[str] | None:
-    """Return the files that `setup.py install` listed, relative to the egg-info; None without such a list."""
+    """Return the files that `setup.py install` listed, with paths from the egg-info; None without such a list."""
     info = os.path.join(dist.site.path, dist.folder)
     try:
         text = os.fsdecode(read_metadata(env, dist, info + "/installed-files.txt", RECORD_BYTES))

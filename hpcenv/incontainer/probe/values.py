@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Unknown:
-    """Stands for a value that could not be read, with the reason."""
+    """Takes the place of a value that could not be read, and has the reason."""
 
     __slots__ = ("reason",)
 

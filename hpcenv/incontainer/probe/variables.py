@@ -1,6 +1,6 @@
 """Variables that change which code Python and the loader run.
 
-Runs on: inside the image. PYTHONPATH, PYTHONNOUSERSITE, LD_LIBRARY_PATH and LD_PRELOAD have fields in other chapters.
+Runs on: inside the image. PYTHONPATH, PYTHONNOUSERSITE, LD_LIBRARY_PATH and LD_PRELOAD have fields in other modules.
 """
 
 from __future__ import annotations

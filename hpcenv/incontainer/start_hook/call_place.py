@@ -1,7 +1,8 @@
 """Find the place of a call of an operation: module, line of the script, and phase of the step.
 
-Read from Python's frames, and for the backward pass from the number that torch's autograd gives to each operation of the
-forward pass. No hook is put into modules: backward hooks change the graph, and torch.compile looks at forward hooks.
+The place is read from Python's frames. In the backward pass, it is found by the number that torch's autograd gives to
+each operation of the forward pass. No hook is put into modules, because backward hooks change the graph, and
+torch.compile inspects forward hooks.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Record the device of a rank's first backward pass: a script that finds no GPU may train on the CPU without a message.
 
-`torch.autograd.backward` is wrapped until its first call (torch 1.10 to 2.15). Not seen: what DeepSpeed or Megatron's
-pipeline do below torch's Python functions.
+`torch.autograd.backward` is wrapped, and its first call is recorded (torch 1.10 to 2.15). This module does not see what
+DeepSpeed or Megatron's pipeline do below torch's Python functions.
 """
 
 import functools
@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List
 
 
 def watch(torch: Any, found: Callable[[Dict[str, str]], None]) -> None:
-    """Call `found` once, before the first backward pass, with its device and the identity of the GPU."""
+    """Call `found` once, before the first backward pass, with the device of this pass and the identity of the GPU."""
     autograd = torch.autograd
     original = autograd.backward
     seen = []
@@ -41,7 +41,7 @@ def _describe(torch: Any, tensor: Any) -> Dict[str, str]:
 
 
 def identity(properties: Any) -> Dict[str, str]:
-    """Return model, UUID and PCI address; a value that this torch does not give is empty."""
+    """Return model, UUID and PCI address of a GPU. A value that this version of torch does not give is empty."""
     numbers = [getattr(properties, "pci_%s_id" % part, None) for part in ("domain", "bus", "device")]  # type: List[Any]
     uuid = str(getattr(properties, "uuid", ""))
     return {

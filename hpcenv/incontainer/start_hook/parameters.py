@@ -9,11 +9,11 @@ from .tensor_bytes import add_bytes
 def hash_parameters(optimizers: List[Any]) -> Dict[str, Any]:
     """Return sha256 over the bytes of all parameters in order, with the number of tensors and bytes.
 
-    The order is that of the optimizers' first steps, their groups and the parameters in them. Of a sharded parameter
-    (DTensor) the rank's own part counts. Nothing is normalised: 0.0 and -0.0 differ.
+    The order is that of the optimizers' first steps, their groups and the parameters in them. Only the rank's own part
+    of a sharded parameter (DTensor) is hashed. Nothing is normalised: 0.0 and -0.0 differ.
 
     Args:
-        optimizers: the `param_groups` of each.
+        optimizers: the `param_groups` of each optimizer.
 
     Raises:
         RuntimeError: a parameter has no memory at this time.

@@ -1,7 +1,7 @@
-"""The pulse of a rank: a small file in a folder of the node, which the watching process outside reads (watch/pulses.py).
+"""The pulse of a rank: a small file in a folder of the node, which the watching process reads (watch/pulses.py).
 
-The rank writes into the mapped memory of the file after each optimizer step. That takes some microseconds, and no time
-of a shared file system. A count is written before and after the values: if the two differ, the reader reads again.
+The rank writes into the mapped memory of the file after each optimizer step. This takes some microseconds, and does not
+use a shared file system. A count stands before and after the values. If the two counts differ, the reader reads again.
 """
 
 import functools
@@ -13,9 +13,9 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-# hpcenv.watch.pulses reads it: count, rank, pid, start of the process in ticks, optimizer steps, when the last
-# step ended, seconds of all steps, seconds in which the rank waited for its loaders, whether it saves, bytes that torch
-# holds on the GPU now and at most (-1: unknown), count.
+# The fields, which hpcenv.watch.pulses reads: count, rank, pid, start of the process in ticks, optimizer steps, when
+# the last step ended, seconds of all steps, seconds in which the rank waited for its loaders, whether the rank saves,
+# bytes that torch holds on the GPU now and at most (-1: unknown), count.
 LAYOUT = struct.Struct("<QqqqqdddqqqQ")
 _SECONDS_BETWEEN_LOOKS_AT_MEMORY = 1.0
 
@@ -44,8 +44,8 @@ def saves(begins: bool) -> None:
 class Pulse:
     """The pulse of this process.
 
-    A step counts for the optimizer that stepped first: other optimizers (of a GAN, or Muon beside AdamW) belong to the
-    same step. This code never waits for the GPU, and reads no loss.
+    Only the steps of the optimizer that stepped first are counted. The steps of other optimizers (of a GAN, or Muon
+    beside AdamW) belong to the same step. This code never waits for the GPU, and reads no loss.
     """
 
     def __init__(self, folder: str, rank: int) -> None:
@@ -80,7 +80,7 @@ class Pulse:
         register = getattr(hooks, "register_optimizer_step_post_hook", None)
         if register is not None:
             disabled = getattr(torch, "_disable_dynamo", lambda one: one)  # type: Callable[[Any], Any]
-            # A function: torch sets an attribute on it, which a method cannot have.
+            # This must be a function, because torch sets an attribute on it, which a method cannot have.
             register(disabled(lambda optimizer, _args, _kwargs: self._after_step(optimizer)))
 
     def _after_step(self, optimizer: Any) -> None:
@@ -105,7 +105,7 @@ class Pulse:
         self._write()
 
     def saves(self, begins: bool) -> None:
-        """A checkpoint is being written, or is complete."""
+        """Record that a checkpoint is being written, or that it is complete."""
         self._saves += 1 if begins else -1
         self._write()
 
@@ -149,6 +149,6 @@ class Pulse:
 
 
 def start_ticks() -> int:
-    """Return when this process was started: proc_pid_stat(5), field 22."""
+    """Return the start time of this process in clock ticks since boot: proc_pid_stat(5), field 22."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         return int(file.read().rpartition(")")[2].split()[19])

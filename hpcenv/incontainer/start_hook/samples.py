@@ -1,7 +1,8 @@
 """Count the samples that this rank takes from its loaders between two optimizer steps: its part of the global batch.
 
-The iterators of torch's DataLoader are wrapped until the second step (torch 1.10 to 2.15). Batches that are taken without
-gradients, for a validation, do not count. Loaders of other libraries are not seen: the number is then unknown.
+The iterators of torch's DataLoader are wrapped until the second step (torch 1.10 to 2.15). Batches that are taken
+without gradients, for a validation, do not count. Loaders of other libraries are not seen. Without a DataLoader of
+torch, the number is unknown.
 """
 
 import functools
@@ -36,13 +37,13 @@ class SampleCounter:
         self._undo = functools.partial(setattr, kind, "__next__", original)
 
     def remove(self) -> None:
-        """Give the iterators their own function back."""
+        """Remove the wrapper from the iterators."""
         if self._undo is not None:
             self._undo()
             self._undo = None
 
     def taken(self) -> Optional[int]:
-        """Return the samples since the last call; None if there were none, or if a loader did not give the number."""
+        """Return the number of samples since the last call; None if it is 0, or if a loader did not give the number."""
         found = self._samples
         self._samples = 0
         return None if self._unknown or not found else found

@@ -4,8 +4,8 @@ Each rank gets base seed + 1,000,003 x global rank, modulo 2^32. So rank 0 has t
 from each other (as the ranks of a script without seeds do), and neighbouring base seeds share no rank's seed. NumPy
 accepts seeds below 2^32 (numpy.random.seed).
 
-Workers of a torch DataLoader need no seed here: torch seeds each with one number from the rank's own generator plus the
-number of the worker (torch 1.9 to 2.13, utils/data/_utils/worker.py).
+Workers of a torch DataLoader need no seed here. torch draws one number from the rank's generator, and seeds each worker
+with this number plus the number of the worker (torch 1.9 to 2.13, utils/data/_utils/worker.py).
 """
 
 from typing import Any
@@ -30,5 +30,5 @@ def seed_numpy(numpy: Any, seed: int) -> None:
 
 
 def seed_torch(torch: Any, seed: int) -> None:
-    """Seed torch's generators: of the CPU now, and of the GPUs when CUDA starts."""
+    """Seed torch's generator of the CPU now, and those of the GPUs when CUDA starts."""
     torch.manual_seed(seed)

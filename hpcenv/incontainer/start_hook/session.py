@@ -1,7 +1,7 @@
 """The hook in one process: it applies the profile, watches the training and records what it finds.
 
-`begin` runs before the script, in every Python process of a rank. The rank itself records; processes that it starts only
-get the switches of torch. Environment: HPCENV_START_HOOK has the options as JSON (launch/start_hook.py).
+`begin` runs before the script, in every Python process of a rank. Only the rank itself records. Processes that the rank
+starts only get the switches of torch. The variable HPCENV_START_HOOK has the options as JSON (launch/start_hook.py).
 """
 
 import atexit
@@ -33,15 +33,15 @@ class Options:
     Attributes:
         profile: `off`, `seeded` or `bitwise`.
         seed: base seed.
-        seeds: the rank is seeded, whatever the profile.
+        seeds: whether the rank is seeded; always true with the profiles `seeded` and `bitwise`.
         variables: environment variables that profile and seed ask for, with their values.
-        record: losses, metrics and hashes are recorded.
-        hash_every: parameters are hashed after each N-th optimizer step; 0 for never.
-        stop_after: the process ends after this optimizer step; 0 for never.
+        record: whether losses, metrics and hashes are recorded.
+        hash_every: number of optimizer steps between two hashes of the parameters; 0 for no hashes.
+        stop_after: number of the optimizer step after which the process ends; 0 if no step ends it.
         trace: the first and the last optimizer step whose operations are recorded; None for no trace.
-        errors: folder for the error of a rank that a program other than torchrun may start; empty for none.
-        cpus: for each local rank, its bound CPUs, as Linux writes lists of CPUs.
-        gpus: the run has GPUs, so the device of the first backward pass is recorded.
+        errors: folder in which the hook writes the error file of this rank (`--launcher none`); otherwise empty.
+        cpus: for each local rank, the CPUs to which it is bound, as Linux writes lists of CPUs.
+        gpus: whether the run has GPUs. If so, the device of the first backward pass is recorded.
         watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty if nothing is watched.
     """
 
@@ -84,7 +84,7 @@ class Place:
 
 
 def current() -> "Optional[Session]":
-    """Return the session of this process, if it is a rank of a run that records."""
+    """Return the session of this process; None if the process is not a rank with a session."""
     return _current if _current is not None and _current.is_rank() else None
 
 
@@ -116,7 +116,12 @@ def begin(environ: Any) -> None:
 
 
 class Bound:
-    """The binding of a rank: `cpus` as read back, empty if it was not bound, and why it could not be bound."""
+    """The CPU binding of a rank.
+
+    Attributes:
+        cpus: the CPUs that Linux reports after the binding; empty if the rank was not bound.
+        problem: why the rank could not be bound; empty without a problem.
+    """
 
     def __init__(self, cpus: str = "", problem: str = "") -> None:
         self.cpus = cpus
@@ -124,7 +129,7 @@ class Bound:
 
 
 def _bind(cpus: List[str], place: "Place") -> Bound:
-    """Bind this process, before it starts threads, to the CPUs near its GPU. Processes that it starts inherit them."""
+    """Bind this process, before it starts threads, to the CPUs near its GPU. Child processes inherit the binding."""
     wanted = cpus[place.local_rank] if 0 <= place.local_rank < len(cpus) else ""
     if not wanted:
         return Bound()
@@ -204,13 +209,13 @@ class Session:
         self._device = {"node": os.environ.get("HPCENV_NODE", "")} if options.gpus else {}  # type: Dict[str, str]
 
     def is_rank(self) -> bool:
-        """Whether this is the rank itself: a forked worker has this object too."""
+        """Return whether this process is the rank. A forked worker has a copy of this object, but is not the rank."""
         return self._pid == os.getpid()
 
     # -- start --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Apply the options that do not need torch, and wait for torch."""
+        """Apply the options that do not need torch. The other options are applied when torch is imported."""
         from .writer import Writer  # every process of a rank loads this module
 
         if self.options.record:
@@ -243,7 +248,7 @@ class Session:
         return value
 
     def applied(self) -> Dict[str, Any]:
-        """Return seed and profile that apply to this rank now; without a seed, None for both seeds."""
+        """Return the seeds and the profile of this rank now. Both seeds are None if the rank is not seeded."""
         seed = None if self._rank_seed is None else self._seed
         return {"seed": seed, "rank_seed": self._rank_seed, "determinism": self._profile}
 
@@ -282,7 +287,7 @@ class Session:
             watch(torch, self._found_device)
         if self._profile != "off":
             self._watch_setters(torch)
-        # After those of torch: it runs before them.
+        # `end` must be registered after torch's exit handlers, because Python then calls it before them.
         atexit.unregister(self.end)
         atexit.register(self.end)
         self._read("at_start")
@@ -290,7 +295,7 @@ class Session:
         self._begin_trace(torch)
 
     def _found_device(self, found: Dict[str, str]) -> None:
-        """Record on which device the first backward pass runs; not in a process that this rank forked."""
+        """Record the device of the first backward pass. A process that this rank forked records nothing."""
         if self.is_rank():
             problem = found.pop("problem", "")
             self._problems += [problem] if problem else []
@@ -386,7 +391,7 @@ class Session:
         warnings.filterwarnings("always", message=".*" + _NO_KERNEL, category=UserWarning)
 
     def _counts_warnings(self) -> bool:
-        """Whether Python still shows each of these warnings: a script may have replaced the filters."""
+        """Return whether Python still shows each of these warnings. A script may have replaced the filters."""
         probe = "x" + _NO_KERNEL
         for action, message, category, _module, _line in warnings.filters:
             if issubclass(UserWarning, category) and (message is None or message.match(probe)):
@@ -396,12 +401,12 @@ class Session:
     # -- steps ----------------------------------------------------------------------------------
 
     def add(self, line: Dict[str, Any]) -> None:
-        """Add a line to this rank's file; not in a process that it forked."""
+        """Add a line to this rank's file. A process that the rank forked adds nothing."""
         if self._writer is not None and self.is_rank():
             self._writer.add(line)
 
     def add_metrics(self, lines: List[Dict[str, Any]]) -> None:
-        """Add and write metrics of the script: without an optimizer of torch, no step would write them."""
+        """Add metrics of the script and write them now, because without an optimizer of torch no step writes them."""
         for line in lines:
             self.add(line)
         if self._writer is not None and self.is_rank():
@@ -421,7 +426,7 @@ class Session:
         return None, "unknown"
 
     def resumes(self, step: Optional[int]) -> None:
-        """Record that the script asked for the newest checkpoint; None if there was none."""
+        """Record that the script asked for the newest checkpoint. `step` is None if there was no checkpoint."""
         self._asked_for_checkpoint, self._resumed = True, step
         if self.trace is not None and step and self.is_rank():
             self.trace.resumes(step)
@@ -437,7 +442,7 @@ class Session:
         )
 
     def counted(self, watch: Any) -> None:
-        """Check the training after a counted step."""
+        """Do what is due after a counted step: hashes, checks and records."""
         if not self.is_rank():
             return
         every = self.options.hash_every
@@ -461,14 +466,14 @@ class Session:
             self.trace.step_ended(watch.counted)
 
     def _look_for_collectives(self) -> None:
-        """Ask, at step 1, 2, 4 and so on and at the end, whether the ranks work together."""
+        """Find out whether this rank has run a collective. Called at step 1, 2, 4 and so on, and at the end."""
         if self._talked is False and self.place.world_size > 1 and self.torch is not None:
             from .steps import has_run_collective  # every process of a rank loads this module
 
             self._talked = has_run_collective(self.torch)
 
     def after_step(self, watch: Any) -> None:
-        """End this process after the step that the run asks for."""
+        """End this process if this is the step after which the run must stop."""
         stop = self.options.stop_after
         if not stop or watch.counted < stop or not self.is_rank():
             return
@@ -487,7 +492,7 @@ class Session:
         raise SystemExit(0)
 
     def trained(self) -> None:
-        """Hash the trained parameters: when the training ends, or at the end of the process if it lasts until then."""
+        """Hash the trained parameters when the training ends, at the latest when the process ends."""
         if self.watch is not None and self.is_rank():
             if self._profile != "off" or self._stopped_after:
                 self.hash_parameters("end")
@@ -573,7 +578,7 @@ class Session:
     # -- end --------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Write the rest of the records; at the end of the process, and before it is ended."""
+        """Write the rest of the records. Called when the process ends, and before this hook ends the process."""
         if self._ended or not self.is_rank():
             return
         if self._profile == "seeded" and self.torch is not None and not self._counts_warnings():
@@ -612,7 +617,7 @@ def _versions() -> Dict[str, str]:
 
 
 def when_imported(name: str, act: Callable[[Any], None]) -> None:
-    """Call `act` with a module when it is there: now, or at the end of its import. It is never imported here."""
+    """Call `act` with a module: now if the module is imported, otherwise after its import by another caller."""
     module = sys.modules.get(name)
     if module is not None:
         act(module)
@@ -625,7 +630,7 @@ def when_imported(name: str, act: Callable[[Any], None]) -> None:
 
 
 class _Finder:
-    """Handles the import of one module, once: other importers find it, and `act` is called after the module has run."""
+    """Finder for one module. It lets the other finders find the module, and calls `acts` once after the module ran."""
 
     def __init__(self, name: str, act: Callable[[Any], None]) -> None:
         self.name = name
@@ -658,7 +663,10 @@ class _Finder:
 
 
 def _act(act: Callable[[Any], None], module: Any) -> None:
-    """Act on a module; if that fails and the run depends on it, end the process, whatever the script catches."""
+    """Call `act` with a module. If `act` fails and the run depends on it, end the process at once.
+
+    The process ends without an exception, because the script could catch an exception.
+    """
     try:
         act(module)
     except Exception as error:

@@ -27,7 +27,7 @@ def _start() -> None:
 
 
 def _run_next() -> None:
-    """Run the `sitecustomize` that Python would have found without this one; `sys.modules` then has that one."""
+    """Run the `sitecustomize` that Python would have found without this one, and put that module into `sys.modules`."""
     from importlib.machinery import PathFinder
 
     here = os.path.dirname(os.path.abspath(__file__))

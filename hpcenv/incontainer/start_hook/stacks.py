@@ -23,7 +23,7 @@ from .writer import replace_file
 
 # Free for programs in glibc and musl; torch, NCCL, Python and Slurm use none of these.
 _OFFSET = 7
-# Errors of the thread itself: the kernel delivers them whatever is blocked.
+# Signals for errors of the thread itself. The kernel delivers them even if they are blocked.
 _OF_THREAD = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _MOST_ENTRIES = 512
 
@@ -38,8 +38,8 @@ def begin_stacks(folder: str, rank: int) -> None:
                 raise OSError("signal %d is in use" % one)
         # The file is opened to append: the watcher empties it before it asks.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # The thread waits for the first signal with sigwait, and no handler runs. It has one for the case that another
-        # thread gets the signal: without a handler, the signal would end the process.
+        # The thread waits for the first signal with sigwait, and no handler runs. The signal has a handler only for the
+        # case that another thread gets it: without a handler, the signal would end the process.
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         faulthandler.register(number, file=nowhere, all_threads=False, chain=False)
         faulthandler.register(without_lock, file=descriptor, all_threads=True, chain=False)
@@ -50,7 +50,7 @@ def begin_stacks(folder: str, rank: int) -> None:
 
 
 def _answer(folder: str, rank: int, number: int, without_lock: int, descriptor: int) -> None:
-    """Mark this process, and answer until it ends."""
+    """Write the mark of this process, then answer each request until the process ends."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {without_lock, *_OF_THREAD})
     mark = {
         "pid": os.getpid(),

@@ -1,13 +1,14 @@
 """Watch the training of one rank: each loss on which `backward` is called, and each optimizer step.
 
-Nothing of the graph is touched: `torch.autograd.backward` and `GradScaler.scale` are wrapped, and torch's global hooks
-around optimizer steps are used (pytorch#89176, torch 2.0). `Tensor.backward` calls `torch.autograd.backward`, so one
-wrapper sees both.
+The autograd graph is not changed. `torch.autograd.backward` and `GradScaler.scale` are wrapped, and torch's global
+hooks around optimizer steps are used (pytorch#89176, torch 2.0). `Tensor.backward` calls `torch.autograd.backward`, so
+one wrapper sees both.
 
-A step is counted when the first optimizer that was seen steps again; other optimizers (of a GAN, or Muon beside AdamW)
-belong to its step. An optimizer that forwards to an inner one counts once. torch.distributed.checkpoint makes a step for
-the state of an optimizer before it loads a checkpoint: it is not counted. Not seen: `torch.autograd.grad`, optimizers
-without torch's base class, and what DeepSpeed or Megatron's pipeline do below torch's Python functions.
+A step is counted each time the first optimizer steps. The steps of other optimizers (of a GAN, or Muon beside AdamW)
+belong to this counted step. If an optimizer calls the step of an inner optimizer, one step is counted. Before
+torch.distributed.checkpoint loads a checkpoint, it makes a step to create the state of the optimizer. This step is not
+counted. This module does not see `torch.autograd.grad`, optimizers without torch's base class, and what DeepSpeed or
+Megatron's pipeline do below torch's Python functions.
 """
 
 import functools
@@ -19,7 +20,7 @@ from .exact import exact
 
 
 class _Scalar:
-    """The value of a tensor with one element. On a GPU it is copied without waiting, and read later."""
+    """The value of a tensor with one element. A value on a GPU is copied without waiting, and read later."""
 
     def __init__(self, torch: Any, tensor: Any) -> None:
         tensor = tensor.detach()
@@ -53,9 +54,9 @@ class StepWatch:
     """Losses and steps of this process.
 
     Attributes:
-        saw_loss: a step used a loss. In a pipeline, only the last stage has one.
-        steps: optimizer steps in this process.
-        before: optimizer steps before this process; None while unknown.
+        saw_loss: whether a step used a loss. In a pipeline, only the last stage has a loss.
+        steps: number of optimizer steps in this process.
+        before: number of optimizer steps before this process; None while unknown.
         counted: the number of the last step, including `before` if that is known.
     """
 
@@ -113,7 +114,7 @@ class StepWatch:
     # -- wrappers -----------------------------------------------------------------------------
 
     def _quietly(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that never raises: a record must not end a training. torch.compile does not look into it."""
+        """Return a function that never raises, because a record must not end a training. torch.compile skips it."""
 
         def run(*args: Any, **kwargs: Any) -> None:
             try:
@@ -132,7 +133,7 @@ class StepWatch:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # Checkpointed activations call it again inside the backward pass, on a GPU in another thread.
+            # Activation checkpointing calls `backward` again inside the backward pass, on a GPU in another thread.
             if not self._in_backward:
                 saw(tensors)
             self._in_backward += 1
@@ -208,7 +209,7 @@ class StepWatch:
         self._zeroes(module.parameters())
 
     def _zeroes(self, parameters: Any) -> None:
-        """Mark the losses whose gradients are set to zero before a step; LBFGS does this within its step."""
+        """Mark losses whose gradients are set to zero before a step uses them. LBFGS does this within its step."""
         if self._stack or all(parameter.grad is None for parameter in parameters):
             return
         for loss in self._pending:
@@ -219,7 +220,7 @@ class StepWatch:
     # -- steps ----------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if id(optimizer) in self._stack:  # an earlier step of it raised an exception
+        if id(optimizer) in self._stack:  # an earlier step of this optimizer raised an exception
             del self._stack[self._stack.index(id(optimizer)) :]
         self._stack.append(id(optimizer))
         if len(self._stack) == 1:
@@ -259,11 +260,11 @@ class StepWatch:
             self._session.counted(self)
 
     def forget(self) -> None:
-        """Forget the optimizers: their parameters have been hashed for the last time."""
+        """Forget the optimizers, because their parameters have been hashed for the last time."""
         self._optimizers = []
 
     def _gone(self, _reference: Any) -> None:
-        """Tell the session to hash the parameters after the last optimizer was deleted: the training has ended."""
+        """Tell the session that the training has ended if all optimizers are deleted, so that it hashes the parameters."""
         if all(reference() is None for reference, _ in self._optimizers):
             self._session.trained()
 
@@ -292,23 +293,24 @@ class StepWatch:
         self._waiting, self._pending = [], []
 
     def note(self, text: str) -> None:
-        """Record, only once, what this record cannot show."""
+        """Record a note about what the losses and steps cannot show. Each text is recorded once."""
         if text not in self._noted and len(self._noted) < 20:
             self._noted.add(text)
             self._session.add({"kind": "note", "step": self.counted + 1, "text": text[:400]})
 
 
 def _only_makes_state(optimizer: Any) -> bool:
-    """Whether a step changes nothing and makes the state: `get_state_dict` does so (_init_optim_state, torch 2.2 to 2.13).
+    """Return whether a step changes no parameter and only makes the state of the optimizer.
 
-    It sets all learning rates to 0. A first step of a training whose learning rate begins at 0 has a loss before it.
+    `get_state_dict` makes such a step, with all learning rates set to 0 (_init_optim_state, torch 2.2 to 2.13). The
+    first step of a training whose learning rate begins at 0 is different: it has a loss before it.
     """
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     return bool(rates) and not optimizer.state and all(float(rate) == 0.0 for rate in rates)
 
 
 def _step_in_state(optimizer: Any) -> Optional[int]:
-    """Return the counter that Adam and most other optimizers keep for each parameter; None without one."""
+    """Return the highest step counter of the parameters, which Adam and most optimizers keep; None without one."""
     found = [
         state["step"] for state in list(optimizer.state.values())[:64] if isinstance(state, dict) and "step" in state
     ]
@@ -318,7 +320,8 @@ def _step_in_state(optimizer: Any) -> Optional[int]:
 def has_run_collective(torch: Any) -> Optional[bool]:
     """Return whether a collective operation ran in a process group of several ranks; None if torch does not tell.
 
-    The groups count them (Gloo and NCCL, torch 2.0 to 2.13). Messages from one rank to another are not counted.
+    The process groups count their collectives (Gloo and NCCL, torch 2.0 to 2.13). Messages from one rank to another are
+    not counted.
     """
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -331,7 +334,7 @@ def has_run_collective(torch: Any) -> Optional[bool]:
 
 
 def wait_for_other_ranks(torch: Any, seconds: float) -> None:
-    """Wait through the store of the process group until all ranks are here, without any collective."""
+    """Wait until all ranks have called this function. Uses the store of the process group, and no collective."""
     from datetime import timedelta
 
     distributed = getattr(torch, "distributed", None)

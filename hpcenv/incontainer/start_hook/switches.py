@@ -1,7 +1,7 @@
 """The table of determinism switches: the values of each profile, how they are set, and how they are read back.
 
-`hpcenv submit` takes the environment variables of the profile from this table, each rank applies and reads the rest,
-and docs/reference/determinism.md is written from it.
+`hpcenv submit` takes the environment variables of the profile from this table. Each rank applies and reads the other
+switches. docs/reference/determinism.md is made from this table.
 """
 
 import os
@@ -16,15 +16,15 @@ class Switch(NamedTuple):
     """One switch.
 
     Attributes:
-        name: in the record of a rank and in the documentation.
+        name: name in the record of a rank and in the documentation.
         read: the environment variable, or the expression of torch that gives the effective value.
-        why: what it changes.
-        source: the document or the trial that this is based on.
-        seeded, bitwise: value in this profile; None if it is only recorded.
-        since: first torch with it; empty for every torch from 2.0 on, and for variables.
+        why: what the switch changes.
+        source: the document or the trial on which `why` is based.
+        seeded, bitwise: value in the profile with this name; None if the profile only records the switch.
+        since: first torch that has the switch; empty for every torch from 2.0 on, and for variables.
         nccl: first NCCL for which the variable is set, for example (2, 24); only runs with the backend nccl get it.
-        nccl_below: first NCCL for which it is no longer set.
-        gpus: the variable is set only in runs with GPUs.
+        nccl_below: first NCCL for which the variable is no longer set.
+        gpus: whether the variable is set only in runs with GPUs.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Switch(NamedTuple):
         return self.name == self.read
 
     def asked(self, profile: str) -> Any:
-        """Return its value in a profile; None if it is only recorded."""
+        """Return the value of the switch in a profile; None if the profile only records it."""
         return {"seeded": self.seeded, "bitwise": self.bitwise}.get(profile)
 
 
@@ -124,9 +124,9 @@ def variables_of(
     Args:
         profile: one of PROFILES.
         seed: base seed of the run.
-        nccl: the locked version of NCCL; None in a run that does not use it, or if it is unknown.
-        gpus: the run uses GPUs.
-        seeds: the ranks are seeded, whatever the profile.
+        nccl: the locked version of NCCL; None if the run does not use NCCL, or if the version is unknown.
+        gpus: whether the run uses GPUs.
+        seeds: whether the ranks are seeded with every profile.
     """
     found = {}
     for switch in SWITCHES:
@@ -197,7 +197,8 @@ def asked_values(profile: str, variables: Dict[str, str]) -> Dict[str, str]:
     """Return the asked value of each switch as text; switches that are only recorded are left out.
 
     Args:
-        variables: those that the profile asked for in this run.
+        profile: one of PROFILES.
+        variables: variables that the profile asked for in this run.
     """
     wanted = {s.name: s.asked(profile) for s in SWITCHES if not s.is_variable and s.asked(profile) is not None}
     return {**{name: str(value) for name, value in wanted.items()}, **variables}

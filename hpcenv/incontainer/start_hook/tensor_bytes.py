@@ -7,14 +7,15 @@ from typing import Any
 def add_bytes(digest: Any, tensor: Any) -> int:
     """Give all bytes of a tensor to a hash, in the order of its elements; return their number.
 
-    Nothing is normalised: 0.0 and -0.0 differ, and so do the bits of NaN. For a DTensor, the rank's own part counts. A
-    tensor on a GPU is copied, which waits for the GPU.
+    Nothing is normalised: 0.0 and -0.0 differ, and so do the bits of NaN. Only the rank's own part of a DTensor is
+    hashed. A tensor on a GPU is copied, which waits for the GPU.
 
     Args:
-        digest: of hashlib.
+        digest: hash object of hashlib.
+        tensor: the tensor.
 
     Raises:
-        RuntimeError: it has no memory now, or no bytes that can be copied (a FakeTensor, for example).
+        RuntimeError: the tensor has no memory now, or no bytes that can be copied (a FakeTensor, for example).
     """
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
@@ -24,6 +25,6 @@ def add_bytes(digest: Any, tensor: Any) -> int:
     if count and not tensor.data_ptr():
         raise RuntimeError("a tensor has no memory now")
     if count:
-        # No NumPy: an image with torch may lack it.
+        # NumPy is not used, because an image with torch may lack it.
         digest.update((ctypes.c_char * count).from_address(tensor.data_ptr()))
     return int(count)

@@ -1,15 +1,16 @@
 """The trace of chosen optimizer steps: each operation of torch with hashes of its inputs and outputs.
 
 A dispatch mode of torch (torch.utils._python_dispatch) sees each operation that goes through torch's dispatcher, below
-autograd: of the forward pass, the backward pass and the optimizer. It calls the operation unchanged, so the results
-equal those of a step without the trace. The hash is sha256 over the bytes of a tensor in order, cut to 128 bits.
+autograd: the operations of the forward pass, the backward pass and the optimizer. The mode calls each operation
+unchanged, so the results equal those of a step without the trace. The hash is sha256 over the bytes of a tensor in
+order, cut to 128 bits.
 
 Tried with torch 2.13 on CPU, 2026-11-23. torch's own DebugMode (2.10 to 2.13) hashes only returned tensors: it misses
 what fused optimizers write in place, and its hash ignores the order of the elements.
 
-Not seen: operations inside a kernel (attention, fused optimizers: one record each), inside functions that torch.compile
-compiled, in CUDA graphs, and of C++ code that does not call torch's dispatcher. Views are left out: they have the bytes
-of their source.
+The trace does not contain operations inside a kernel (attention or a fused optimizer is one record), operations inside
+functions that torch.compile compiled, operations in CUDA graphs, and operations of C++ code that does not call torch's
+dispatcher. Views are left out, because they have the bytes of their source.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ MOST_BYTES = 32 << 20
 _MOST_EACH = 256
 _LONGEST_ARGUMENTS = 400
 _HEX_DIGITS = 32
-# Not hashed: memory that has no value yet, or that a kernel still writes.
+# Takes the place of a hash for memory that has no value yet, or that a kernel still writes.
 UNKNOWN = "-"
 _SECONDS_FOR_COLLECTIVE = 5.0
 
@@ -65,7 +66,7 @@ class Trace:
     # -- which steps ------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Begin with the process if its first step may be traced: that step also contains the start of the model."""
+        """Begin at once if the first step is traced. That step then contains the start of the model, too."""
         place = self._session.place
         self._add(
             {
@@ -84,7 +85,7 @@ class Trace:
             self._enter()
 
     def resumes(self, step: int) -> None:
-        """Begin again: the training continues after this step."""
+        """Begin the trace again, because the training continues after this step."""
         self._resumed = step
         self._go_on(step)
 
@@ -121,7 +122,7 @@ class Trace:
         self._add({"kind": "begin", "resumed": self._resumed})
 
     def close(self) -> None:
-        """End the trace. A mode that the script has put above this one keeps it in place, without a record."""
+        """End the trace. If the script has entered another mode since, this mode stays, but records nothing."""
         self._active = False
         if self._mode is not None and os.getpid() == self._pid:
             from torch.utils import _python_dispatch  # type: ignore[import-not-found,unused-ignore]
@@ -249,7 +250,8 @@ class Trace:
     def _wait(self, known: "_Schema", values: List[Any]) -> bool:
         """Wait until a collective has written its result; return whether it has.
 
-        It only checks, without blocking: a send that waits for its receiver must not stop the receiving rank.
+        This function checks repeatedly and does not block, because a send that waits for its receiver must not stop the
+        receiving rank.
         """
         if known.never_completes:
             return False
@@ -260,7 +262,7 @@ class Trace:
             work = self._torch._C._distributed_c10d.Work.unbox(value)
             while not work.is_completed():
                 if time.monotonic() > until:
-                    # Some of gloo's are complete only when the script waits for them (torch 2.13).
+                    # Some operations of gloo complete only when the script waits for them (torch 2.13).
                     known.never_completes = True
                     self._note("%s had no result after %d s: it is not hashed" % (known.name, _SECONDS_FOR_COLLECTIVE))
                     return False
@@ -289,7 +291,7 @@ class Trace:
         self._note("%s could not be recorded: %s: %s" % (name, type(error).__name__, error))
 
     def _note_compiled(self) -> None:
-        """Report that compiled functions ran: their operations are not visible, or run uncompiled."""
+        """Report that compiled functions ran. Their operations are not visible, or ran uncompiled."""
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         frames = counters["frames"]["ok"] if counters is not None and "frames" in counters else 0
         if frames:
@@ -347,7 +349,7 @@ def _mode_of(torch: Any, trace: Trace) -> Any:
 
 
 def _tensors(torch: Any, value: Any) -> Optional[List[Any]]:
-    """Return the tensors of a value; None if it is something else."""
+    """Return the tensors of a value; None if the value contains anything else, or no tensor."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)) and value:
@@ -364,7 +366,7 @@ def _tensors(torch: Any, value: Any) -> Optional[List[Any]]:
 
 
 def _is_plain(torch: Any, value: Any) -> bool:
-    """Return whether a value reads the same in every process: the text of an object may have its address."""
+    """Return whether the text of a value is the same in every process. Text of an object may contain its address."""
     if isinstance(value, (list, tuple)):
         return len(value) < 32 and all(_is_plain(torch, one) for one in value)
     return value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.memory_format))

@@ -1,4 +1,6 @@
-"""The files that a rank appends to: losses, metrics and hashes (hpcenv.records.metrics), the trace (hpcenv.records.trace)."""
+"""The files to which a rank appends: metrics with losses and hashes (hpcenv.records.metrics), and the trace
+(hpcenv.records.trace).
+"""
 
 import json
 import os
@@ -13,8 +15,8 @@ class Writer:
     """Appends JSON lines. A full disk must not end the training: only the first error is reported.
 
     Args:
-        path: of the file.
-        afterwards: a text that tells the reader what an error means.
+        path: path of the file.
+        afterwards: text after an error message, which says what follows from the error.
     """
 
     def __init__(self, path: str, afterwards: str = "metrics are no longer recorded") -> None:

@@ -1,4 +1,4 @@
-"""How the results of the preflight checks change the verdict. Pure.
+"""Add the results of the preflight checks to the verdict. Pure.
 
 Runs on: COMPUTE NODE (the batch node) and LOGIN NODE. Standard library only.
 """
@@ -15,13 +15,13 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Finding, Result, Verdict
 
-# Many machines cannot measure these checks: an unknown result gives no warning, unless [policy] makes the check a
-# `must`.
+# Many machines cannot measure these checks. So an unknown result gives no warning. It blocks only if [policy] makes the
+# check a `must`.
 INFO_IF_UNKNOWN = frozenset({"fs.lustre.servers", "gpu.xid", "pci.acs", "pci.iommu"})
 
 
 def findings(node: str, results: Iterable[CheckOutcome], severities: Severities) -> list[Finding]:
-    """Return a finding for each check that failed or could not be measured; checks that did not run give none."""
+    """Return a finding for each check that failed or could not be measured. A check that did not run has no finding."""
     return [_finding(node, result, severities) for result in results if result.state in ("failed", "unknown")]
 
 
@@ -49,11 +49,12 @@ _SKEW_SECONDS = 30.0
 def compare_clocks(
     manifest: Manifest, facts: Mapping[str, Facts], window: tuple[float, float] | None
 ) -> dict[str, CheckOutcome]:
-    """Compare the clocks of the nodes; return an outcome for each node.
+    """Compare the clocks of the nodes, and return an outcome for each node.
 
     Args:
-        facts: node -> its facts; they compare its clock with the clock of the shared file system.
-        window: begin of this attempt and the present time, by the batch node's clock. Facts were written between them.
+        facts: node -> its facts, which compare the node's clock with the clock of the shared file system.
+        window: begin of this attempt and the present time, by the batch node's clock. All facts were written between
+            these two times. None if they are not known.
     """
     name = "time.nodes"
     if name not in [check.id for check in active(manifest)]:
@@ -85,7 +86,7 @@ _UNDECIDED = "whether this clock is wrong, or those that it is compared with, ca
 def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tuple[dict[str, float], bool]:
     """Return how many seconds the clock of each node is ahead, and whether more than half of the known clocks agree.
 
-    The clock of the file server counts as a clock: with it, the wrong clock among two nodes can be found. If the nodes
+    The file server is counted as one more clock, so that the wrong clock of two nodes can be found. If the nodes
     themselves set the times of files, all clocks are compared with the batch node's clock instead.
     """
     by_files = {node: one.checks.clock for node, one in facts.items() if one.checks and one.checks.clock is not None}
@@ -93,7 +94,7 @@ def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tu
     usual = _middle(clocks)
     of_files = {node: by_files.get(node, usual) - usual for node in facts}
     by_batch = {node: _outside(one.written, window) for node, one in facts.items()}
-    # The batch node is the first node. If its clock is wrong, all other clocks are outside of its window.
+    # The batch node is the first node. If its clock is wrong, the times of all other nodes are outside of the window.
     batch = next(iter(facts))
     shift = of_files[batch] if by_batch[batch] == 0.0 else 0.0
     of_batch = {node: seconds + shift for node, seconds in by_batch.items()}
@@ -105,14 +106,17 @@ def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tu
 
 
 def _outside(moment: float, window: tuple[float, float] | None) -> float:
-    """Return how many seconds a moment is after the window: negative before the window, 0 within it or without one."""
+    """Return how many seconds a moment is after a window. It is negative before the window, and 0 inside of it.
+
+    If there is no window, return 0.
+    """
     if window is None:
         return 0.0
     return max(moment - window[1], 0.0) + min(moment - window[0], 0.0)
 
 
 def _middle(seconds: Sequence[float]) -> float:
-    """Return the median; if two values are in the middle, the value nearer to 0 (the clock of reference)."""
+    """Return the median. If two values are in the middle, return the value that is nearer to 0, the reference clock."""
     ordered = sorted(seconds)
     return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
@@ -133,7 +137,7 @@ def add_reports(
     Args:
         verdict: the verdict of this attempt, which allowed the start.
         nodes: the nodes that train.
-        reports: family of checks -> the reports of the nodes. A node without a report counts as unknown.
+        reports: family of checks -> the reports of the nodes. If a node has no report, its result is unknown.
     """
     severities = Severities(manifest.severities)
     rows: list[Finding] = []
@@ -160,7 +164,7 @@ def add_reports(
 
 
 def without_start(verdict: Verdict) -> Verdict:
-    """Return a verdict that allows no start, without the settings for a start."""
+    """Remove from a verdict that allows no start the settings for a start."""
     return replace(verdict, rendezvous=None, settings={}, inherited={}, launched=(), network=None)
 
 
@@ -176,7 +180,7 @@ def _silent(node: str, family: str) -> Finding:
 
 
 def worst(rows: Iterable[Finding]) -> Result:
-    """Return the result of several findings; only findings with the severity `must` count."""
+    """Return the worst result of several findings. Only findings with the severity `must` count."""
     blocking = {row.result for row in rows if row.severity == "must" and row.result != "match"}
     if "mismatch" in blocking:
         return "mismatch"
@@ -197,7 +201,7 @@ def merged(first: PreflightSummary | None, second: PreflightSummary | None) -> P
 
 
 def with_outcomes(facts: Mapping[str, Facts], more: Mapping[str, CheckOutcome]) -> dict[str, NodeChecks]:
-    """Return the outcomes on each node, together with the checks that compare the nodes."""
+    """Return node -> the outcomes of its checks, with the outcome of the check that compares the nodes."""
     return {
         node: NodeChecks.of(
             [*one.checks.results(), *([more[node]] if node in more else [])], seconds=one.checks.seconds
@@ -208,7 +212,7 @@ def with_outcomes(facts: Mapping[str, Facts], more: Mapping[str, CheckOutcome]) 
 
 
 def summary(manifest: Manifest, of_nodes: Mapping[str, NodeChecks]) -> PreflightSummary | None:
-    """Return a summary of the checks on all nodes; None if no check ran."""
+    """Return a summary of the checks on all nodes; None if checks are off."""
     if manifest.preflight.level == "off":
         return None
     states: dict[str, set[str]] = {}

@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 `project/fields.py` takes the severities from here into its table of fields, so that [policy] can change them.
-`facts/host_checks.py` names the modules that measure; docs/reference/checks.md is made from this table.
+`facts/host_checks.py` names the modules that measure. docs/reference/checks.md is made from this table.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CheckOwner = Literal["node", "user"]
 #   host       on every node, before the verdict
 #   nodes      on the batch node, from what all nodes reported
 #   container  on every node after the verdict, inside the environment
-#   smoke      on all nodes together after the verdict, started as the training will be
-#   start      in the environment of every node, by the process that then starts the ranks; also with --preflight off
+#   smoke      on all nodes together after the verdict, started in the same way as the training
+#   start      in the environment of every node, by the process that then starts the ranks; even with --preflight off
 #   run        on every node, from the start to the end of the ranks; shown in report and diagnosis
 CheckPlace = Literal["host", "nodes", "container", "smoke", "start", "run"]
 
@@ -35,16 +35,17 @@ class Check:
     Attributes:
         id: name in `--skip-check`, [policy], records and tables.
         measures: what is measured, and how.
-        limit: what the result must be.
-        why: the damage when the check fails.
-        severity: severity of a failure, unless [policy] changes it: `must` stops the job.
-        owner: who can remove the cause: `node` means the hardware or a service of the node, `user` means the job.
-        level: the lowest level at which the check runs; `off` means that it runs at every start.
-        place: where it runs.
-        cost: its time and load, as text.
-        seconds: time limit. After it the result is unknown; if the check measures that time, it has failed.
-        source: where the limit comes from, with its date.
-        hint: what to do.
+        limit: the condition that the measured value must meet.
+        why: what goes wrong in a job if the check fails.
+        severity: severity of a failure, which [policy] can change. `must` stops the job.
+        owner: where the cause is: `node` means in the hardware or in a service of the node, `user` means in the job.
+        level: the lowest level at which the check runs; `off` means that the check runs at every start.
+        place: where the check runs.
+        cost: time and load of the check, as text.
+        seconds: time limit of the check. After this time the result is unknown. If the check measures this time
+            itself, it has failed.
+        source: the source of the limit, with its date.
+        hint: what to do if the check fails.
         gpus: whether the check applies only to jobs with GPUs.
     """
 
@@ -66,7 +67,7 @@ class Check:
 _EXCLUDE = "tell the site's support; until it is repaired, submit with --exclude NODE or --spare 1"
 _CHILD = "in a child process, while the container starts"
 
-# Sources that several rows name.
+# Sources that several rows of the table have.
 _NVML = "nvml.h of CUDA 13.1"
 _XID = "NVIDIA, Xid errors (docs.nvidia.com/deploy/xid-errors, 2026-11)"
 _GCM = "facebookresearch/gcm health checks (2026-11)"
@@ -82,7 +83,7 @@ def _host(name: str, severity: Severity, owner: CheckOwner, **texts: Any) -> Che
 
 
 def _gpu(name: str, severity: Severity, **texts: Any) -> Check:
-    """Return a quick check that NVML answers."""
+    """Return a quick check of the GPUs of each node, which asks NVML."""
     parts: dict[str, Any] = {"cost": f"some ms, {_CHILD}", "seconds": 60.0, "hint": _EXCLUDE} | texts
     return _host(name, severity, "node", gpus=True, **parts)
 
@@ -794,8 +795,8 @@ def at_level(options: PreflightOptions, *, gpus: bool, places: Iterable[CheckPla
     """Return the checks of a level, without skipped checks.
 
     Args:
-        gpus: the run has GPUs.
-        places: only checks that run in one of these places.
+        gpus: whether the run has GPUs.
+        places: return only checks that run in one of these places; None for all places.
     """
     depth = LEVELS.index("full" if options.level == "deep" else options.level)
     return tuple(

@@ -1,4 +1,4 @@
-"""Names of architectures in a torch build, and which of them runs on a GPU. Pure; standard library only.
+"""Names of GPU architectures in a torch build, and which of them a GPU can run. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from hpcenv.judge.compat.versions import Numbers
 
-# Architectures of Jetson and other Tegra chips: they are not binary compatible with other chips, or with each other
-# (CUDA Programming Guide, Binary Compatibility).
+# Architectures of Jetson and other Tegra chips. They are binary compatible neither with other chips nor with each
+# other (CUDA Programming Guide, Binary Compatibility).
 TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7)}
 
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
@@ -21,10 +21,10 @@ _OF_BUILD = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 
 def of_build(text: str) -> tuple[str, ...]:
-    """Return the architectures of a TORCH_CUDA_ARCH_LIST, named as `torch.cuda.get_arch_list()` names them.
+    """Return the architectures in a TORCH_CUDA_ARCH_LIST, with the names that `torch.cuda.get_arch_list()` uses.
 
     `9.0+PTX` means kernels for 9.0, and PTX for 9.0 (torch 2.13, utils/cpp_extension.py). Other words, such as
-    `Ampere`, stay unchanged: this module does not know whether they fit a GPU.
+    `Ampere`, are not changed, because this module does not know whether they fit a GPU.
     """
     found = []
     for word in re.split("[; ]+", text.strip("; ")):
@@ -39,7 +39,7 @@ def of_build(text: str) -> tuple[str, ...]:
 
 
 def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
-    """Return the kernel that runs on a GPU: same major number, and minor number not above the GPU's.
+    """Return the kernel that runs on a GPU: the major number is the same, and the minor number is not higher.
 
     `sm_90a` runs only on exactly that architecture. `sm_100f` runs on its family: the same major number with the same
     or a higher minor number.
@@ -53,7 +53,7 @@ def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
 
 
 def ptx_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
-    """Return the PTX that can be compiled for a GPU: PTX of any older architecture, or of the GPU's architecture."""
+    """Return the PTX that can be compiled for a GPU: PTX of the GPU's architecture, or of any older architecture."""
     for kind, arch, suffix, name in _architectures(arch_list):
         fits = {"": arch <= wanted, "a": arch == wanted, "f": arch[0] == wanted[0] and arch <= wanted}[suffix]
         if kind == "compute" and fits:
@@ -62,7 +62,7 @@ def ptx_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
 
 
 def _architectures(arch_list: Iterable[str]) -> Iterable[tuple[str, Numbers, str, str]]:
-    """Return a sort key with the newest first: if several kernels fit, the GPU runs the newest."""
+    """Return the parts of each name, the newest architecture first. If several kernels fit, the GPU runs the newest."""
     found = [match for arch in arch_list if (match := ARCHITECTURE.fullmatch(arch))]
     parts = [(m[1], (int(m[2]), int(m[3])), m[4], m[0]) for m in found]
     return sorted(parts, key=lambda part: part[1], reverse=True)

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from hpcenv.judge.compat.versions import Numbers, numbers, public
 
-# The table that comes with hpcenv. It is TOML, which project/toml_files.py reads.
+# The table that is installed with hpcenv. It is a TOML file, which project/toml_files.py reads.
 PACKAGED = Path(__file__).with_name("table.toml")
 
 SCHEMA = 2
 
-# New releases of torch and of CUDA come about every two months: after half a year, the table misses three of each.
+# torch and CUDA have a new release about every two months. So after half a year, the table lacks three releases of
+# each.
 OLD_AFTER_DAYS = 180
 
 
@@ -26,17 +27,17 @@ class TorchRelease:
     """One torch release for Linux.
 
     Attributes:
-        uploaded: date of the wheels, `2026-10-28`.
+        uploaded: date on which the wheels were uploaded, such as `2026-10-28`.
         python: the first and the last Python version with wheels on the default index.
         free_threaded: Python versions with wheels for their free-threaded build.
-        requires_python: the requirement in the metadata; it has no upper limit.
+        requires_python: the requirement on Python in the metadata, which has no upper limit.
         pypi: CUDA version of the build on the default index.
-        builds: CUDA -> kernels of each build for x86_64; empty if not known.
-        aarch64: CUDA -> kernels of each build for aarch64; empty if all builds are for CPUs.
-        aarch64_pypi: like `pypi`, for aarch64; `cpu` for a build for CPUs.
+        builds: CUDA version -> architectures in the build for x86_64; empty if not known.
+        aarch64: CUDA version -> architectures in the build for aarch64; empty if all builds are for CPUs.
+        aarch64_pypi: like `pypi`, for aarch64; `cpu` if the build is for CPUs.
         aarch64_python: like `python`, for aarch64.
         libraries: name -> version that the metadata of the `pypi` build requires.
-        triton_before_python: from this Python version on, torch installs no triton; "" without such a limit.
+        triton_before_python: the first Python version for which torch installs no triton; "" if there is none.
     """
 
     version: str
@@ -59,10 +60,10 @@ class GpuModel:
     """What the name of a GPU says about the GPU.
 
     Attributes:
-        sm_count: multiprocessors; None if the name is not enough.
-        memory_gb: the sizes that are sold, in 10^9 bytes; empty if not known.
-        machine: architecture of the processors that the GPU is built with; "" for any.
-        first_driver: the oldest driver that the maker names, and the source; empty if no source names a driver.
+        sm_count: number of multiprocessors; None if the name alone does not say it.
+        memory_gb: the sizes of memory with which the GPU is sold, in 10^9 bytes; empty if not known.
+        machine: architecture of the processors, if the GPU is built together with processors; otherwise "".
+        first_driver: the oldest driver that the maker names, and the source; empty texts if no source names a driver.
     """
 
     name: str
@@ -86,10 +87,12 @@ class Forward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capability:
-    """First and last toolkit, and last driver branch, for a compute capability; "" means still supported.
+    """The toolkits and driver branches that support a compute capability.
 
     Attributes:
-        last_toolkit: a major release (`12`) or a release.
+        first_toolkit: the first toolkit that supports it.
+        last_toolkit: the last toolkit, as a major release (`12`) or a release; "" if it is still supported.
+        last_driver: the last driver branch; "" if it is still supported.
     """
 
     first_toolkit: str
@@ -100,11 +103,11 @@ class Capability:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A package of which each version is made for one torch version.
+    """A package such as torchvision: each version of the package is made for one torch version.
 
     Attributes:
-        torch: version -> requirement on torch.
-        doubt: version -> requirement on torch, and why it is unknown whether that torch works.
+        torch: version of the package -> requirement on torch.
+        doubt: version of the package -> requirement on torch, and why it is unknown whether such a torch works.
     """
 
     name: str
@@ -118,8 +121,8 @@ class Compat:
     """The table.
 
     Attributes:
-        origin: the file, for messages.
-        dated: date at which its oldest part was read, `2026-11-20`.
+        origin: the file of the table, for messages.
+        dated: date at which the oldest part of the table was read, such as `2026-11-20`.
         floors: major release of CUDA -> oldest driver.
         packaged: toolkit -> the driver that came with the toolkit.
         toolkits: every known toolkit.
@@ -140,11 +143,11 @@ class Compat:
     gpus: Mapping[str, GpuModel]
 
     def torch(self, version: str) -> TorchRelease | None:
-        """Return a torch release, `2.7.1` or `2.7.1+cu118`; None if it is not in the table."""
+        """Return a torch release by its version, `2.7.1` or `2.7.1+cu118`; None if it is not in the table."""
         return next((one for one in self.torches if one.version == public(version)), None)
 
     def knows_toolkit(self, cuda: str) -> bool:
-        """Return whether a CUDA release exists: `12.6` with any update, `12.6.3` exactly."""
+        """Return whether a CUDA release exists. `12.6` means any update of 12.6, `12.6.3` exactly this update."""
         wanted = numbers(cuda)
         return wanted is not None and any(one[: len(wanted)] == wanted for one in self.toolkits)
 
@@ -155,7 +158,7 @@ class Compat:
         return max(branches | {(numbers(driver) or (0,))[0] for driver in self.packaged.values()}, default=0)
 
     def missing(self, what: str) -> str:
-        """Return the sentence about something that is missing in the table."""
+        """Return a sentence that says that something is not in the table."""
         return f"{what} is not in the table (dated {self.dated})"
 
     def age_note(self, today: dt.date) -> str:

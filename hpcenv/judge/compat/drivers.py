@@ -1,4 +1,4 @@
-"""Which drivers run which CUDA toolkits. Pure; standard library only.
+"""Judge whether a driver runs a CUDA toolkit. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -37,8 +37,9 @@ def check_driver(
         driver: driver version of the node, or `absent`.
         node: name of the node, for the message.
         holder: what contains this CUDA, for the message; "" without an image.
-        forward_compat: CUDA version of the cuda-compat package that the job puts first on the loader's path, or None.
-        gpus: GPU models of the node; forward compatibility is for data-centre GPUs only.
+        forward_compat: CUDA version of the cuda-compat package that the job puts first on the loader's path; None
+            without such a package.
+        gpus: GPU models of the node. They matter because forward compatibility is for data-centre GPUs only.
         compute_capability, machine: GPUs and processors of the node. A suggested torch build must support both.
     """
     has = f"node {node} has" if node else "the driver here is"
@@ -73,7 +74,7 @@ def check_driver(
 
 
 def _limits(floor: Floor, have: Numbers) -> str:
-    """Return what a driver cannot do although it is above the floor."""
+    """Return what a driver cannot do although it is newer than the floor."""
     if not floor.packaged:
         return f"CUDA {floor.cuda} itself is unknown to the table; the floor of its major release counts"
     if older(have, floor.packaged):
@@ -87,7 +88,7 @@ def _limits(floor: Floor, have: Numbers) -> str:
 def _judge_forward(
     compat: Compat, package: str, *, cuda: str, driver: Numbers, gpus: Sequence[str]
 ) -> tuple[Result, str]:
-    """Say whether this driver can run this toolkit with a cuda-compat package."""
+    """Say whether a driver can run a toolkit together with a cuda-compat package."""
     name, source = f"cuda-compat {package}", compat.forward.source
     has, wants = numbers(package), numbers(cuda)
     if has is None or wants is None:

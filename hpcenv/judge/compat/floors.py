@@ -16,11 +16,11 @@ class Floor:
     """The oldest driver for a CUDA toolkit.
 
     Attributes:
-        cuda: the toolkit in question.
-        version: oldest driver, with minor-version compatibility.
-        packaged: driver that was packaged with the toolkit; "" if not known. From this driver on, all features work.
-            Drivers between `version` and `packaged` cannot compile PTX of this toolkit.
-        source: the source, with the date of reading.
+        cuda: version of the toolkit.
+        version: the oldest driver that runs the toolkit, with minor-version compatibility.
+        packaged: the driver that was packaged with the toolkit; "" if not known. With this driver and newer drivers,
+            all features work. Drivers between `version` and `packaged` cannot compile PTX of this toolkit.
+        source: the source, with the date at which the source was read.
     """
 
     cuda: str
@@ -30,7 +30,7 @@ class Floor:
 
 
 def driver_floor(compat: Compat, cuda: str) -> Floor | None:
-    """Return the oldest driver for a CUDA toolkit, None if the major release is not in the table.
+    """Return the oldest driver for a CUDA toolkit; None if the toolkit's major release is not in the table.
 
     Args:
         compat: the table.
@@ -41,7 +41,8 @@ def driver_floor(compat: Compat, cuda: str) -> Floor | None:
         return None
     packaged = compat.packaged.get(padded(toolkit, 3)[:3], "")
     if not packaged:
-        # PTX has the version of the minor release: the first driver that came with this minor release compiles it.
+        # PTX has the version of the minor release. So the first driver that was packaged with this minor release can
+        # compile the PTX.
         same_minor = [update for update in compat.packaged if update[:2] == padded(toolkit, 2)[:2]]
         packaged = compat.packaged[min(same_minor)] if same_minor else ""
     source = f"{compat.floors_source}; {compat.packaged_source}" if packaged else compat.floors_source

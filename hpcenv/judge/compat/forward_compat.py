@@ -1,7 +1,7 @@
 """Forward compatibility of CUDA: a newer libcuda in the image, for nodes with an older driver. Pure.
 
-Runs on: COMPUTE NODE (the batch node). Standard library only. The compatibility table says which packages work on which
-driver branch and GPUs.
+Runs on: COMPUTE NODE (the batch node). Standard library only. The compatibility table says which cuda-compat packages
+work with which driver branches and GPUs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hpcenv.records.facts import CudaCompat, Facts
 from hpcenv.records.manifest import GpuNeeds, Manifest
 
 PATH_VARIABLE = "LD_LIBRARY_PATH"
-# Folder where Apptainer mounts the driver's libraries (--nv); Apptainer adds it to the end of the loader's path.
+# With --nv, Apptainer mounts the driver's libraries in this folder, and adds it to the end of the loader's path.
 _OF_THE_NODE = "/.singularity.d/libs"
 
 
 def package_for(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> CudaCompat | None:
     """Return the cuda-compat package whose libcuda the ranks load; None if they load the node's libcuda.
 
-    Either the image puts the package first on the loader's path, or hpcenv will do so because the node's driver is too
-    old.
+    The package is loaded if the image puts it first on the loader's path. If the node's driver is too old, hpcenv puts
+    the package there.
     """
     package = facts.cuda_compat
     if package is None:
@@ -37,7 +37,7 @@ def package_for(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat
 
 
 def _may_set_path(manifest: Manifest, facts: Facts) -> bool:
-    """Return whether hpcenv may set the loader's path: only in a container, and if nothing else sets it."""
+    """Return whether hpcenv may set the loader's path: the ranks run in a container, and nothing else sets the path."""
     given = {one.name for one in (*manifest.settings, *facts.network.variables)}
     return manifest.environment.kind == "sif" and given.isdisjoint((PATH_VARIABLE, f"PREPEND_{PATH_VARIABLE}"))
 
@@ -52,7 +52,7 @@ def judge_driver(
     capability: str,
     holder: str = " in the image",
 ) -> Judgement:
-    """Judge the driver of a node together with the package that the ranks load."""
+    """Judge the driver of a node together with the cuda-compat package that the ranks load."""
     models = facts.values.get("host.gpu-models")
     return check_driver(
         table,
@@ -68,7 +68,7 @@ def judge_driver(
 
 
 def library_path(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> str:
-    """Return the loader's path with the package first; empty if it is not needed, or does not work on this node."""
+    """Return the loader's path with the package first; empty if no package is needed, or none works on this node."""
     package = package_for(manifest, facts, needs, table)
     if package is None or package.first:
         return ""

@@ -1,4 +1,4 @@
-"""What the name of a GPU says about it. Pure; standard library only.
+"""Find out what the name of a GPU says about the GPU. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -12,12 +12,12 @@ from hpcenv.judge.compat.compat_table import Compat, GpuModel
 
 
 def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:
-    """Return what the name of a GPU says; None if it says nothing or is ambiguous.
+    """Return what the name of a GPU says about the GPU; None if the name is unknown or ambiguous.
 
     Args:
         compat: the table.
-        name: name from NVML (`NVIDIA H100 80GB HBM3`), or a Slurm GRES or its type
-            (`gpu:h100:8`, `gres/gpu:nvidia_a100-sxm4-80gb=4`, `a100`, `rtx3090`).
+        name: name from NVML (`NVIDIA H100 80GB HBM3`), a GRES of Slurm (`gpu:h100:8`,
+            `gres/gpu:nvidia_a100-sxm4-80gb=4`), or the type in a GRES (`a100`, `rtx3090`).
     """
     words = re.findall(r"[a-z0-9]+", _gres_type(name).lower())
     runs = ["".join(words[start:end]) for start in range(len(words)) for end in range(start + 1, len(words) + 1)]
@@ -34,7 +34,7 @@ def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:
 
 
 def _gres_type(name: str) -> str:
-    """Return the type in a GRES, between `gpu:` and the count; any other name stays unchanged."""
+    """Return the type in a GRES, which is between `gpu:` and the count. Any other name is not changed."""
     match = re.fullmatch(r"(?:gres[/:])?(?:gpu|shard|mps)[:/]([^:=(,]+?)(?:[:=]\d+.*)?(?:\(.*)?", name.strip())
     return match.group(1) if match else name
 

@@ -1,4 +1,4 @@
-"""Judge the driver and the GPUs of a node by the needs of the locked torch, of JAX and of the image. Pure.
+"""Judge whether driver and GPUs of a node meet the needs of the locked torch, of JAX and of the image. Pure.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only.
 """
@@ -27,7 +27,7 @@ from hpcenv.records.verdict import Finding
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
     """Return the findings on a driver or GPUs that do not meet the needs of the run.
 
-    Nothing is compared if the run uses no GPU, or neither torch nor JAX is for CUDA.
+    Nothing is compared if the run uses no GPU, or if neither torch nor JAX was built for CUDA.
     """
     needs = manifest.gpu_needs
     if needs is None:
@@ -57,7 +57,7 @@ _RuleRow = tuple[str, str, str, Judgement]
 
 @functools.lru_cache(maxsize=1)
 def table(text: str) -> Compat:
-    """Return the compatibility table; all nodes of a run share one."""
+    """Return the compatibility table. It is parsed once for all nodes of a run."""
     return table_file.parse(json.loads(text), origin="the compatibility table of this run")
 
 
@@ -103,7 +103,7 @@ def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]
 
 
 def _model(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]:
-    """Compare the GPUs with the GPU for which the environment was locked."""
+    """Compare the GPUs of a node with the GPU for which the environment was locked."""
     wanted = gpu_by_name(table, needs.gpu) if needs.gpu else None
     for model in sorted(set(_models(facts))):
         known = gpu_by_name(table, model)
@@ -157,7 +157,7 @@ def _models(facts: Facts) -> tuple[str, ...]:
 
 
 def _text(facts: Facts, field: str) -> tuple[str, str]:
-    """Return a fact as text; if it is missing, an empty text and the reason."""
+    """Return a fact as text, and an empty reason. If the fact is missing, return an empty text and the reason."""
     if facts.has(field):
         return str(facts.values[field]), ""
     return "", facts.unknown.get(field, "this node did not report it")

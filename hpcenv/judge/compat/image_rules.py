@@ -1,15 +1,16 @@
-"""The rule in the image about drivers and GPUs: NVIDIA_REQUIRE_*. Pure; standard library only.
+"""Evaluate the requirements of an image on drivers and GPUs: NVIDIA_REQUIRE_*. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 
-The rule is evaluated as NVIDIA's container tools evaluate it: nvidia-container-toolkit 1.20.0 collects the variables
-(internal/config/image/cuda_image.go) and hands each to nvidia-container-cli, which parses and evaluates it
-(libnvidia-container, src/cli/dsl.c and configure.c). Blanks separate alternatives; commas separate conditions that must
-hold together. From left to right, the first alternative that holds decides; a condition before it that cannot be read
-refuses the container. All variables must hold, for every GPU. (The toolkit's CDI mode, default since 1.18, asks none of
-this.)
+A requirement is evaluated in the same way as by NVIDIA's container tools. nvidia-container-toolkit 1.20.0 collects the
+variables (internal/config/image/cuda_image.go) and passes each to nvidia-container-cli, which parses and evaluates the
+variable (libnvidia-container, src/cli/dsl.c and configure.c). Blanks separate alternatives. Commas separate conditions
+that must hold together. Alternatives are evaluated from left to right until one holds. If a condition that is evaluated
+cannot be read, the container is refused. All variables must hold, for every GPU. (The toolkit's CDI mode, the default
+since 1.18, evaluates none of them.)
 
-There is one difference: if the tools cannot see a GPU's brand or the driver, they assume a value; here it is `unknown`.
+There is one difference. If the tools cannot see a GPU's brand or the driver, they assume a value. Here the result is
+`unknown`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A condition such as `driver>=570`; `problem` says why it cannot be read."""
+    """A condition such as `driver>=570`. If it cannot be read, `problem` says why."""
 
     text: str
     name: str = ""
@@ -64,8 +65,8 @@ class Requirement:
 def requirements(environ: Mapping[str, str]) -> tuple[Requirement, ...]:
     """Return the requirements in an image's environment.
 
-    An image with CUDA_VERSION but without NVIDIA_REQUIRE_CUDA requires that CUDA. An image with NVIDIA_DISABLE_REQUIRE
-    requires nothing.
+    If an image has CUDA_VERSION but no NVIDIA_REQUIRE_CUDA, it requires this CUDA version. If an image sets
+    NVIDIA_DISABLE_REQUIRE, it requires nothing.
     """
     if environ.get("NVIDIA_DISABLE_REQUIRE") in _TRUE:
         return ()
@@ -81,7 +82,7 @@ def requirements(environ: Mapping[str, str]) -> tuple[Requirement, ...]:
 
 
 def parse_require(text: str, *, variable: str = "NVIDIA_REQUIRE_CUDA") -> Requirement:
-    """Return the conditions of one variable; a condition that cannot be read is kept with its problem."""
+    """Return the conditions in one variable. A condition that cannot be read is kept, with its problem."""
     alternatives = (
         tuple(_parse_condition(part) for part in alternative.split(",") if part) for alternative in text.split(" ")
     )
@@ -111,7 +112,7 @@ def evaluate_require(requirement: Requirement, facts: Mapping[str, Value]) -> Ju
     Args:
         requirement: requirement of the image.
         facts: facts of the node: `host.cuda-driver-version`, `host.driver-version`,
-            `host.gpu-compute-capabilities` and `host.gpu-brands`; missing facts are unknown.
+            `host.gpu-compute-capabilities` and `host.gpu-brands`. A missing fact is unknown.
     """
     asked = f"the image's {requirement.variable} ({_shown(requirement)})"
     if not requirement.alternatives:
@@ -131,7 +132,7 @@ def _shown(requirement: Requirement) -> str:
 
 
 def _gpus(facts: Mapping[str, Value]) -> list[dict[str, str]]:
-    """Return the facts for the conditions: the driver, with one GPU at a time."""
+    """Return the facts that conditions use, once for each GPU: the driver, and that GPU."""
     driver = {name: str(facts[key]) for name, key in _VERSIONS.items() if key in facts}
     columns = {name: facts.get(key) for name, key in _PER_GPU.items()}
     lists = {name: column for name, column in columns.items() if isinstance(column, tuple)}

@@ -1,4 +1,4 @@
-"""An answer to the question: does this run with that?
+"""An answer to the question whether two things run together, for example a driver and a CUDA toolkit.
 
 Runs on: LOGIN NODE, COMPUTE NODE. Standard library only.
 """
@@ -12,7 +12,7 @@ from hpcenv.records.verdict import Result
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """An answer: `what` is one sentence, `why` gives the reason with its source, `hint` says what would work."""
+    """An answer. `what` is one sentence, `why` is the reason with its source, and `hint` says what would work."""
 
     result: Result
     what: str

@@ -1,4 +1,4 @@
-"""Does torch, or a package that was compiled for it, hold kernels for a GPU? Pure; standard library only.
+"""Judge whether torch, or a package that was compiled for it, has kernels for a GPU. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -27,17 +27,17 @@ def covers(
     machine: str = X86_64,
     subject: str = "this image's torch",
 ) -> Judgement:
-    """Say whether torch holds kernels for a GPU.
+    """Say whether torch has kernels for a GPU.
 
     Args:
-        compat: the table, to name a build that would run.
-        arch_list: result of `torch.cuda.get_arch_list()`: `sm_80`, `compute_90`.
-        compute_capability: compute capability of the GPU, `9.0`.
+        compat: the table, used to name a build that would run.
+        arch_list: result of `torch.cuda.get_arch_list()`, for example `sm_80` and `compute_90`.
+        compute_capability: compute capability of the GPU, for example `9.0`.
         gpu: name of the GPU, for the message.
-        cuda, driver: CUDA of the image, driver of the node. If only PTX fits, both are needed to say whether the
-            driver compiles PTX of this toolkit.
-        machine: architecture of the processors, to name a build that would run.
-        subject: what holds the kernels, for the message.
+        cuda, driver: CUDA runtime version of the image, and driver version of the node. If only PTX fits, both are
+            needed to say whether the driver compiles PTX of this toolkit.
+        machine: architecture of the processors, used to name a build that would run.
+        subject: what contains the kernels, for the message.
     """
     wanted = numbers(compute_capability)
     if wanted is None or len(wanted) != 2:
@@ -76,7 +76,7 @@ def covers_built(
     cuda: str = "",
     driver: str = "",
 ) -> Judgement:
-    """Say whether a package that was compiled in the image (`hpcenv image init --build`) holds kernels for a GPU."""
+    """Say whether a package that was compiled in the image (`hpcenv image init --build`) has kernels for a GPU."""
     judged = covers(compat, arch_list, compute_capability, gpu=gpu, cuda=cuda, driver=driver, subject=package)
     name, _, version = package.rpartition(" ")
     again = f"compile it for this GPU: hpcenv image init --build {name}=={version} --gpu NAME"

@@ -1,9 +1,10 @@
-"""Do the libraries and packages around torch fit torch? Pure; standard library only.
+"""Judge whether the libraries and packages around torch fit torch. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 
-cuDNN, NCCL and cuBLAS are compared with the versions in the metadata of torch's wheel: torch was built for these
-versions and tested with them. torchvision and torchaudio are compared with the torch version that their wheels require.
+cuDNN, NCCL and cuBLAS are compared with the versions in the metadata of torch's wheel, because torch was built for
+these versions and tested with them. torchvision and torchaudio require a torch version in their wheels, which is
+compared with the installed torch.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Fit:
     """A library or package that must fit torch.
 
     Attributes:
-        field: its field, for example `compat.cudnn`.
+        field: the field for the library, for example `compat.cudnn`.
         wanted: the version that fits.
         found: the installed version.
-        patch_only: torch has the right minor release, but a different patch release.
+        patch_only: whether torch has the right minor release, but a different patch release.
     """
 
     field: str
@@ -48,7 +49,7 @@ def judge_environment(compat: Compat, *, torch: str, cuda: str, versions: Mappin
         compat: the table.
         torch: version of torch, `2.9.1` or `2.9.1+cu128`.
         cuda: CUDA version that torch was built for, `12.8`.
-        versions: name -> version, for `LIBRARIES` and `PAIRS`; missing names are not compared.
+        versions: name -> version, for names in `LIBRARIES` and `PAIRS`. A missing name is not compared.
     """
     if compat.torch(torch) is None:
         judged = Judgement(result="unknown", what=compat.missing(f"torch {torch}"), why=_NOT_JUDGED)
@@ -67,9 +68,9 @@ def check_library(compat: Compat, torch: str, cuda: str, name: str, version: str
     Args:
         compat: the table.
         torch: version of torch.
-        cuda: CUDA version that torch was built for; "" for the build of the default index.
-        name: name of the library, `cudnn`.
-        version: version of the library, from its package (9.10.2.21) or from the library itself (9.10.2).
+        cuda: CUDA version that torch was built for; "" for the build on the default index.
+        name: name of the library, for example `cudnn`.
+        version: version of the library, either from its package (9.10.2.21) or from the library itself (9.10.2).
     """
     release, word = compat.torch(torch), _WORDS.get(name, name)
     have = numbers(version)
@@ -93,12 +94,12 @@ def check_library(compat: Compat, torch: str, cuda: str, name: str, version: str
 
 
 def check_pair(compat: Compat, name: str, version: str, torch: str) -> Fit:
-    """Say whether a package that needs one version of torch fits this torch.
+    """Say whether a package that is made for one version of torch fits the installed torch.
 
     Args:
         compat: the table.
         name: `torchvision` or `torchaudio`.
-        version: its version.
+        version: version of the package.
         torch: version of torch.
     """
     pair, have = compat.pairs.get(name), numbers(public(torch))
@@ -140,13 +141,13 @@ def _fitting(pair: Pair, torch: str) -> str | None:
 
 
 def fitting_pairs(compat: Compat, torch: str) -> dict[str, str]:
-    """Return the newest torchvision and torchaudio that fit a torch; one that the table does not know is left out."""
+    """Return the newest torchvision and torchaudio that fit a torch. If the table knows none, the name is left out."""
     found = {name: _fitting(pair, torch) for name, pair in compat.pairs.items()}
     return {name: version for name, version in found.items() if version is not None}
 
 
 def library_of(package: str) -> str:
-    """Return which library or pair a package is: `nvidia-cudnn-cu12` and `nvidia-cublas` hold cuDNN and cuBLAS."""
+    """Return the name in `LIBRARIES` or `PAIRS` for a package, for example `cudnn` for `nvidia-cudnn-cu12`; else ""."""
     name = re.sub(r"[-_.]+", "-", package).lower()
     match = re.fullmatch(r"nvidia-([a-z]+)(?:-cu\d+)?", name)
     known = match[1] if match else name

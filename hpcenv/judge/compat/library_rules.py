@@ -1,6 +1,6 @@
-"""Judge cuDNN, NCCL, cuBLAS, torchvision and torchaudio by the installed torch. Pure.
+"""Judge whether cuDNN, NCCL, cuBLAS, torchvision and torchaudio fit the installed torch. Pure.
 
-Runs on: COMPUTE NODE (the batch node); the login node judges a lockfile by the same rules. Standard library only.
+Runs on: COMPUTE NODE (the batch node). The login node judges a lockfile by the same rules. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcenv.records.verdict import Finding
 
 
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Return the libraries and packages that do not fit torch; nothing without GPUs or with a CPU build of torch."""
+    """Return findings on libraries and packages that do not fit torch; none without GPUs or if torch is a CPU build."""
     needs = manifest.gpu_needs
     torch = facts.values.get("torch.version")
     if needs is None or not needs.cuda or not isinstance(torch, str):
@@ -41,9 +41,10 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
 
 
 def versions_of(facts: Mapping[str, Value], packages: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the versions of libraries and packages that the table judges.
+    """Return name -> version of the libraries and packages that the table judges.
 
-    The version that a library itself reports wins over the version of its package: this library is really loaded.
+    If a library itself reports a version, this version is used, not the version of its package, because this library
+    is the one that is loaded.
 
     Args:
         facts: fields of the environment.
@@ -58,9 +59,9 @@ def versions_of(facts: Mapping[str, Value], packages: Iterable[tuple[str, str]])
 
 
 def weight(fit: Fit, severities: Severities) -> Severity:
-    """Return the severity of a finding: unknown versions never block, a different patch release only warns."""
+    """Return the severity of a finding. Unknown versions never block, and a different patch release only warns."""
     severity = severities.of(fit.field)
-    # The field `compat.torch` says that torch is not in the table; [policy] may raise its severity.
+    # The field `compat.torch` means that torch is not in the table. [policy] may raise the severity of this field.
     if fit.judgement.result == "unknown" and fit.field != "compat.torch":
         return "info"
     least: Severity = "warn" if fit.patch_only else severity
@@ -69,5 +70,5 @@ def weight(fit: Fit, severities: Severities) -> Severity:
 
 @functools.lru_cache(maxsize=64)
 def _fits(text: str, torch: str, cuda: str, versions: tuple[tuple[str, str], ...]) -> tuple[Fit, ...]:
-    """Return the judgements; nodes with the same versions share them."""
+    """Return the judgements. They are made once for all nodes with the same versions."""
     return judge_environment(gpu_rules.table(text), torch=torch, cuda=cuda, versions=dict(versions))

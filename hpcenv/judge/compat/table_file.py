@@ -1,6 +1,6 @@
 """Read the compatibility table from the plain data of its file. Pure; standard library only.
 
-Runs on: LOGIN NODE, COMPUTE NODE (from the manifest: nodes read no TOML).
+Runs on: LOGIN NODE, COMPUTE NODE. Nodes read no TOML: they get the plain data from the manifest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcenv.judge.compat.compat_table import SCHEMA, Capability, Compat, Forward
 from hpcenv.judge.compat.gpu_names import names
 from hpcenv.judge.compat.versions import Numbers, is_requirement, numbers, padded, sort_key
 
-# Libraries whose version the metadata of a torch wheel requires.
+# Libraries for which the metadata of a torch wheel requires a version.
 LIBRARIES = ("cudnn", "nccl", "cublas", "cudart", "cusparselt", "nvshmem", "triton")
 
 
@@ -66,7 +66,7 @@ def _dates(table: _Table) -> Iterator[str]:
 
 
 class _Table:
-    """A table in the file, with its place: so an error can name the key."""
+    """A table in the file, together with its place in the file, so that an error can name the key."""
 
     def __init__(self, data: Any, *, origin: str, path: str = "", source: str = "") -> None:
         self.data, self.origin, self.path, self._source = data, origin, path, source
@@ -135,14 +135,14 @@ class _Table:
         return self.version(key) if key in self.data else ""
 
     def versions(self) -> dict[str, str]:
-        """Return a table of version -> version."""
+        """Return the whole table, if its keys and values are versions."""
         for key in self.data:
             if numbers(key) is None:
                 raise self.problem(key, "a version as the key")
         return {key: self.version(key) for key in self.data}
 
     def source(self) -> str:
-        """Return the source of the rows and the date of reading; a row may have a different source."""
+        """Return the source of the table and the date of reading. A row without a source has that of its parent."""
         if self._source and "source" not in self.data:
             return self._source
         return f"{self.text('source')}, read {self.date('retrieved')}"
@@ -232,7 +232,7 @@ def _parse_pair(name: str, row: _Table) -> Pair:
 
 
 def _parse_arch_list(builds: _Table, cuda: str) -> tuple[str, ...]:
-    """Return `8.0 9.0+PTX` in torch's words: sm_80 sm_90 compute_90."""
+    """Return the architectures of a build with torch's names: `8.0 9.0+PTX` becomes sm_80, sm_90, compute_90."""
     text = builds.data[cuda]
     words = text.split() if isinstance(text, str) else ["?"]
     found = [re.fullmatch(r"([0-9]+)\.([0-9])([af]?)(\+PTX)?", word) for word in words]
@@ -276,7 +276,7 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
 
 
 def _longer_names(gpus: Mapping[str, GpuModel], counts: _Table) -> dict[str, GpuModel]:
-    """Return the GPUs with longer names, which are needed to know the number of multiprocessors: `H100 PCIe`."""
+    """Return the GPUs with longer names, such as `H100 PCIe`. Only the longer name says how many multiprocessors."""
     found: dict[str, GpuModel] = {}
     for name in counts.data:
         first = next(iter(name.split()), "")

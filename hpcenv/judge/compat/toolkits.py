@@ -1,4 +1,4 @@
-"""Does a CUDA toolkit or a driver branch support a GPU? Pure; standard library only.
+"""Judge whether a CUDA toolkit or a driver branch supports a GPU. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -38,9 +38,9 @@ def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: st
 
 
 def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
-    """Say whether a driver runs a GPU: the driver is not older than the GPU, and has not dropped the GPU.
+    """Say whether a driver runs a GPU: the driver is not older than the GPU, and still supports the GPU.
 
-    No source names the first driver of a GPU. The driver of the first toolkit for that GPU is used instead.
+    For most GPUs, no source names the first driver. Then the driver of the first toolkit for the GPU is used instead.
 
     Args:
         compat: the table.

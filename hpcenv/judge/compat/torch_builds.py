@@ -1,4 +1,4 @@
-"""Which torch builds exist, for which Python, and which of them would run. Pure; standard library only.
+"""Find out which torch builds exist, for which Python, and which of them would run. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -21,7 +21,7 @@ AARCH64 = "aarch64"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """A torch build that would run; `on_pypi` if the default index has it."""
+    """A torch build that would run. `on_pypi` says whether the default index has this build."""
 
     torch: str
     cuda: str
@@ -30,7 +30,7 @@ class Suggestion:
 
     @property
     def build(self) -> str:
-        """The name of the build in a version and in an address: `cu118`."""
+        """The name of the build in a version and in the address of an index: `cu118`."""
         return f"cu{self.cuda.replace('.', '')}"
 
     def __str__(self) -> str:
@@ -40,13 +40,13 @@ class Suggestion:
 def suggest_torch(
     compat: Compat, driver: str, *, compute_capability: str = "", python: str = "", machine: str = X86_64
 ) -> tuple[Suggestion, ...]:
-    """Return a build that runs on a driver for each minor release of torch, newest first.
+    """Return, for each minor release of torch, a build that runs on a driver; the newest release is first.
 
     Args:
         compat: the table.
         driver: driver version; "" for any driver.
-        compute_capability: only builds that are known to hold kernels for it.
-        python: only releases with wheels for this Python version.
+        compute_capability: return only builds that are known to have kernels for it; "" for all builds.
+        python: return only releases with wheels for this Python version; "" for all releases.
         machine: architecture of the processors, `x86_64` or `aarch64`.
     """
     have = numbers(driver) if driver else (10**6,)
@@ -71,7 +71,7 @@ def suggest_torch(
 
 
 def would_run(suggestions: Sequence[Suggestion], *, verb: str = "would run") -> str:
-    """Name the newest build that a plain `pip install` installs, and the newest of all builds with its index."""
+    """Name the newest build that a plain `pip install` installs, and the newest build of all, with its index."""
     if not suggestions:
         return ""
     newest = suggestions[0]
@@ -85,7 +85,7 @@ def would_run(suggestions: Sequence[Suggestion], *, verb: str = "would run") -> 
 
 
 def builds_for(release: TorchRelease, machine: str) -> Mapping[str, tuple[str, ...]]:
-    """Return CUDA -> kernels of the builds for an architecture; empty if all builds are for CPUs."""
+    """Return CUDA version -> GPU architectures of the builds for a machine; empty if all builds are for CPUs."""
     return release.aarch64 if machine == AARCH64 else release.builds
 
 
@@ -155,5 +155,5 @@ def _runs(compat: Compat, cuda: str, kernels: Sequence[str], driver: Numbers, co
     floor = driver_floor(compat, cuda)
     if floor is None or older(driver, floor.version):
         return False
-    # PTX does not count here: whether the driver can compile PTX is judged elsewhere.
+    # PTX does not count here, because another function judges whether the driver can compile PTX.
     return not compute_capability or cubin_for(kernels, numbers(compute_capability) or ()) is not None

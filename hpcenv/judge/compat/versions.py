@@ -13,7 +13,7 @@ Numbers = tuple[int, ...]
 
 @cache
 def numbers(version: str) -> Numbers | None:
-    """Return `580.65.06` as a tuple of numbers; None for other texts."""
+    """Return a version such as `580.65.06` as a tuple of numbers; None for a text that is not a version."""
     if len(version) > 64 or not re.fullmatch(r"[0-9]+(\.[0-9]+)*", version):
         return None
     return tuple(int(part) for part in version.split("."))
@@ -25,18 +25,18 @@ def padded(version: Numbers, length: int) -> Numbers:
 
 
 def less(left: Numbers, right: Numbers) -> bool:
-    """Compare two versions: 12 and 12.0 are equal."""
+    """Return whether the left version is less than the right version. 12 and 12.0 are equal."""
     length = max(len(left), len(right))
     return padded(left, length) < padded(right, length)
 
 
 def older(have: Numbers, floor: str) -> bool:
-    """Return whether a version is below a floor."""
+    """Return whether a version is older than a floor."""
     return less(have, numbers(floor) or ())
 
 
 def sort_key(version: str) -> Numbers:
-    """Return a key that sorts versions; a text that is not a version comes first."""
+    """Return a key that sorts versions. A text that is not a version is sorted before all versions."""
     return numbers(version) or ()
 
 
@@ -54,7 +54,7 @@ _CLAUSE = re.compile(r"(==|>=|<=|~=|<|>)([0-9]+(?:\.[0-9]+)*)")
 
 
 def is_requirement(text: str) -> bool:
-    """Return whether a text is a requirement that `fits` reads: `==9.1.0.70`, `>=13.1,<=13.2`, `~=3.9.0`."""
+    """Return whether `fits` can read a text as a requirement: `==9.1.0.70`, `>=13.1,<=13.2`, `~=3.9.0`."""
     return bool(text) and all(_CLAUSE.fullmatch(part) for part in text.split(","))
 
 
@@ -64,8 +64,8 @@ def fits(version: Numbers, requirement: str, *, known: int = 0) -> bool:
     Args:
         version: the numbers of the version.
         requirement: clauses, separated by commas, which must all hold.
-        known: how many parts of the version are known; 0 means all. cuDNN reports 9.10.2, its wheel is 9.10.2.21:
-            with three parts, only three are compared.
+        known: how many parts of the version are known; 0 means all parts. For example, cuDNN itself reports only
+            9.10.2 while its wheel has version 9.10.2.21. Then three parts are known, and only these are compared.
     """
     return all(_meets(version, match[1], match[2], known) for match in _CLAUSE.finditer(requirement))
 

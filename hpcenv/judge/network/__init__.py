@@ -1,1 +1,1 @@
-"""Which NCCL and fabric settings fit the nodes, and which given settings are wrong. Pure."""
+"""Decide which settings of NCCL and the fabric fit the nodes, and which given settings are wrong. Pure."""

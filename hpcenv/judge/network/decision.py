@@ -1,9 +1,10 @@
-"""The network decision: hardware of all nodes and given settings become variables with reasons. Pure.
+"""The network decision: choose variables, with reasons, from the hardware of all nodes and the given settings. Pure.
 
-Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
+Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 
-Layers are merged here, and a later layer wins: detected values, files of the host, the environment of the job, then
-site profile, project and user (already merged in the manifest). A variable that is given without a value is not set.
+Values are merged here in this order, and a later value wins: detected values, files of the host, the environment of
+the job, then site profile, project and user (already merged in the manifest). A variable that is given without a value
+is not set.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DETECTED = "detected"
 
 @dataclass(frozen=True, kw_only=True)
 class SocketInterface:
-    """The interface of one node for sockets, and why it was chosen."""
+    """The interface that one node uses for sockets, and why this interface was chosen."""
 
     name: str
     why: str
@@ -60,7 +61,7 @@ def decide(
         facts: facts of the nodes that train, in their order.
         interfaces: node -> its interface for sockets.
         profile: the kind of network that all nodes can use.
-        attempt: attempt of the job; each attempt has a folder for its dumps.
+        attempt: attempt of the job. Each attempt has its own folder for dumps of the flight recorder.
     """
     rows = _Rows(tuple(facts))
     made: dict[str, NodeDecision] = {}
@@ -119,7 +120,7 @@ def _situation(
 
 
 def _library_path(manifest: Manifest, facts: Facts) -> str:
-    """Return LD_LIBRARY_PATH with the image's cuda-compat if this node needs it."""
+    """Return LD_LIBRARY_PATH with the image's cuda-compat if this node needs that package; else empty."""
     needs = manifest.gpu_needs
     if needs is None or facts.cuda_compat is None:
         return ""
@@ -131,7 +132,7 @@ _FIRST_RAS_PORT, _RAS_PORTS = 28100, 4000
 
 
 def _ras_port(facts: Facts) -> int:
-    """Return a port for this job alone if the usual port is in use on the node, otherwise 0."""
+    """Return a port for NCCL's RAS threads of this job if the usual port is in use on the node; otherwise 0."""
     others = () if facts.checks is None else facts.checks.others
     if not any(one.id == "net.ras-port" and one.state == "failed" for one in others):
         return 0
@@ -139,20 +140,20 @@ def _ras_port(facts: Facts) -> int:
 
 
 def _dumps(manifest: Manifest, attempt: int) -> str:
-    """Return the path prefix of the flight recorder's dumps; empty without a run."""
+    """Return the path prefix of the flight recorder's dumps; empty if there is no run folder."""
     if not manifest.run_folder:
         return ""
     return str(RunFolder(Path(manifest.run_folder)).flight_of(attempt) / "rank_")
 
 
 def _own_plugin(facts: Facts) -> str:
-    """Return a plugin that NCCL loads before its built-in network, for example from HPC-X; never aws-ofi-nccl."""
+    """Return a plugin that NCCL loads before its built-in network, such as HPC-X's; empty for aws-ofi-nccl."""
     image = facts.image_network
     return image.plugin if image is not None and not image.plugin_version else ""
 
 
 def _threads(manifest: Manifest, facts: Facts) -> tuple[int, str]:
-    """Return threads per rank and the reason; without --cpus, the ranks share the CPUs from Slurm."""
+    """Return the number of threads per rank, and the reason. Without --cpus, the ranks share the CPUs from Slurm."""
     seen = facts.values.get("host.cpus")
     cpus = manifest.cpus_per_task or (seen if isinstance(seen, int) else 1)
     if manifest.cluster == "local":
@@ -167,14 +168,14 @@ def _threads(manifest: Manifest, facts: Facts) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Imported:
-    """Settings from the files of one host: variables, and the files that the variables name."""
+    """Settings from files of one host: variables, and binds of the files that the container needs."""
 
     rows: tuple[NetworkRow, ...] = ()
     binds: tuple[ExplainedBind, ...] = ()
 
 
-# Variables that name a library or a file. A library of the host cannot simply be bound into a container: the libraries
-# that it needs would be missing.
+# Variables that name a library or a file. It is not enough to bind a library of the host into a container, because the
+# libraries that this library needs would be missing.
 _LIBRARIES = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN")
 
 
@@ -219,7 +220,7 @@ def _host_row(action: str, name: str, value: str, origin: str, reason: str) -> N
 
 
 def _vendor_topology(fabric: Fabric | None) -> NetworkRow | None:
-    """Return the topology file of Microsoft's image; NCCL does not look for it by itself."""
+    """Return the topology file of Microsoft's image, because NCCL does not look for this file by itself."""
     files = () if fabric is None else tuple(t.path for t in fabric.tuning if t.path.startswith("/opt/microsoft/"))
     if fabric is None or fabric.cloud != "azure" or len(files) != 1:
         return None
@@ -236,7 +237,7 @@ def _vendor_topology(fabric: Fabric | None) -> NetworkRow | None:
 
 # -- layers -----------------------------------------------------------------------------------
 
-# Variable -> other variables; if a user gave one of these, the first must not be set.
+# Variable -> other variables. If one of the other variables is given, hpcenv must not set the first variable.
 _YIELDS_TO = {
     "NCCL_NET": ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE"),
     # Old and new names of the same variable.
@@ -249,7 +250,7 @@ _YIELDS_TO = {
 def _merge(
     proposed: Iterable[tuple[NetworkRule, Proposal]], imported: _Imported, given: Mapping[str, Setting]
 ) -> list[NetworkRow]:
-    """Return a row for each variable: the last layer that has the variable wins."""
+    """Return a row for each variable. If several sources have the variable, the last source wins."""
     rows: dict[str, NetworkRow] = {}
     for rule, proposal in proposed:
         rows[proposal.name] = _detected_row(rule, proposal, given)
@@ -287,7 +288,7 @@ def _given_row(setting: Setting) -> NetworkRow:
 
 
 def _settings(rows: Sequence[NetworkRow], given: Mapping[str, Setting]) -> tuple[Setting, ...]:
-    """Return the variables of a node: the variables that the rows set, and all other given variables."""
+    """Return the variables of a node: those that the rows set, and all other variables that are given."""
     chosen = {
         row.name: Setting(name=row.name, value=row.value, origin=row.origin, reason=row.reason)
         for row in rows
@@ -299,7 +300,7 @@ def _settings(rows: Sequence[NetworkRow], given: Mapping[str, Setting]) -> tuple
 
 
 class _Rows:
-    """Rows of all nodes; equal rows become one row with the names of the nodes."""
+    """Collects the rows of all nodes. Equal rows become one row with the names of the nodes."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes = nodes

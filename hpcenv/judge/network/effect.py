@@ -1,9 +1,9 @@
-"""Whether settings take effect: each setting is compared with what can be read back before the training. Pure.
+"""Find out whether settings take effect: compare each setting with what can be read before the training. Pure.
 
-Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
+Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 
-A library silently ignores many settings if the host lacks what they need. A row in CHECKS reads one kind of setting
-back. A setting that cannot be read back is `unknown`. NCCL's log tells more; it is read after the smoke test.
+If the host lacks what a setting needs, libraries often ignore the setting silently. A row in CHECKS reads back one kind
+of setting. A setting that cannot be read back is `unknown`. NCCL's log says more, and is read after the smoke test.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ReadBack:
 
     Attributes:
         where: the file or library that was read.
-        found: what it says.
-        why: one sentence on the consequence if the setting has no effect.
-        hint: what to do in that case.
+        found: what the file or library says.
+        why: one sentence that says why the setting has no effect, or what follows from that.
+        hint: what to do if the setting has no effect.
     """
 
     took_effect: YesNo
@@ -83,7 +83,7 @@ def _cache_monitor(value: str, facts: Facts) -> Iterator[ReadBack]:
         )
     if value == "userfaultfd":
         allowed = versions.get("userfaultfd")
-        # A new libfabric watches page faults of the program only (UFFD_USER_MODE_ONLY); every user may do that.
+        # A new libfabric watches only page faults of the program (UFFD_USER_MODE_ONLY), which every user may do.
         answer: YesNo = "yes" if allowed is not None and allowed.version == "all users" else "unknown"
         yield ReadBack(
             took_effect=answer,
@@ -128,12 +128,14 @@ def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
 
 
 def selected(value: str, names: Sequence[str], *, parts: str = "") -> list[str]:
-    """Return the names that an NCCL list selects: prefixes; exact names after `=`; all other names after `^`.
+    """Return the names that an NCCL list selects.
+
+    The words of a list are prefixes. After `=` they are exact names. After `^` the list selects all other names.
 
     Args:
         value: for example `=eth0`, `^docker,lo`, `mlx5_0:1,mlx5_1`.
         names: the names that exist on the node.
-        parts: whether names have a port after `:`; a name without a port then means all its ports.
+        parts: `:` if names have a port after `:`. Then a word without a port selects all ports of the adapter.
     """
     match = re.match(r"(\^?)(=?)(.*)", value, re.DOTALL)
     assert match is not None
@@ -208,7 +210,7 @@ CHECKS: dict[str, EffectCheck] = {
 
 
 def _locked_memory(_: str, facts: Facts) -> Iterator[ReadBack]:
-    """Read back how much memory a process of the step may lock: RDMA locks its buffers."""
+    """Read back how much memory a process of the step may lock. RDMA locks the memory of its buffers."""
     limit = facts.values.get("host.memlock")
     if not isinstance(limit, str):
         return
@@ -253,7 +255,7 @@ def read_back(
 
 
 def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[NetworkRow, EffectCheck]]:
-    """Yield each setting that is in force and can be read back, with its check."""
+    """Yield each setting that is set and can be read back, with the function that reads it."""
     for row in rows:
         if profile == "gloo" and not row.name.startswith("GLOO_"):
             continue
@@ -265,7 +267,7 @@ def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[Network
         yield _MEMLOCK, _locked_memory
 
 
-# If hpcenv chose the value from the same files, reading them again proves nothing.
+# hpcenv chooses these values from the same files, so reading the files again would prove nothing.
 _CHOSEN_FROM_WHAT_IS_READ = ("GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
 
 # Slurm sets this limit for each step.

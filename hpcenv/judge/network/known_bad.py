@@ -1,6 +1,6 @@
 """Versions that are known to fail, each with a date and a source.
 
-Runs on: COMPUTE NODE; the login node explains with it. Standard library only. To add a version, add a row to KNOWN_BAD.
+Runs on: COMPUTE NODE, and LOGIN NODE for explanations. Standard library only. To add a version, add a row to KNOWN_BAD.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class BadVersion:
-    """A range of versions of one component.
+    """A range of versions of one component that are known to fail.
 
     Attributes:
-        where: `host`, or `image` for a component of the environment.
-        first, before: the range; `before` is the first version that works again, empty if no version does.
-        ending: only versions with this end of their text; empty for all versions.
-        profiles: network profiles in which the entry matters; empty for all.
-        machine: `uname -m` of the nodes where the entry matters; empty for all.
-        date: date of the source, or day on which the source was read.
+        where: where the component is: on the `host`, or in the environment (`image`).
+        first, before: the range. `first` is the first version that fails, `before` the first version that works
+            again; empty if no later version works.
+        ending: the range has only versions whose text ends like this; empty for all versions.
+        profiles: network profiles in which the versions fail; empty for all profiles.
+        machine: `uname -m` of the nodes on which the versions fail; empty for all nodes.
+        date: date of the source, or the day on which the source was read.
     """
 
     id: str
@@ -117,7 +118,7 @@ KNOWN_BAD = (
 
 
 def matches(entry: BadVersion, version: str) -> bool:
-    """Return whether a version is in the range of an entry; a version that is not a number is never in it."""
+    """Return whether a version is in the range of an entry. A version that does not begin with a number is not."""
     number = _number(version)
     if not number or not version.endswith(entry.ending):
         return False

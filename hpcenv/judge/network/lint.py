@@ -1,7 +1,7 @@
-"""Problems with variables that were given: tuning to avoid, contradictions, names that no library reads. Pure.
+"""Find problems with given variables: tuning to avoid, contradictions, names that no library reads. Pure.
 
-Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only. A given value is always
-kept; the finding says what the value does.
+Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only. A given value is always
+kept. The warning says what the value does.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hpcenv.records.network import NetworkRow, NetworkWarning
 _ENV_RST = "NCCL user guide, env.rst (2.30), 2026-06-11"
 _DEBUGGING = "a variable for debugging: NCCL's authors say that it should not be kept in scripts"
 
-# Name -> why the variable should not be set. Each is in the chapter "Debugging" of env.rst, or has a better default
-# since the named version.
+# Name -> why the variable should not be set. Each variable is in the section "Debugging" of env.rst, or its default is
+# better since the named version.
 _AVOID = {
     "NCCL_P2P_DISABLE": "hides a broken node: GPUs of a node then talk through host memory",
     "NCCL_P2P_LEVEL": _DEBUGGING,
@@ -69,19 +69,19 @@ _DEAD = {
 
 _SEARCHED = "not in libnccl, its plugin and libtorch_cuda of this environment (constants searched in this job)"
 
-# torch still reads these names, and warns.
+# torch still reads these names, but prints a warning.
 _OLD = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
 
 _GIVEN = ("given", "host")
 
-# Origins whose values are set on purpose: the administrator's, and the table of determinism switches.
+# Values with these origins are set on purpose: by the administrator, or by the table of determinism switches.
 _MEANT = ("site profile", "determinism profile", "base seed")
 
 
 def lint(
     rows: Sequence[NetworkRow], facts: Mapping[str, Facts], *, profile: str, nodes: int
 ) -> tuple[NetworkWarning, ...]:
-    """Return the problems of the variables that were given on any node, and of the image's NCCL."""
+    """Return warnings about the variables that are given on any node, and about versions in the image."""
     if profile == "gloo":
         return ()  # such a run does not use NCCL
     given = [row for row in rows if row.action in _GIVEN]
@@ -98,7 +98,7 @@ def lint(
 
 
 def _avoid(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
-    # The administrator of the host may have a reason: values from the host's files are not reported.
+    # Values from files of the host are not reported, because the administrator of the host may have a reason for them.
     for row in given:
         if row.action == "given" and row.name in _AVOID and not row.origin.startswith(_MEANT):
             yield NetworkWarning(
@@ -161,7 +161,7 @@ def _number(values: Mapping[str, str], name: str) -> int:
 
 
 def _names_in_lists(values: Mapping[str, str], facts: Mapping[str, Facts]) -> Iterator[NetworkWarning]:
-    """Report a prefix that also matches other adapters: `mlx5_1` matches mlx5_10 to mlx5_19 too."""
+    """Report a prefix that also matches other adapters. For example, `mlx5_1` also matches mlx5_10 to mlx5_19."""
     text = values.get("NCCL_IB_HCA", "")
     if not text or text.startswith(("=", "^=")):
         return

@@ -1,6 +1,6 @@
 """The network decision as text. Pure.
 
-Runs on: LOGIN NODE and COMPUTE NODE. The text is plain ASCII with lines of 80 columns, if words are not longer.
+Runs on: LOGIN NODE and COMPUTE NODE. The text is plain ASCII. Lines have at most 80 columns, unless a word is longer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WORDS = {"set": "SET", "host": "HOST", "given": "GIVEN", "skip": "SKIP"}
 
 
 def render(decision: NetworkDecision) -> str:
-    """Return the lines on profile, variables, warnings and further needs."""
+    """Return the text: profile, variables, effects, binds, srun options and warnings."""
     parts = [wrap(f"profile  {decision.profile}  ({visible_ascii(decision.why)})", indent=9)]
     parts += [line for row in decision.rows for line in _row(row)]
     parts += [_effect(effect) for effect in decision.effects]

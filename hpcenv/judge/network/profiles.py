@@ -1,6 +1,6 @@
-"""Which kind of network the ranks use: a pure choice from the hardware of all nodes.
+"""Choose which kind of network the ranks use, from the hardware of all nodes. Pure.
 
-Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
+Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from hpcenv.records.network import Fabric, RdmaPort
 
-# A RoCE adapter below this speed counts as an Ethernet adapter: small clusters have such adapters, but their network is
-# not configured for RoCE. An image without libibverbs trains over TCP there.
+# A RoCE adapter below this speed counts as an Ethernet adapter. Small clusters have such adapters, but their network is
+# not configured for RoCE. With them, an image without libibverbs can train over TCP.
 _ROCE_GBIT = 100.0
 
-# Name -> when it is chosen. docs/explanation/network.md shows this table.
+# Name of a profile -> the condition under which it is chosen. docs/explanation/network.md shows this table.
 PROFILES = {
     "gloo": "the ranks talk with Gloo, over TCP",
     "single-nvlink": "one node, and its GPUs have NVLink or xGMI links that are up",
@@ -37,9 +37,9 @@ class NetworkProfile:
 
     Attributes:
         name: a key of PROFILES.
-        why: the facts behind the choice, in one line.
-        rdma: link layer of the ports that carry the data: `InfiniBand` or `Ethernet`; empty for other networks.
-        kinds: kind -> nodes, if the nodes have different kinds; else empty.
+        why: the facts that led to the choice, in one line.
+        rdma: link layer of the ports that transfer the data: `InfiniBand` or `Ethernet`; empty for other networks.
+        kinds: kind of network -> nodes, if the nodes have different kinds; otherwise empty.
     """
 
     name: str
@@ -49,7 +49,7 @@ class NetworkProfile:
 
     @property
     def over_sockets(self) -> bool:
-        """Whether the training's data go over TCP: then the speed of the interface counts."""
+        """Whether the training's data are sent over TCP. Then the speed of the interface matters."""
         return self.name in ("tcp", "gloo", "unknown")
 
 
@@ -118,7 +118,7 @@ def _rdma_kind(fabric: Fabric) -> str:
 
 
 def data_ports(fabric: Fabric, layer: str) -> tuple[RdmaPort, ...]:
-    """Return the active ports of a link layer that NCCL can use; with Ethernet, only ports with RoCE v2."""
+    """Return the active ports of a link layer that NCCL can use. With Ethernet, these are the ports with RoCE v2."""
     return tuple(
         port
         for port in fabric.ports

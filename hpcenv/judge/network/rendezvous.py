@@ -1,11 +1,11 @@
-"""Where the ranks meet and which interfaces they use: a pure choice from all nodes' facts.
+"""Choose the rendezvous endpoint and the interfaces of the ranks, from the facts of all nodes. Pure.
 
 Runs on: COMPUTE NODE (the batch node), once for each attempt. Standard library only.
 
-Each node uses the interface of its route to the first node. NCCL guesses the first interface
-by name, Gloo the address of the host name; these guesses are the most frequent cause of
-"Connection refused" at start (pytorch#38702, nccl#1105; Debian maps the host name to
-127.0.1.1). If several interfaces reach the first node, the fastest one is used.
+Each node uses the interface of its route to the first node. Without a choice, NCCL takes the first
+interface by name, and Gloo takes the address of the host name. These guesses are the most frequent
+cause of "Connection refused" at start (pytorch#38702, nccl#1105; Debian maps the host name to
+127.0.1.1). If several interfaces reach the first node, the fastest interface is used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hpcenv.records.manifest import Bind, Manifest, Setting
 from hpcenv.records.network import FABRIC_SCHEMA, NetworkDecision
 from hpcenv.records.verdict import Rendezvous
 
-# Used if several nodes are emulated on one machine, and for a single node.
+# This address is used for a single node, and if several nodes are emulated on one machine.
 _LOOPBACK = "127.0.0.1"
 
-# A network without a recorded route is preferred only if it is faster by this factor.
+# A network for which no route was recorded is preferred only if it is faster by this factor.
 _MUCH_FASTER = 2
 
 
@@ -33,11 +33,11 @@ class Choice:
     """The network decision.
 
     Attributes:
-        rendezvous: None if there was no decision; `problems` says why.
+        rendezvous: the rendezvous; None if none was possible. Then `problems` says why.
         settings: node -> its variables, each with origin and reason.
-        local_addresses: node -> its address, which torchrun gives to the other nodes.
-        problems: node -> why there is no rendezvous.
-        binds: node -> files of the host that its container needs for the network.
+        local_addresses: node -> its address, which torchrun announces to the other nodes.
+        problems: node -> why no rendezvous is possible.
+        binds: node -> files of the host that the node's container needs for the network.
         network: explanation of the settings; None if there is no rendezvous.
     """
 
@@ -55,17 +55,17 @@ def choose(
     """Choose rendezvous and variables for every node. Pure.
 
     Args:
-        manifest: the run; its settings win over all detected values.
-        nodes: all nodes in Slurm's order, the first one hosts the rendezvous.
+        manifest: the run. Its settings have priority over all detected values.
+        nodes: all nodes in Slurm's order. The first node hosts the rendezvous.
         facts: facts of each node; nodes may be missing.
         job_id, attempt: make the rendezvous id unique to this start.
 
-    With localhost on more than one node, each node would train alone (pith-train#91). So hpcenv does not guess: a
+    If several nodes used localhost, each node would train alone (pith-train#91). So hpcenv does not guess, and a
     missing fact is a problem.
     """
     first = nodes[0]
     reported = {node: _readable(facts[node]) for node in nodes if node in facts}
-    # Emulated nodes are one machine.
+    # Emulated nodes are on one machine, so the first of them is enough.
     seen = list(reported.items())[: 1 if manifest.cluster == "local" else None]
     profile = find_profile({node: found.fabric for node, found in seen}, backend=manifest.backend)
     problems: dict[str, str] = {}
@@ -93,7 +93,7 @@ def choose(
 
 
 def _readable(facts: Facts) -> Facts:
-    """Return the facts; network hardware that has another schema version is removed and counts as unknown."""
+    """Return the facts. If the network hardware in them has another schema version, remove it, so it is unknown."""
     known = facts.fabric is None or facts.fabric.schema == FABRIC_SCHEMA
     return facts if known else replace(facts, fabric=None)
 
@@ -103,7 +103,7 @@ class _Path:
     """The routes of all nodes to one address of the first node.
 
     Attributes:
-        speed_mbit: speed of the slowest interface; None if any speed is not known.
+        speed_mbit: speed of the slowest interface; None if the speed of an interface is not known.
     """
 
     routes: dict[str, Route]
@@ -114,10 +114,10 @@ class _Path:
 def _path_to_first(
     nodes: Sequence[str], facts: Mapping[str, Facts], profile: NetworkProfile
 ) -> tuple[_Path | None, dict[str, str]]:
-    """Return a route for each node to one address of the first node, or what is missing.
+    """Return a route for each node to one address of the first node. If there is none, return the reason for each node.
 
-    The first node must own the address, and every other node must reach it: what the resolver answers for the host name
-    (often 127.0.1.1) does not count.
+    The first node must own the address, and every other node must have a route to it. The answer of the resolver for
+    the host name (often 127.0.1.1) is not used.
     """
     first, others = nodes[0], nodes[1:]
     missing = {node: "this node reported no facts" for node in nodes if node not in facts}
@@ -136,7 +136,7 @@ def _path_to_first(
 
 
 def _routed(nodes: Sequence[str], facts: Mapping[str, Facts], owned: Mapping[str, str]) -> Iterator[_Path]:
-    """Yield the addresses of the first node to which the kernel of every other node has a route."""
+    """Yield routes to each address of the first node to which the kernel of every other node has a route."""
     first, others = nodes[0], nodes[1:]
     for address in sorted(owned, key=lambda a: (":" in a, a)):
         routes = {node: route for node in others if (route := _route_from(facts[node], address)) is not None}
@@ -146,9 +146,10 @@ def _routed(nodes: Sequence[str], facts: Mapping[str, Facts], owned: Mapping[str
 
 
 def _shared_networks(nodes: Sequence[str], facts: Mapping[str, Facts]) -> Iterator[_Path]:
-    """Yield the networks in which every node has an address, on a device that is up.
+    """Yield routes in each network in which every node has an address, on a device that is up.
 
-    Bridges and other virtual interfaces do not count: each node has a docker0 with the same address.
+    Bridges and other virtual interfaces do not count, because, for example, each node has a docker0 with the same
+    address.
     """
     first = nodes[0]
     own = {node: dict(_addresses_on_devices(facts[node])) for node in nodes}

@@ -1,10 +1,10 @@
-"""The rules for network variables: which variable is set, when, why, and by which source.
+"""The rules for network variables: which variable is set, when, why, and which source recommends it.
 
-Runs on: COMPUTE NODE (the batch node); the login node explains with them. Standard library only. Pure.
+Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only. Pure.
 
 NCCL's authors advise against most tuning variables ("should not be used in production nor retained in scripts",
-env.rst). So there are few rules. Each rule has a source with its date. A variable that is left out on purpose also has
-a row with the reason. docs/reference/network-rules.md is made from RULES.
+env.rst). So there are few rules. Each rule has a source with its date. If a variable is left out on purpose, the
+decision has a row with the reason for this variable, too. docs/reference/network-rules.md is made from RULES.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ CXI = "libfabric manual, fi_cxi(7), read 2026-11-23"
 OFI = "aws-ofi-nccl 2daf7d3, nccl_ofi_interface_nvidia.cpp, 2026-08-21"
 
 
-# The hash leaves out the hardware, which is the largest part; equal values still have equal hashes.
+# The hash does not use the hardware, which is the largest part. Equal values still have equal hashes.
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the rules know about a node and its job; nodes with equal hardware have equal values.
+    """What the rules know about a node and its job. Equal nodes of a job have equal values.
 
     Attributes:
-        profile, rdma: see `node.network.profiles.NetworkProfile`.
+        profile, rdma: see `hpcenv.judge.network.profiles.NetworkProfile`.
         interface, why_interface: the socket interface of this node.
         threads, shared_by: CPU threads for each rank, and the reason for their number.
         in_container: whether the ranks run in a SIF.
-        own_plugin: an NCCL plugin in the environment other than aws-ofi-nccl; empty if there is no such plugin.
-        dumps: path prefix for the flight recorder, to which each rank adds its number; empty without a run.
+        own_plugin: an NCCL plugin in the environment that is not aws-ofi-nccl; empty if there is no such plugin.
+        dumps: path prefix for dumps of the flight recorder. Each rank adds its number. Empty without a run folder.
         torch, nccl: versions in the environment; empty if not known.
         library_path: LD_LIBRARY_PATH with the image's cuda-compat first; empty if not needed or not allowed.
-        ras_port: port for NCCL's RAS threads if another job uses the usual port; 0 if that port is free.
+        ras_port: port for NCCL's RAS threads if another job uses the usual port; 0 if the usual port is free.
     """
 
     profile: str
@@ -66,7 +66,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A variable with its value; the value None leaves the variable out on purpose."""
+    """A variable with its value. The value None means that the variable is left out on purpose."""
 
     name: str
     value: str | None
@@ -79,9 +79,10 @@ class NetworkRule:
     """One rule.
 
     Attributes:
-        id: stable name.
-        when, why: texts for the page of all rules.
-        source: source with commit or version, and date.
+        id: name of the rule, which does not change.
+        sets: the variables that the rule sets or leaves out, as text.
+        when, why: condition and reason, as texts for the page of all rules.
+        source: the source with its commit or version, and date.
         propose: the function that applies the rule.
     """
 
@@ -116,22 +117,23 @@ def _threads(situation: Situation) -> Iterator[Proposal]:
 
 
 def _socket_interface(situation: Situation) -> Iterator[Proposal]:
-    # "=" asks for exactly this name; NCCL reads a name without "=" as a prefix.
+    # "=" asks for exactly this name. Without "=", NCCL reads the name as a prefix.
     yield Proposal(name="NCCL_SOCKET_IFNAME", value=f"={situation.interface}", reason=situation.why_interface)
     yield Proposal(name="GLOO_SOCKET_IFNAME", value=situation.interface, reason=situation.why_interface)
 
 
-# The name is in the binary of torch 2.13. FlightRecorder.cpp of 2.6 has only the other name, which 2.13 still reads.
+# The binary of torch 2.13 contains the new name. FlightRecorder.cpp of torch 2.6 has only the old name, which torch
+# 2.13 still reads.
 _NEW_NAME = (2, 13)
-# Before this version the recorder was off by default (0 operations); since then it keeps 2,000.
+# Before this version, the recorder was off by default (0 operations). Since this version, it keeps 2,000 operations.
 _RECORDS = (2, 11)
 
 
 def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
     """Let torch record the last operations, and put the record of NCCL into the run folder.
 
-    torch's default for the dump is the local disk of the node. It dumps for NCCL only; hpcenv asks for the record of
-    each group where ranks hang (start_hook/stacks.py), also for that of gloo (torch 2.9 and newer).
+    By default, torch writes the dump to the local disk of the node, and only for NCCL. If ranks hang, hpcenv asks for
+    the record of each process group (start_hook/stacks.py), including groups that use gloo (torch 2.9 and newer).
     """
     if not situation.dumps:
         return
@@ -161,7 +163,7 @@ _RAS = (2, 24)
 
 
 def _ras_address(situation: Situation) -> Iterator[Proposal]:
-    """Let the RAS threads use another port if another job on the node has the usual port."""
+    """Let NCCL's RAS threads use another port if the usual port is in use on the node."""
     if situation.backend != "nccl" or not situation.ras_port or _release(situation.nccl) < _RAS:
         return
     why = "another program has port 28028: questions about a hang (ncclras) would reach that job"
@@ -170,7 +172,7 @@ def _ras_address(situation: Situation) -> Iterator[Proposal]:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version; (0, 0) if not known."""
+    """Return major and minor number of a version; (0, 0) if the version is not known."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -206,7 +208,7 @@ def _verbs_network(situation: Situation) -> Iterator[Proposal]:
 
 
 def _imported_plugin(situation: Situation) -> str:
-    """Return the network that a file of the host asks for."""
+    """Return the network or the plugin that a file of the host asks for; empty if no file does."""
     fabric = situation.fabric
     found = [] if fabric is None else [s for t in fabric.tuning for s in t.variables]
     return next((s.value for s in found if s.name in ("NCCL_NET", "NCCL_NET_PLUGIN")), "")
@@ -228,9 +230,10 @@ def _adapters(situation: Situation) -> Iterator[Proposal]:
 
 
 def split_ports(fabric: Fabric, layer: str) -> tuple[tuple[RdmaPort, ...], tuple[RdmaPort, ...]]:
-    """Return the active ports that carry data, and the remaining active ports.
+    """Return the active ports that transfer the training's data, and the remaining active ports.
 
-    A port with another link layer, or with at most half of the fastest rate, belongs to storage or management.
+    A port with another link layer, or with at most half of the fastest rate, is assumed to be for storage or
+    management.
     """
     fastest = max((port.rate_gbit or 0 for port in data_ports(fabric, layer)), default=0)
     used = tuple(port for port in data_ports(fabric, layer) if 2 * (port.rate_gbit or 0) > fastest)
@@ -258,7 +261,7 @@ def _mnnvl(situation: Situation) -> Iterator[Proposal]:
 # -- TCP ------------------------------------------------------------------------------------
 
 _FAST_MBIT = 100_000
-# On these adapters NCCL itself uses more sockets.
+# Drivers of adapters on which NCCL itself uses more sockets.
 _OWN_DEFAULT = ("ena", "gve")
 
 
@@ -327,7 +330,7 @@ _RENDEZVOUS = (
 
 
 def _slingshot_rendezvous(situation: Situation) -> Iterator[Proposal]:
-    """Set alt_read only if the adapters allow it: otherwise libfabric silently ignores it."""
+    """Set alt_read only if the adapters allow it, because libfabric would otherwise ignore it silently."""
     if not _on_slingshot(situation):
         return
     assert situation.fabric is not None
@@ -533,7 +536,7 @@ RULES = (
 
 
 def step_options(situation: Situation) -> Iterator[StepOption]:
-    """Yield the srun options that the launch step needs; variables cannot replace them."""
+    """Yield the srun options that the launch step needs. No variable can replace these options."""
     if _on_slingshot(situation):
         assert situation.fabric is not None
         if any(device.rendezvous_get != "no" for device in situation.fabric.cxi):

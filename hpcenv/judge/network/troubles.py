@@ -1,6 +1,6 @@
-"""Expected troubles with the network of these nodes: differences, missing parts, versions that are known to fail. Pure.
+"""Warn of problems with the network of the nodes: differences, missing parts, versions that are known to fail. Pure.
 
-Runs on: COMPUTE NODE (the batch node); the login node explains with it. Standard library only.
+Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpcenv.records.network import Fabric, ImageNetwork, NetworkWarning
 
 
 def warn(manifest: Manifest, facts: Mapping[str, Facts], profile: NetworkProfile) -> tuple[NetworkWarning, ...]:
-    """Return all warnings; a warning names its nodes, unless it applies to all nodes."""
+    """Return all warnings. A warning names its nodes if it does not apply to all nodes."""
     groups: dict[Fabric, list[str]] = {}
     for node, one in facts.items():
         if one.fabric is not None:
@@ -61,7 +61,7 @@ def _mixed(profile: NetworkProfile) -> Iterator[NetworkWarning]:
 
 
 def _active_ports(groups: Mapping[Fabric, Sequence[str]], count: int) -> Iterator[NetworkWarning]:
-    """Report nodes with fewer active RDMA ports than most nodes: NCCL ends with `mixed local Net device counts`."""
+    """Report nodes whose number of active RDMA ports is unusual: NCCL ends with `mixed local Net device counts`."""
     if count < 2:
         return
     numbers: dict[int, list[str]] = {}
@@ -110,7 +110,7 @@ def _unknown_gpus(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iter
 
 
 def _no_active_port(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> Iterator[NetworkWarning]:
-    """Report InfiniBand without any active port. One unused port on a card with two ports is not trouble."""
+    """Report InfiniBand without any active port. A single unused port on a card with two ports is not a problem."""
     states = {port.state for port in fabric.ports if port.layer == "InfiniBand"}
     if states and "ACTIVE" not in states and manifest.backend == "nccl":
         yield NetworkWarning(
@@ -158,7 +158,7 @@ _LOADER = "NVIDIA/nccl 5067397, src/plugin/net.cc: dlopen of libnccl-net.so; ld.
 
 
 def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarning]:
-    """Report what the environment lacks for the network of the nodes, and a plugin for a different network."""
+    """Report what the environment lacks for the network of the nodes, and plugins for a different network."""
     if profile.rdma and not (image.verbs and image.providers):
         lacks = "no libibverbs.so.1" if not image.verbs else "no provider beside libibverbs"
         yield NetworkWarning(

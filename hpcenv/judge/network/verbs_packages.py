@@ -1,4 +1,4 @@
-"""The line that adds libibverbs and its providers to a Dockerfile. Data and one pure function.
+"""The line of a Dockerfile that installs libibverbs and its providers. Data and one pure function.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
@@ -24,9 +24,9 @@ _LINES = {
 
 
 def install_line(os_release: str) -> str:
-    """Return the line for a Dockerfile that installs libibverbs and its providers; empty if not known.
+    """Return the line of a Dockerfile that installs libibverbs and its providers; empty for unknown distributions.
 
     Args:
-        os_release: ID and version of the image's distribution, `debian 12`.
+        os_release: ID and version of the image's distribution, for example `debian 12`.
     """
     return _LINES.get(os_release.partition(" ")[0], "")

@@ -1,1 +1,1 @@
-"""The judgement of the smoke test: what it tries, and what its ranks reported. Pure."""
+"""The smoke test: its plan, and the judgement of what its ranks reported. Pure."""

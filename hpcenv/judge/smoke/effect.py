@@ -1,7 +1,7 @@
-"""Compare settings with what NCCL did: its log, and the libraries that a rank really loaded. Pure.
+"""Compare settings with what NCCL did, according to its log and to the libraries that a rank has loaded. Pure.
 
-Runs on: COMPUTE NODE (the batch node). Standard library only. judge/network/effect.py has the settings that can be read
-back without NCCL.
+Runs on: COMPUTE NODE (the batch node). Standard library only. judge/network/effect.py compares the settings that can be
+read back without NCCL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from hpcenv.judge.network.effect import selected
 from hpcenv.records.smoke import SmokeRank
 
-# Setting, its value, and what NCCL did.
+# A setting with its value, what the setting asks for, and what NCCL did.
 Ignored = tuple[str, str, str]
 
 
@@ -31,14 +31,17 @@ def _channels(rank: SmokeRank, value: str, fits: Callable[[int, int], bool], wor
 
 
 def _adapters(value: str, rank: SmokeRank) -> tuple[str, str] | None:
-    """NCCL writes `mlx5_0:1/IB`; NCCL_IB_HCA selects only adapters of InfiniBand and RoCE."""
+    """Compare NCCL_IB_HCA with the adapters of InfiniBand and RoCE in NCCL's log, such as `mlx5_0:1/IB`."""
     used = [name for name in (() if rank.transport is None else rank.transport.adapters) if "/" in name]
     other = [name for name in used if not selected(value, [name.partition("/")[0]], parts=":")]
     return (f"adapters {value}", ", ".join(other)) if other else None
 
 
 def _plugin(value: str, rank: SmokeRank) -> tuple[str, str] | None:
-    """NCCL_NET_PLUGIN is a path, a file name, or the VALUE in libnccl-net-VALUE.so (env.rst, NCCL 2.30)."""
+    """Compare NCCL_NET_PLUGIN with the loaded libraries.
+
+    Its value is a path, a file name, or the VALUE in libnccl-net-VALUE.so (env.rst, NCCL 2.30).
+    """
     wanted = value.split(",", maxsplit=1)[0]
     if wanted in ("", "none") or not rank.libraries:
         return None
@@ -60,7 +63,7 @@ READ: dict[str, Callable[[str, SmokeRank], tuple[str, str] | None]] = {
 
 
 def ignored(settings: Mapping[str, str], rank: SmokeRank) -> Iterator[Ignored]:
-    """Yield the settings of a rank that had no effect; settings that cannot be read back are left out."""
+    """Yield the settings of a rank that had no effect. Settings that cannot be read back are left out."""
     for name, read in READ.items():
         value = settings.get(name, "")
         found = read(value, rank) if value else None

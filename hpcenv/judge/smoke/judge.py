@@ -1,4 +1,4 @@
-"""Join the smoke test's reports of all nodes into a result: what failed, between which nodes, in which group. Pure.
+"""Judge the smoke test from the reports of all nodes: what failed, between which nodes, in which group. Pure.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only.
 """
@@ -25,24 +25,25 @@ from hpcenv.records.smoke import (
 )
 from hpcenv.text import plural
 
-# Gloo copies with one thread: it cannot use a faster adapter in full, and that is not a fault.
+# The highest rate that Gloo is expected to use. Gloo copies with one thread, so it cannot use a faster adapter in full,
+# which is not a fault.
 _GLOO_GBIT = 10.0
-# Shares of the adapter's rate: all_reduce is slow below the first; the link counts as broken below the second. For
-# NCCL, vetnode and stas00/ml-engineering ask for 60 to 80 % on healthy nodes; Gloo, which shares its CPU, reaches far
-# less. The lower limits are hpcenv's judgement: a link that is 10 (200) times slower than its adapter is broken or the
-# wrong one.
+# Shares of the adapter's rate. Below the first share, all_reduce is slow. Below the second share, the link counts as
+# broken. For NCCL, vetnode and stas00/ml-engineering ask for 60 to 80 % on healthy nodes. Gloo, which shares its CPU,
+# reaches far less. The second shares are hpcenv's judgement: a link that is 10 times (with Gloo 200 times) slower than
+# its adapter is broken, or is the wrong link.
 _SLOW = {"nccl": 0.6, "gloo": 0.03}
 _BROKEN = {"nccl": 0.1, "gloo": 0.005}
-# A pair that is slower than the median of all pairs by this factor is named. NCCL's diagnostics (2.31) have this limit.
+# A pair whose rate is below this share of the median of all pairs is named. NCCL's diagnostics (2.31) use this limit.
 _OFF_MEDIAN = 0.7
 
-# If an interface carried more bytes per second than this at the time limit, its link is slow, not cut.
+# If an interface transferred more bytes per second than this at the time limit, its link is slow, not cut.
 _STILL_MOVING = 20_000
 _COUNTED_SECONDS = 5.0
 
 
 def needs_pairs(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> bool:
-    """Return whether pairs of nodes must be tested to find the fault: with two nodes, the pair is known."""
+    """Return whether pairs of nodes must be tested to find the fault. With two nodes, the pair is already known."""
     if len(plan.nodes) < 3 or set(reports) != {node.name for node in plan.nodes}:
         return False
     endings = {report.ended for report in reports.values()}
@@ -63,8 +64,8 @@ def judge(
     Args:
         plan: the plan of the test.
         reports: node -> its report; nodes may be missing.
-        pairs: reports on the test of pairs; empty if it did not run.
-        now: the time, in seconds since the epoch.
+        pairs: node -> its report on the test of pairs; empty if pairs were not tested.
+        now: the present time, in seconds since the epoch.
     """
     rows = [row for row in _rows(plan, reports, pairs) if row[1].id not in plan.skipped]
     failed = {name: [outcome for node, outcome in rows if node == name] for name in _names(plan)}
@@ -100,7 +101,7 @@ def _rows(
 ) -> Iterator[_OutcomeRow]:
     failed = [report for report in reports.values() if report.ended != "done"]
     named = set()
-    # This report names a pair. The other nodes may only have waited for it.
+    # A report that ended with `unreachable` names a pair. The other nodes may only have waited for this pair.
     if any(report.ended == "unreachable" for report in failed):
         for row in _failure(plan, reports, failed, pairs):
             named.add(row[0])
@@ -125,7 +126,7 @@ def _rows(
 
 
 def _diagnostics(reports: Mapping[str, SmokeReport]) -> Iterator[_OutcomeRow]:
-    """Yield what NCCL's diagnostics found; each line already names its GPUs and ranks."""
+    """Yield the problems that NCCL's diagnostics found. Each line already names its GPUs and ranks."""
     for name, report in reports.items():
         found = [line for line in report.diagnostics if not line.startswith("[OK]")]
         if found:
@@ -173,7 +174,7 @@ def _failure(
 
 
 def _check_of(phase: str) -> str:
-    # A slow link is only a warning; an all_reduce that does not end is a failure.
+    # A slow link is only a warning, but an all_reduce that does not end is a failure.
     return "smoke.link" if phase == "bandwidth" else f"smoke.{phase}"
 
 
@@ -183,19 +184,19 @@ def _wrong_values(report: SmokeReport) -> Iterator[PhaseResult]:
 
 
 def _earliest(reports: Iterable[SmokeReport]) -> str:
-    """Return the first phase that some rank did not end; empty if every rank ended all phases."""
+    """Return the first phase that any rank did not finish; empty if every rank finished all phases."""
     places = [_place(rank) for report in reports for rank in report.ranks]
     return min((place for place in places if place), key=SMOKE_PHASES.index, default="" if places else "init")
 
 
 def _place(rank: SmokeRank) -> str:
-    """Return the phase in which a rank stopped; empty if it ended all phases."""
+    """Return the phase in which a rank stopped; empty if the rank finished all phases."""
     ended = {phase.phase for phase in rank.phases if phase.state == "end"}
     return next((phase for phase in SMOKE_PHASES if phase not in ended), "")
 
 
 def _how(plan: SmokePlan, phase: str, failed: Sequence[SmokeReport]) -> str:
-    """Describe what happened: what did not end, in which group, and whether data still moved."""
+    """Describe the failure: which collective did not end, in which group, and whether data were still transferred."""
     if any(report.ended == "unreachable" for report in failed):
         first = next(report for report in failed if report.ended == "unreachable")
         return f"the ranks could not meet: {first.problem}"
@@ -211,7 +212,7 @@ def _how(plan: SmokePlan, phase: str, failed: Sequence[SmokeReport]) -> str:
 
 
 def _reached_limit(plan: SmokePlan, phase: str, report: SmokeReport) -> bool:
-    """Return whether a rank itself ended its collective at the limit, some seconds before the node would end it."""
+    """Return whether a rank ended its collective itself at the time limit. The node would end it some seconds later."""
     return any(
         one.phase == phase and one.state == "failed" and one.seconds >= plan.seconds
         for rank in report.ranks
@@ -234,7 +235,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _said(phase: str, failed: Sequence[SmokeReport]) -> str:
-    """Return the error of a rank that ended its collective itself; `closed by peer` means that another rank ended."""
+    """Return the error of a rank that ended its collective itself. `closed by peer` means that another rank ended."""
     errors = [
         p.error for report in failed for rank in report.ranks for p in rank.phases if p.phase == phase and p.error
     ]
@@ -257,7 +258,7 @@ _NodePair = tuple[SmokeNode, ...]
 def _pairs_named(
     plan: SmokePlan, failed: Sequence[SmokeReport], pairs: Mapping[str, SmokeReport]
 ) -> list[tuple[_NodePair, str]]:
-    """Return the pairs of nodes with the fault between them, each with the result of the test of this pair."""
+    """Return the pairs of nodes between which the fault is, each with the result of the test of this pair."""
     if len(plan.nodes) <= 2:
         return [(plan.nodes, "")]
     named: list[tuple[_NodePair, str]] = []
@@ -276,7 +277,7 @@ def _pairs_named(
 def _tested_pairs(
     plan: SmokePlan, pairs: Mapping[str, SmokeReport]
 ) -> Iterator[tuple[_NodePair, tuple[PhaseResult, ...]]]:
-    """Yield each pair of nodes that was tested, with the results of both."""
+    """Yield each pair of nodes that was tested, with the results of both nodes."""
     if not pairs:
         return
     of_node = {
@@ -335,7 +336,7 @@ def _transports(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator
 
 
 def _without_effect(plan: SmokePlan, node: str, report: SmokeReport) -> Iterator[_OutcomeRow]:
-    """Report the settings that NCCL ignored, each setting once for a node."""
+    """Report the settings that NCCL ignored, each setting once for each node."""
     found = {one: None for rank in report.ranks for one in ignored(plan.settings.get(node, {}), rank)}
     for setting, wanted, did in found:
         yield _row(node, "smoke.transport", f"{wanted} ({setting})", did)
@@ -358,7 +359,7 @@ def _wrong_network(plan: SmokePlan, node: str, found: Sequence[NcclTransport]) -
 
 
 def _different(of_node: Mapping[str, Sequence[NcclTransport | None]]) -> Iterator[_OutcomeRow]:
-    """Compare the nodes: a node without an adapter or without GPUDirect slows all nodes down."""
+    """Compare the nodes with each other: a node that lacks an adapter or GPUDirect makes all nodes slow."""
     seen: dict[tuple[str, ...], list[str]] = {}
     for name, found in of_node.items():
         known = [transport for transport in found if transport is not None]
@@ -383,13 +384,13 @@ def _in_words(words: tuple[str, ...]) -> str:
 
 
 def _bus_gb_s(reports: Mapping[str, SmokeReport]) -> float:
-    """Return the bandwidth in 1e9 bytes per second: the slowest rank's value, which all ranks report."""
+    """Return the bus bandwidth in 1e9 bytes per second, which is the lowest value that a rank reports; 0 if unknown."""
     rates = [p.bus_gb_s for report in reports.values() for rank in report.ranks for p in rank.phases if p.bus_gb_s]
     return min(rates, default=0.0)
 
 
 def _link_gb_s(plan: SmokePlan) -> float:
-    """Return the greatest rate of a node's adapters, in 1e9 bytes per second; 0 if unknown."""
+    """Return the rate that the adapters of every node can reach, in 1e9 bytes per second; 0 if unknown."""
     speeds = [node.speed_mbit for node in plan.nodes]
     sockets = min((speed for speed in speeds if speed is not None), default=0) / 1000 if None not in speeds else 0.0
     if plan.backend == "gloo":
@@ -444,7 +445,7 @@ def _gigabytes(rate: float) -> str:
 
 
 def _fine(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[CheckOutcome]:
-    """Yield what was measured, and what was not measured and why."""
+    """Yield what was measured, and also what was not measured, with the reason."""
     ranks = [rank for report in reports.values() for rank in report.ranks]
     yield _good("smoke.init", f"{plural(len(ranks), 'rank')}, {_seconds(reports).get('init', 0):.2f} s")
     missing = {name: why for rank in ranks for name, why in rank.not_run.items()}
@@ -494,7 +495,7 @@ def _transport_in_words(plan: SmokePlan, ranks: Sequence[SmokeRank]) -> str:
 
 
 def _seconds(reports: Mapping[str, SmokeReport]) -> dict[str, float]:
-    """Return how long each part took: each phase on the slowest rank, and the whole test on the slowest node."""
+    """Return phase -> seconds on the slowest rank, and `all` -> seconds of the whole test on the slowest node."""
     found: dict[str, float] = {}
     for report in reports.values():
         for phase in (phase for rank in report.ranks for phase in rank.phases if phase.state == "end"):

@@ -1,4 +1,4 @@
-"""What NCCL's log says about the transport of a rank. Pure.
+"""Read from NCCL's log how a rank transferred its data, and what NCCL's diagnostics found. Pure.
 
 Runs on: COMPUTE NODE. Standard library only. The lines are from NCCL 2.19 to 2.32 with NCCL_DEBUG=INFO
 (NVIDIA/nccl, src/init.cc, src/transport/*.cc, src/plugin/net.cc; aws-ofi-nccl 1.6 to 1.17), read on 2026-11-20.
@@ -18,7 +18,7 @@ _ADAPTER = re.compile(r"\[\d+\]\s*(\S+?:\d+/\S+?)(?=\s|;|$)")
 _SOCKET = re.compile(r"NET/Socket : Using (.+)")
 _SOCKET_ADAPTER = re.compile(r"\[\d+\]\s*([^\s:<]+):")
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (\S+?)[,;]?(?:\s|$)")
-# Old versions name the communicator after the network; the name of aws-ofi-nccl contains a blank.
+# In old versions, the name of the communicator follows the network. The network name of aws-ofi-nccl contains a blank.
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : .* via (.+?)(?: comm 0x.*)?\s*$")
 _CHANNELS = re.compile(r"(\d+) coll channels")
 _NVLS = re.compile(r"NVLS multicast support is (not )?available")
@@ -72,9 +72,9 @@ def _adapters(line: str) -> list[str]:
 
 
 def _kind(word: str) -> tuple[str, bool]:
-    """Return the transport without the numbers of adapters, and whether GPU memory goes to the adapter directly.
+    """Return the transport without the number of the adapter, and whether the adapter accesses GPU memory directly.
 
-    `NET/IB/0/GDRDMA` and `NET/AWS Libfabric/3/GDRDMA` differ between channels only in the number.
+    Words such as `NET/IB/0/GDRDMA` or `NET/AWS Libfabric/3/GDRDMA` have another number on each channel.
     """
     parts = word.split("/")
     kind = "/".join(part for part in parts if not part.isdigit() and not part.startswith("GDRDMA"))
@@ -86,7 +86,8 @@ def _kind(word: str) -> tuple[str, bool]:
 # NVIDIA/nccl 031c305, troubleshooting/diagnostics.rst (2.31 and newer): rank 0 of each group prints these lines.
 _DIAGNOSTICS = (2, 31)
 _DIAGNOSIS = re.compile(r"NCCL DIAG (\[[A-Z]+\].*)")
-# Variables that may differ between ranks: each rank has its log, and nodes have different interfaces and adapters.
+# Variables that may differ between ranks, because each rank has its own log, and nodes have different interfaces and
+# adapters.
 _BY_RIGHT = re.compile(r"NCCL_(DEBUG_FILE|SOCKET_IFNAME|IB_HCA|TOPO_FILE|RAS_ADDR)\b")
 _MOST_DIAGNOSES = 16
 
@@ -98,7 +99,7 @@ def has_diagnostics(version: str) -> bool:
 
 
 def read_diagnostics(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the results of NCCL's diagnostics, each result once: `[OK] p2p: ...`."""
+    """Return the results of NCCL's diagnostics, each result once, for example `[OK] p2p: ...`."""
     found: dict[str, None] = {}
     for line in lines:
         match = _DIAGNOSIS.search(line)
@@ -107,8 +108,8 @@ def read_diagnostics(lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-# Profile of the decision -> names of networks that fit the profile. Plugins use further names: HPC-X with `IBext`,
-# `UCX` and `SHARP`, aws-ofi-nccl with `AWS Libfabric` and newer ones with `Libfabric`, GCP with `gIB` and `FasTrak`.
+# Network profile -> names of networks that fit the profile. Plugins have their own names: HPC-X uses `IBext`, `UCX` and
+# `SHARP`, aws-ofi-nccl uses `AWS Libfabric` or, in newer versions, `Libfabric`, and GCP uses `gIB` and `FasTrak`.
 _RDMA = r"IB|IBext\S*|UCX\S*|SHARP\S*"
 EXPECTED_NETWORKS = {
     "ib": _RDMA,
@@ -124,7 +125,7 @@ def fits(transport: NcclTransport, *, profile: str, wanted: str) -> tuple[bool, 
 
     Args:
         profile: profile of the network decision.
-        wanted: `NCCL_NET`, if the user or a rule chose the network by name.
+        wanted: value of `NCCL_NET`, if the user or a rule set it; otherwise empty.
     """
     if wanted:
         return _is_wanted(transport.network, wanted), wanted
@@ -135,7 +136,7 @@ def fits(transport: NcclTransport, *, profile: str, wanted: str) -> tuple[bool, 
 
 
 def _is_wanted(network: str, wanted: str) -> bool:
-    """Compare as NCCL does, ignoring case (net.cc); aws-ofi-nccl answers to `AWS Libfabric` under each of its names."""
+    """Compare names as NCCL does, ignoring case (net.cc). All names of aws-ofi-nccl mean the same network."""
     names = {"aws libfabric", "libfabric", "ofi"}
     found, asked = network.lower(), wanted.lower()
     return found == asked or (found in names and asked in names)

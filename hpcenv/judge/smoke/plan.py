@@ -15,11 +15,11 @@ from hpcenv.records.network import Fabric
 from hpcenv.records.smoke import SmokeNode, SmokePlan
 from hpcenv.records.verdict import NodeSettings, Verdict
 
-# Up to this number of nodes every pair is tested. With more, each node is tested with its two neighbours: a sick node
-# fails with both neighbours, and the time does not grow with the number of nodes.
+# Up to this number of nodes, every pair is tested. With more nodes, each node is tested with its two neighbours. A
+# faulty node fails with both neighbours, and the time does not grow with the number of nodes.
 MOST_FOR_ALL_PAIRS = 8
 
-# Time limit of one pair, in seconds: a pair has two processes and little data.
+# Time limit of one pair, in seconds. It is short because a pair has only two processes and little data.
 PAIR_SECONDS = 15.0
 
 _SOCKET_INTERFACE = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -39,7 +39,7 @@ def make_plan(
     Args:
         manifest: the run.
         wanted: the requested smoke test.
-        verdict: the verdict of this attempt; it allows the start.
+        verdict: the verdict of this attempt, which allows the start.
         settings: node -> the variables of its ranks.
         facts: node -> its facts.
         job_id: the id of this job.
@@ -75,7 +75,7 @@ def _node(manifest: Manifest, settings: NodeSettings, facts: Facts) -> SmokeNode
     interfaces = {one.name: one.addresses for one in facts.network.interfaces if one.addresses}
     name = _SOCKET_INTERFACE[manifest.backend]
     word = next((s.value for s in settings.settings if s.name == name), "")
-    # NCCL accepts prefixes, exclusions and lists; only one name can be compared.
+    # NCCL also accepts prefixes, exclusions and lists, but only a single name can be compared.
     given = word.lstrip("=")
     own = next((name for name, addresses in interfaces.items() if settings.local_address in addresses), "")
     interface = given if given in interfaces else own
@@ -99,9 +99,10 @@ def _rate_gbit(fabric: Fabric | None) -> float:
 
 
 def rounds(count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return rounds of pairs of the numbers 0 to count - 1; within a round, each number occurs at most once.
+    """Return rounds of pairs of the numbers 0 to count - 1. Within a round, each number occurs at most once.
 
-    This is the circle method for a round-robin tournament; with many nodes, two rounds of neighbours in a ring.
+    This is the circle method for a round-robin tournament. With more than MOST_FOR_ALL_PAIRS nodes, only neighbours in
+    a ring are paired, which takes two rounds, or three if their number is odd.
     """
     if count > MOST_FOR_ALL_PAIRS:
         return tuple(tuple(_neighbours(count, first)) for first in ((0, 1) if count % 2 == 0 else (0, 1, count - 1)))

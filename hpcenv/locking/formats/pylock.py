@@ -4,9 +4,9 @@ Runs on: LOGIN NODE.
 
 PEP 751 requires URLs. A lockfile contains none: they belong to the user's own index, and they change. So pip's session
 is asked for the URLs (see locking/wheels/__init__.py), and only a file with the locked sha256 is used. Only lists are
-downloaded. `pip install --dry-run --report` is a public interface, but it runs pip's resolver: it names one file only
-(and prefers a local folder to an index with the same file), works for this machine's Python only, and downloads whole
-wheels if an index has no PEP 658 metadata.
+downloaded. `pip install --dry-run --report` is a public interface, but it runs pip's resolver. So it names one file
+only (and prefers a local folder to an index with the same file), works for this machine's Python only, and downloads
+whole wheels if an index has no PEP 658 metadata.
 
 The file lists all wheels under `wheels`, also wheels from a direct URL. PEP 751 has the key `archive` for these, but
 the file and the hash would be the same.
@@ -92,7 +92,7 @@ class WheelUrl:
 
 
 def wheels_to_find(lockfile: Lockfile) -> tuple[DistTable, ...]:
-    """Return the packages whose URL must be asked from an index."""
+    """Return the packages for which an index must be asked for the URL of the wheel."""
     proved = (dist for dist, problem in judged_packages(lockfile, why_no_wheel) if not problem)
     return tuple(dist for dist in proved if direct_url_of(dist) is None)
 

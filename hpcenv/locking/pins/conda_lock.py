@@ -37,8 +37,8 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
     """Yield the packages for one platform. `selection.chosen` has the categories, separated by commas.
 
     Raises:
-        LockfileInvalid: the file cannot be read, does not have the category or platform, or names a package that is not
-            a file with a hash.
+        LockfileInvalid: the file cannot be read, does not have the category or platform, or names a package without a
+            file that has a hash.
     """
     try:
         packages = data["package"]
@@ -55,7 +55,7 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
-    """Refuse a file of another format or version. `select_pins` checks the categories: they depend on the platform.
+    """Refuse a file of another format or version. The categories depend on the platform, so `select_pins` checks them.
 
     Raises:
         LockfileInvalid: the file has another format or version.

@@ -27,7 +27,7 @@ def archive_parts(url: str) -> tuple[str, str, str]:
     """Return name, version and build that the file name of a conda package states (CEP 26).
 
     Raises:
-        ValueError: it is not the file name of a conda package.
+        ValueError: the URL does not end with the file name of a conda package.
     """
     name = basename(url)
     for ending in ARCHIVES:
@@ -40,18 +40,18 @@ def archive_parts(url: str) -> tuple[str, str, str]:
 def conda_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, required: bool = True) -> Pin:
     """Return the pin of a conda package.
 
-    The project itself (`.`) has no file: it may be installed, and cannot be compared.
+    The project itself (`.`) has no file: it may be installed, but it cannot be compared.
 
     Args:
         path: the file, for messages.
         source: the place in the file, for messages.
         url: the archive's URL.
-        entry: the values in the file. It has the hashes, and it may have `name`, `version` and `build`.
+        entry: the package's entry in the file: the hashes, and perhaps `name`, `version` and `build`.
         required: whether the package must be installed.
 
     Raises:
         LockfileInvalid: the package has no hash, or is built from source.
-        ValueError: a value is not of its kind.
+        ValueError: a value has a wrong type or form.
     """
     if url in _PROJECT:
         name = word(entry["name"])
@@ -81,12 +81,12 @@ def conda_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, re
 def pypi_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, required: bool = True) -> Pin:
     """Return the pin of a Python package that pip or a similar tool installs.
 
-    The project itself (`.`) has no file: it may be installed, and cannot be compared. `url` and `entry` are as in
+    The project itself (`.`) has no file: it may be installed, but it cannot be compared. The arguments are those of
     `conda_pin`.
 
     Raises:
         LockfileInvalid: the package has no hash, or comes from a folder or from version control.
-        ValueError: a value is not of its kind.
+        ValueError: a value has a wrong type or form.
     """
     name = canonicalize_name(word(entry["name"]))
     url = url.removeprefix("direct+")
@@ -111,7 +111,7 @@ def pypi_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, req
 
 
 def word(value: object) -> str:
-    """Return a name, version or build.
+    """Return the value if it is a name, version or build.
 
     Raises:
         ValueError: the value is not a short text.

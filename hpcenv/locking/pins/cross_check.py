@@ -4,7 +4,7 @@ Runs on: LOGIN NODE.
 
     differences = cross_check(pins, dists, find_wheels(dists, ...))
 
-Only sha256 is compared; other hashes are kept.
+Only sha256 hashes are compared. A pin keeps its other hashes.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ Runs on: LOGIN NODE.
     pins = read_pins(PinSource(path=Path("pixi.lock#gpu")), environment=marker_environment(facts))
 
 Each format lists what *may* be installed, for several platforms at a time. A pin counts only if its marker is true, or
-if its platform is the platform of the examined environment, which is not the environment that runs hpcenv. A package
-that only an extra, a dependency group or a category needs, and that was not selected, may be absent; if it is
-installed, it must agree. In a uv.lock such a package does not count at all, as for `uv sync`.
+if its platform is the platform of the examined environment. (This is not the environment that runs hpcenv.) If an
+extra, a dependency group or a category was not selected, a package that only this part needs may be absent. If the
+package is installed, it must agree with its pin. In a uv.lock such a package does not count at all, as for `uv sync`.
 
 The text after `#` makes a choice in a file that has several parts: an environment of pixi.lock, categories of
 conda-lock.yml.
@@ -142,7 +142,7 @@ class PinFile:
 
     @property
     def or_choose(self) -> str:
-        """More text for a hint if nothing was chosen: the other environments of the file."""
+        """A text to add to a hint: the other environments of the file. Empty if the user chose an environment."""
         others = () if self.chosen else self.format.others(self.data)
         return (
             f"; or name the environment that is installed: --from {quote(self.path.name)}#NAME, of {', '.join(others)}"
@@ -165,7 +165,7 @@ def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin
         environment: values for markers, see `marker_environment`.
 
     Raises:
-        FileUnusable: it cannot be read.
+        FileUnusable: the file cannot be read.
         LockfileInvalid: the file has none of the formats, or contains something that is not supported.
     """
     return pins_of(open_pins(source), environment=environment)
@@ -174,12 +174,12 @@ def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin
 def open_pins(source: PinSource) -> PinFile:
     """Read a file of pins, and find out its format.
 
-    Between this function and `pins_of` the environment is read, which takes long. So wrong files are refused first.
+    Later, before `pins_of`, the environment is read. This takes long, so this function refuses wrong files early.
 
     Raises:
         FileUnusable: the file does not exist or cannot be read.
-        LockfileInvalid: the file is not text, its format does not fit its name, it does not have the choice, or uv
-            refuses it.
+        LockfileInvalid: the file is not text, its format does not fit its name, it does not have the part that was
+            chosen, or uv refuses it.
     """
     path, chosen = _split_choice(source.path)
     _require_reader(path)
@@ -255,7 +255,7 @@ def _require_choice(source: PinSource, path: Path, found: Format) -> None:
     """Refuse extras, groups and a package if the file's format does not have them.
 
     Raises:
-        LockfileInvalid: likewise.
+        LockfileInvalid: the format does not have them.
     """
     with_extras = [row.name for row in FORMATS if row.extras]
     for option, asked, formats in (

@@ -26,14 +26,14 @@ def known_files(pins: Iterable[Pin]) -> tuple[KnownFile, ...]:
 
 
 def parse_report(text: str | bytes, *, origin: str) -> tuple[KnownFile, ...]:
-    """Return the wheels that the text of a report of `pip install --report` names.
+    """Return the wheels that a report of `pip install --report` names.
 
     Args:
         text: the report.
-        origin: its file, for messages.
+        origin: the file of the report, for messages.
 
     Raises:
-        LockfileInvalid: it is not such a report.
+        LockfileInvalid: the text is not such a report.
     """
     try:
         report = json.loads(text)

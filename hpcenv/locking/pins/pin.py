@@ -58,7 +58,7 @@ class PinSource:
 
     Attributes:
         path: the file; `#CHOSEN` after it is an environment of pixi.lock, or categories of conda-lock.yml.
-        extras, groups: of the project.
+        extras, groups: the extras and groups of the project that were installed.
         package: the member of the workspace that was installed (uv.lock); empty for the project itself.
     """
 
@@ -117,7 +117,7 @@ class PinSelection:
         return f"linux-{_CONDA_MACHINES.get(machine, machine)}"
 
     def holds(self, marker: Marker | None, **more: Any) -> bool:
-        """Return whether a marker is true; `more` are `extra`, or `extras` and `dependency_groups`."""
+        """Return whether a marker is true. `more` has the value of `extra`, or of `extras` and `dependency_groups`."""
         if marker is None:
             return True
         values: Any = Environment(**{**self.environment, **more})  # type: ignore[typeddict-item]
@@ -129,7 +129,7 @@ def marker_environment(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the values for markers (PEP 508), from the probe's values for the examined environment.
 
     Raises:
-        EnvironmentUnreadable: its Python version is unknown.
+        EnvironmentUnreadable: the environment's Python version is unknown.
     """
     version = str(facts.get("python.version", ""))
     if not re.match(r"\d+\.\d+", version):
@@ -165,5 +165,5 @@ def sorted_hashes(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return a reader's error as one line of text."""
+    """Return the error of a parser as one line of text."""
     return f"{type(error).__name__}: {error}"

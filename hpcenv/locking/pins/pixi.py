@@ -16,8 +16,8 @@ Runs on: LOGIN NODE.
 `rattler_lock` defines the formats (crates/rattler_lock/src/parse in conda/rattler, 92dc77433054, 2026-08-22):
 
     4, 5   an entry of `packages` has `kind`, `name`, `version`, `build`, and `url` or `path`
-    6      `conda: URL` or `pypi: URL` instead; name, version and build of a conda package may stand in the URL alone
-    7      `platforms` lists names of platforms with their `subdir`; packages from source are `conda_source:`
+    6      an entry has `conda: URL` or `pypi: URL`; name, version and build of a conda package may be only in the URL
+    7      `platforms` lists names of platforms with their `subdir`; a package from source has `conda_source:`
 
 Versions 1 to 3 had no environments; pixi has not written them since April 2024.
 """
@@ -40,11 +40,11 @@ DEFAULT = "default"
 def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages of one environment on one platform.
 
-    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without a choice, it is the environment `default`,
-    or the only environment.
+    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without a choice, the only environment is used, or
+    `default` if the file has several.
 
     Raises:
-        LockfileInvalid: the file cannot be read, does not have the platform, or names a package that is not a file with
+        LockfileInvalid: the file cannot be read, does not have the platform, or names a package without a file that has
             a hash.
     """
     name, _, platform = selection.chosen.partition("@")
@@ -86,7 +86,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
 
 
 def environments(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the environments of a file that has several."""
+    """Return the environments of a file that has several; empty if it has only one."""
     names = sorted(data["environments"])
     return tuple(names[:20]) if len(names) > 1 else ()
 
@@ -96,7 +96,7 @@ def _default(found: Mapping[str, Any]) -> str:
 
 
 def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, selection: PinSelection) -> str:
-    """Return the chosen platform of an environment: since version 7, several platforms can have the same `subdir`."""
+    """Return the platform of an environment. Since version 7, the user must choose if several have this `subdir`."""
     platforms = data["environments"][environment]["packages"]
     subdirs = {entry["name"]: entry.get("subdir", entry["name"]) for entry in data.get("platforms", ())}
     fitting = [one for one in platforms if subdirs.get(one, one) == selection.subdir and name in ("", one)]

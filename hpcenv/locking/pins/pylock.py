@@ -1,4 +1,4 @@
-"""pylock.toml (PEP 751), also `pylock.NAME.toml`; `packaging.pylock` reads and checks it. Pure.
+"""Read pins from a pylock.toml or `pylock.NAME.toml` (PEP 751), with `packaging.pylock`. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -72,7 +72,7 @@ def _require_known(path: Path, lock: Pylock, selection: PinSelection) -> None:
     """Refuse extras and groups that the file does not have.
 
     Raises:
-        LockfileInvalid: the message names the extras or groups that the file has.
+        LockfileInvalid: an extra or group is missing. The message names those that the file has.
     """
     groups = (*(lock.dependency_groups or ()), *(lock.default_groups or ()))
     for option, asked, known in (

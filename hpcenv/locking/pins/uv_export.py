@@ -1,6 +1,6 @@
-"""uv.lock: uv selects the packages that count. Only uv knows its workspaces, and which extras and groups conflict.
+"""Read a uv.lock with uv, which selects the packages. Only uv knows its workspaces, and the extras that conflict.
 
-Runs on: LOGIN NODE. `uv export --frozen` starts no other program and contacts no server (uv 0.13.9, read with strace).
+Runs on: LOGIN NODE. `uv export --frozen` starts no other program and contacts no server (uv 0.13.9, seen with strace).
 """
 
 from __future__ import annotations

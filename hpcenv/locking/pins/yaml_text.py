@@ -2,11 +2,11 @@
 
 Runs on: LOGIN NODE.
 
-PyYAML (libyaml) reads the syntax; its events become lists, tables and texts here, in one pass. No value gets a type: by
-YAML 1.1, which PyYAML implements, the build `0_0` would become the number 0; pixi writes YAML 1.2, where it is a text.
-No tag is obeyed, so nothing is constructed or executed. These are refused: tags, aliases (a small file could expand to
-a huge one), duplicate keys, deep nesting, more than one document. Neither pixi nor conda-lock writes any of these.
-docs/decisions/0034-yaml-of-other-tools.md says why PyYAML.
+PyYAML (libyaml) reads the syntax. This module makes lists, tables and texts from its events, in one pass. Values are
+not converted to types: PyYAML implements YAML 1.1, in which the build `0_0` is the number 0, but pixi writes YAML 1.2,
+in which `0_0` is a text. No tag is obeyed, so nothing is constructed or executed. These are refused: tags, aliases (a
+small file could expand to a huge one), duplicate keys, deep nesting, more than one document. Neither pixi nor
+conda-lock writes any of these. docs/decisions/0034-yaml-of-other-tools.md says why PyYAML is used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _table(events: Iterable[Any]) -> dict[str, Any]:
 
 
 def _value(event: Any, kind: str) -> Any:
-    """Return a text, or an empty list or table that the next events fill; None for an event without value."""
+    """Return a text, or an empty list or table, which the next events fill; None for an event without a value."""
     if kind == "AliasEvent":
         raise _RefusedError(f"{_line(event)} has the alias `*{event.anchor}`")
     if kind not in ("ScalarEvent", "SequenceStartEvent", "MappingStartEvent"):

@@ -1,4 +1,4 @@
-"""A folder that keeps proofs and what was read of wheels.
+"""The cache folder: it keeps proofs, and the results of reading wheels.
 
 Runs on: LOGIN NODE, also in the process beside pip: standard library only.
 """
@@ -46,7 +46,7 @@ def proof_key(dist: InstalledDist, claims: Sequence[KnownFile], setting: str) ->
 
 
 def cached_proof(dist: InstalledDist, cache: Path, key: list[Any]) -> WheelProof | None:
-    """Return a cached proof. Only proofs by RECORD are kept: a later change of the index does not affect them."""
+    """Return a cached proof. Only proofs by RECORD are kept: they stay valid if the index changes later."""
     entry = read_entry(cache, "proof", key)
     try:
         proof = WheelProof(**entry["proof"]) if entry else None
@@ -59,7 +59,7 @@ def cached_proof(dist: InstalledDist, cache: Path, key: list[Any]) -> WheelProof
 
 
 def read_entry(cache: Path, kind: str, key: list[Any]) -> dict[str, Any] | None:
-    """Return an entry of this user, if it is complete and has this key; otherwise None."""
+    """Return an entry that this user wrote, if the entry is complete and has this key; otherwise None."""
     try:
         with _entry_path(cache, kind, key).open("rb") as file:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
@@ -73,7 +73,7 @@ def read_entry(cache: Path, kind: str, key: list[Any]) -> dict[str, Any] | None:
 
 
 def write_entry(cache: Path, kind: str, key: list[Any], values: Mapping[str, Any]) -> None:
-    """Write an entry aside, then rename it. A folder that cannot be written is not an error."""
+    """Write an entry to a temporary file, then rename the file. If the folder cannot be written, no error is raised."""
     entry = {"key": key, **values}
     path = _entry_path(cache, kind, key)
     text = json.dumps(entry | {"check": _checksum(entry)})

@@ -40,12 +40,12 @@ def find_wheels(
     workers: int = 8,
     open_wheel: OpenWheel = open_here,
 ) -> tuple[WheelProof, ...]:
-    """Return one proof per package, in the same order. An index that fails is a reason in the proof, not an error.
+    """Return one proof per package, in the same order. If an index fails, the proof has the reason; no error is raised.
 
     Args:
         dists: the installed packages.
         sources: wheels that lockfiles and reports inside the image name.
-        index: how to ask the index; None asks no index (offline).
+        index: how to ask the index. If it is None, no index is asked (offline).
         cache: a folder for results. It is created if it is missing; any entry in it may be deleted.
         timeout: seconds for all packages together.
         workers: number of connections at a time.
@@ -86,7 +86,7 @@ def _by_package(sources: Sequence[KnownFile]) -> dict[tuple[str, str], tuple[Kno
 
 
 def _decided_here(dist: InstalledDist, claims: Sequence[KnownFile]) -> WheelProof | None:
-    """Return the proof, or why there is no proof, where no index needs to be asked."""
+    """Return the result for a package for which no index needs to be asked; None for other packages."""
     if None not in (dist.content_sha256, dist.record_sha256) and dist.content_sha256 != dist.record_sha256:
         return no_proof(dist, "its files were changed after it was installed")
     claimed = [claim for claim in claims if claim.proof == "claimed"]
@@ -105,14 +105,14 @@ def _decided_here(dist: InstalledDist, claims: Sequence[KnownFile]) -> WheelProo
 
 
 def _origin(dist: InstalledDist) -> tuple[str, str, str]:
-    """Return the name, the kind of hash and the hash of the file that the installer says it installed (PEP 610)."""
+    """Return name, kind of hash, and hash of the file that was installed, as the installer recorded them (PEP 610)."""
     origin = dist.direct_url if isinstance(dist.direct_url, Mapping) else {}
     algorithm, _, digest = str(origin.get("hash", "")).partition("=")
     return unquote(urlsplit(str(origin.get("url", ""))).path.rsplit("/", 1)[-1]), algorithm, digest
 
 
 def _claimed(dist: InstalledDist) -> tuple[KnownFile, ...]:
-    """Return the wheel of direct_url.json: anybody who can edit the package can edit this too, so it proves nothing."""
+    """Return the wheel that direct_url.json names. This proves nothing: a user can edit direct_url.json, too."""
     filename, algorithm, digest = _origin(dist)
     if algorithm != "sha256":
         return ()
@@ -120,17 +120,17 @@ def _claimed(dist: InstalledDist) -> tuple[KnownFile, ...]:
 
 
 def _comparable(dist: InstalledDist, files: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the files that the package can be compared with: not another one than the installer says it installed."""
+    """Yield the files to compare the package with. A direct file with another hash than recorded is left out."""
     digest = _origin(dist)[2]
     for seen in files:
         if seen["label"] != DIRECT or (seen["sha256"] and digest in ("", seen["sha256"])):
             yield seen
         elif seen["sha256"] is None and dist.record_sha256 not in seen["records"]:
-            yield {**seen, "sha256": digest}  # a large file at a URL, not downloaded: its RECORD is another one
+            yield {**seen, "sha256": digest}  # a large file at a URL, not downloaded: its RECORD differs
 
 
 def _own_wheel(dist: InstalledDist, open_wheel: OpenWheel, seconds: float) -> list[dict[str, Any]]:
-    """Return what the local wheel contains that the package was installed from; nothing if it is missing."""
+    """Read the local wheel that the package was installed from. Return nothing if the wheel cannot be read."""
     filename = _origin(dist)[0]
     try:
         with open_wheel(dist.wheel_file) as file:

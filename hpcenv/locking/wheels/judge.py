@@ -1,4 +1,4 @@
-"""Decide which wheel is the installed one, from what the index and the image say.
+"""Decide which wheel was installed, from what the index and the image say.
 
 Runs on: LOGIN NODE.
 """
@@ -30,12 +30,12 @@ def _claimed_file(dist: InstalledDist, claims: Sequence[KnownFile]) -> KnownFile
 
 
 def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[KnownFile], *, problem: str) -> WheelProof:
-    """Return which wheel is certainly the installed one.
+    """Return the wheel that was certainly installed, with its proof.
 
     Args:
         dist: the installed package.
-        answer: what the process beside pip reports about it; empty if no index was asked.
-        claims: what lockfiles and reports in the image say about it.
+        answer: what the process beside pip reports about the package; empty if no index was asked.
+        claims: what lockfiles and reports in the image say about the package.
         problem: why the index could not be asked at all, "" for no problem.
     """
     files = [SeenWheel(**seen) for seen in answer.get("files", ())]
@@ -82,7 +82,7 @@ def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[Known
 
 
 def _preference(seen: SeenWheel) -> tuple[int, int, str]:
-    """Return a sort key: the default index first, then the extra ones in their order, find-links, the direct URL."""
+    """Return a sort key: the default index first, then the extra indexes in order, find-links, and the direct URL."""
     kinds = ("pypi", "extra", "find-links", DIRECT)
     kind, _, number = (seen.label, "", "") if seen.label == "find-links" else seen.label.partition("-")
     return kinds.index(kind), int(number or 0), seen.filename

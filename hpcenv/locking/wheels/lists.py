@@ -22,7 +22,7 @@ from hpcenv.locking.wheels.pip_session import PipSession, Unreachable, limited
 from hpcenv.locking.wheels.proof import HEX_SHA256
 
 PAGE_BYTES = 64 << 20  # the largest list seen is 6 MB
-# Attributes may contain `>` (data-requires-python). Why by hand: docs/decisions/0037.
+# Attributes may contain `>` (data-requires-python). docs/decisions/0037 says why no HTML parser is used.
 _ANCHOR = re.compile(r"""<a\s([^>"']*(?:(?:"[^"]*"|'[^']*')[^>"']*)*)>""", re.IGNORECASE)
 _HREF = re.compile(r"""(?:^|\s)href\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
 _BASE = re.compile(r"""<base\s+href\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
@@ -30,13 +30,13 @@ _BASE = re.compile(r"""<base\s+href\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNOREC
 
 @dataclass(kw_only=True)
 class ListedWheel:
-    """One wheel in a list; or one source archive, if the lists were asked for these.
+    """One wheel in a list, or one source archive if `WheelLists` looks for source archives.
 
     Attributes:
         label: the index: `pypi`, `extra-N` or `find-links`.
         location: a URL, or a path on this machine.
         local: whether `location` is a path.
-        sha256: as the list states it.
+        sha256: the hash that the list states.
         others: the same file in lists with less preference.
     """
 
@@ -49,7 +49,7 @@ class ListedWheel:
 
 
 class WheelLists:
-    """The lists of files: one per package and index; those of find-links are read once.
+    """The lists of files. An index has one list per package. The lists of find-links are read once.
 
     Args of the constructor:
         pip: pip's session.
@@ -126,7 +126,7 @@ def _read_list(
     Args:
         pip: pip's session.
         label: the index that the list belongs to.
-        url: of the list.
+        url: the URL of the list.
         package: the name and version to select (numpy's list has 4,000 files); None for all.
         endings: how the names of the files end.
     """
@@ -188,7 +188,7 @@ def _html_files(text: str, endings: tuple[str, ...]) -> Iterator[_ListedFile]:
 def _listed(
     label: str, page: str, line: _ListedFile, package: tuple[str, str] | None, endings: tuple[str, ...]
 ) -> Iterator[ListedWheel]:
-    """Yield the file of a line, if it is one of this package with a usable URL."""
+    """Yield the file of a line if it belongs to this package and has a usable URL."""
     filename = line.filename
     is_asked = is_source_of if endings == SOURCES else is_of_package
     if not filename.endswith(endings) or (package is not None and not is_asked(filename, package)):

@@ -30,11 +30,11 @@ def look_up(dist: InstalledDist, answer: dict[str, Any], *, lists: WheelLists, p
     if dist.direct_url is not None:
         url = dist.direct_url["url"]
         filename = unquote(url.rsplit("/", 1)[-1])
-        # Without the hash that direct_url.json states: hpcenv checks that hash, so it computes it.
+        # The hash that direct_url.json states is left out: hpcenv computes the hash, to check the statement.
         links = [*links, ListedWheel(label=DIRECT, filename=filename, location=url, local=False)]
     exact, others = _candidates(dist, links)
-    # A wheel can have other tags in its name than in its WHEEL file (it was renamed). RECORD covers WHEEL, so no
-    # other name can match if the exact name is listed.
+    # A wheel that was renamed has other tags in its name than in its WHEEL file. RECORD covers the WHEEL file. So if a
+    # wheel with the exact name is listed, wheels with other names cannot match.
     chosen = exact or others[:OTHERS_READ]
     proved = False
     for link in chosen:
@@ -67,7 +67,7 @@ def _candidates(dist: InstalledDist, links: Iterable[ListedWheel]) -> tuple[list
 
 
 def _read_first(dist: InstalledDist, link: ListedWheel, *, pip: PipSession, cache: Path) -> SeenWheel:
-    """Read one wheel, at the first location that has it."""
+    """Read one wheel, from the first location that has the wheel."""
     reasons = []
     for copy in (link, *link.others):
         try:

@@ -34,7 +34,7 @@ def fits(dist: InstalledDist, filename: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WheelName:
-    """The parts of a wheel's file name; `build` is "" if it has none."""
+    """The parts of a wheel's file name; `build` is "" if the name has no build."""
 
     name: str
     version: str
@@ -43,7 +43,7 @@ class WheelName:
 
 
 def parse_wheel_name(filename: str) -> WheelName | None:
-    """Return the parts of a wheel's file name (PEP 427), or None if it is not one."""
+    """Return the parts of a wheel's file name (PEP 427); None if the name is not that of a wheel."""
     parts = filename.removesuffix(".whl").split("-")
     if not filename.endswith(".whl") or len(parts) not in (5, 6) or "/" in filename:
         return None
@@ -55,13 +55,13 @@ def parse_wheel_name(filename: str) -> WheelName | None:
 
 
 def is_of_package(filename: str, package: tuple[str, str]) -> bool:
-    """Return whether a file name starts with this name and version. Faster than parsing all of it."""
+    """Return whether a file name starts with this name and version. This is faster than parsing the whole file name."""
     parts = filename.split("-", 2)
     return len(parts) == 3 and (normal_name(parts[0]), normal_version(parts[1])) == package
 
 
 def is_source_of(filename: str, package: tuple[str, str]) -> bool:
-    """Return whether a file is a source archive of this name and version (PEP 625, or with hyphens as before it)."""
+    """Return whether a file is a source archive of this name and version (named as in PEP 625 or with hyphens)."""
     ending = next((one for one in SOURCES if filename.endswith(one)), None)
     if ending is None or "/" in filename:
         return False
@@ -92,7 +92,7 @@ def normal_version(text: str) -> str:
 
 
 def _packaging_module(name: str) -> Any:
-    """Return a module of `packaging`, or of the copy inside pip where only pip is installed."""
+    """Return a module of `packaging`, or of the copy inside pip if only pip is installed."""
     try:
         return importlib.import_module(f"packaging.{name}")
     except ImportError:

@@ -16,10 +16,11 @@ from hpcenv import process
 from hpcenv.errors import HpcenvError
 from hpcenv.locking.wheels.proof import Index, InstalledDist
 
-GRACE_SECONDS = 5.0  # for the start of Python and the last answer
+GRACE_SECONDS = 5.0  # more time for the start of Python and for the last answer
 
-# Only hpcenv itself becomes importable, not its neighbours in site-packages: the Python may be another one, and its
-# own pip must answer. The entry '' of sys.path goes: a `queue.py` in the user's folder would replace pip's.
+# Only hpcenv itself becomes importable, not the other packages in its site-packages folder: `index.python` may be a
+# different Python, and its own pip must answer. The entry '' is removed from sys.path: otherwise pip would import a
+# `queue.py` in the user's folder instead of the standard module.
 _PROGRAM = """
 import os, sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -38,7 +39,7 @@ def ask_for_wheels(
 ) -> dict[str, Any]:
     """Return what the index lists and what its wheels contain: one entry per package under `dists`.
 
-    A failure is one sentence under `error`.
+    After a failure, `error` has one sentence about it.
     """
     request = {
         "kind": "wheels",
@@ -51,24 +52,25 @@ def ask_for_wheels(
 
 
 def _on_a_server(dist: InstalledDist) -> dict[str, str] | None:
-    """Return where the very wheel was downloaded from, if direct_url.json names a server."""
+    """Return the URL that the wheel was downloaded from, if direct_url.json names a wheel on a server."""
     url = str((dist.direct_url or {}).get("url", ""))
     return {"url": url} if url.startswith(("http://", "https://")) and url.endswith(".whl") else None
 
 
 def ask_for_links(packages: Sequence[tuple[str, str]], *, index: Index, timeout: float, workers: int) -> dict[str, Any]:
-    """Return every wheel that the index lists of each name and version, with its URL, under `links`.
+    """Return every wheel that the index lists for each name and version, with its URL, under `links`.
 
-    A failure is one sentence under `error`. The URLs may contain passwords: never show them unchecked.
+    After a failure, `error` has one sentence about it. The URLs may contain passwords: never show them unchecked.
     """
     request = {"kind": "links", "packages": list(packages), "seconds": timeout, "workers": workers}
     return _ask(request, index, timeout)
 
 
 def ask_for_sources(packages: Sequence[tuple[str, str]], *, index: Index, timeout: float) -> dict[str, Any]:
-    """Return every source archive that the index lists of each name and version: one entry per package under `answers`.
+    """Return the source archives that the index lists for each name and version: an entry per package under `answers`.
 
-    A failure is one sentence under `error`. An entry has `sources` (`filename`, and `sha256` or None) and `trouble`.
+    An entry has `sources` (`filename`, and `sha256` or None) and `trouble`. After a failure, `error` has one sentence
+    about it.
     """
     return _ask({"kind": "sources", "packages": list(packages), "seconds": timeout, "workers": 4}, index, timeout)
 

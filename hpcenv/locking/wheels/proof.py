@@ -26,10 +26,10 @@ class InstalledDist:
         build: `Build:` of its WHEEL file, "" for none.
         tags: `Tag:` lines of its WHEEL file; empty if they are not known.
         record_sha256: its RECORD digest (hpcenv-env-v1).
-        content_sha256: the same over what its files really hold; None if they were not read.
-        programs: name -> sha256 of each of its programs in bin/ (see incontainer/probe/programs.py); None if they
-            were not read.
-        direct_url: where it was installed from, as the probe reports it: `url`, `hash`, `commit-id`, `editable`.
+        content_sha256: the same digest over the real content of its files; None if the files were not read.
+        programs: name -> sha256 of each of its programs in bin/ (see incontainer/probe/programs.py); None if the
+            programs were not read.
+        direct_url: where the package was installed from, as the probe reports: `url`, `hash`, `commit-id`, `editable`.
         wheel_file: the path of the local wheel that it was installed from, "" for none.
     """
 
@@ -45,7 +45,7 @@ class InstalledDist:
 
     @classmethod
     def from_probe(cls, entry: Mapping[str, Any]) -> InstalledDist:
-        """Return the package of one entry of the probe's `packages`."""
+        """Return the package that an entry in the probe's `packages` describes."""
         return cls(
             name=entry["name"],
             version=entry["version"],
@@ -61,7 +61,7 @@ class InstalledDist:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownFile:
-    """A wheel that a lockfile or direct_url.json in the image, or a report of the installation or build, names."""
+    """A wheel that is named in the image: by a lockfile, direct_url.json, or a report of the installation or build."""
 
     name: str
     version: str
@@ -75,8 +75,8 @@ class Index:
     """How to ask the index.
 
     Attributes:
-        env: the user's whole environment; pip finds its configuration through it.
-        python: the Python whose pip asks: hpcenv's own, or one that the user chose (3.10 or newer).
+        env: the user's whole environment, through which pip finds its configuration.
+        python: the Python whose pip contacts the index: hpcenv's own, or a Python that the user chose (3.10 or newer).
     """
 
     env: Mapping[str, str]
@@ -111,11 +111,11 @@ class SeenWheel:
 
     Attributes:
         label: the index: `pypi`, `extra-N` or `find-links`; or `DIRECT`.
-        exact: its name has the installed build and tags.
-        records: the RECORD digests that an installation of it can have; empty if it was not read.
-        programs: name and sha256 of its programs, as `InstalledDist.programs` has them.
-        problem: how it contradicts itself or its index.
-        unread: why it was not read, or not read as a whole.
+        exact: whether the file name has the installed build and tags.
+        records: the RECORD digests that an installation of this wheel can have; empty if the wheel was not read.
+        programs: name and sha256 of the wheel's programs, as in `InstalledDist.programs`.
+        problem: how the wheel contradicts its RECORD, or the sha256 that the index states.
+        unread: why the wheel was not read, or not read as a whole.
     """
 
     label: str
@@ -132,9 +132,9 @@ ENTRY_POINT = "entry-point "
 
 
 def other_program(dist: InstalledDist, programs: Sequence[Sequence[str]]) -> str:
-    """Return the name of an installed program that is not the wheel's; empty where all are.
+    """Return the name of a program that differs between the installation and the wheel; empty if there is none.
 
-    A script that is a mere launcher of an entry point may be installed in the form of another installer.
+    A launcher of an entry point in the wheel may be missing, because an installer may write its own launcher.
     """
     if dist.programs is None:
         return ""

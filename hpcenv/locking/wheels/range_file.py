@@ -1,8 +1,8 @@
 """A file on a server, of which only the needed parts are fetched.
 
-Runs on: LOGIN NODE, in the process beside pip: standard library and pip only. That is why it is not the package
-remotezip: remotezip 0.12.6 imports requests, keeps no time limit, and does not notice that a file changes on the
-server between two requests.
+Runs on: LOGIN NODE, in the process beside pip: standard library and pip only. The package remotezip (0.12.6) is not
+used: it imports requests, keeps no time limit, and does not notice that a file changes on the server between two
+requests.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hpcenv.locking.wheels.pip_session import PipSession, Unreachable, hash_chun
 from hpcenv.locking.wheels.wheel_record import NotAWheel
 
 TAIL_BYTES = 64 << 10  # contains the zip directory and the RECORD of a wheel with up to about 400 files
-DOWNLOAD_BYTES = 64 << 20  # for a server that allows no partial reads, or an index that states no hash
-RANGE_BYTES = 32 << 20  # of one partial read; the zip directory of torch has 1.2 MB
+DOWNLOAD_BYTES = 64 << 20  # limit of a download, if the server allows no partial reads or the index states no hash
+RANGE_BYTES = 32 << 20  # limit of one partial read; the zip directory of torch has 1.2 MB
 
 
 class RangeFile(io.RawIOBase):
     """A file on a server, of which only the parts that are read are fetched.
 
     Attributes:
-        size: in bytes.
+        size: the size of the file in bytes.
         tag: the server's ETag, "" if it sends none.
         complete: a copy on this machine, if the server sent the whole file.
 
@@ -81,7 +81,7 @@ class RangeFile(io.RawIOBase):
         super().close()
 
     def download_sha256(self) -> str:
-        """Return the sha256 of the file. It is downloaded and not kept."""
+        """Return the sha256 of the file. The file is downloaded, but not kept."""
         with contextlib.closing(self._get(None)) as answer:
             if answer.status_code != 200:
                 raise Unreachable(f"the server answers with HTTP {answer.status_code}")

@@ -17,14 +17,14 @@ from hpcenv.locking.wheels.proof import InstalledDist
 from hpcenv.locking.wheels.range_file import DOWNLOAD_BYTES, RangeFile
 from hpcenv.locking.wheels.wheel_file import WheelReading, examine
 
-WHOLE_BYTES = 1 << 20  # up to this size one more request fetches all of it, and everything can be checked
+WHOLE_BYTES = 1 << 20  # up to this size, one more request fetches the whole wheel, so every file can be checked
 
 
 def read_remote(link: ListedWheel, dist: InstalledDist, *, pip: PipSession, cache: Path) -> WheelReading:
     """Return what the cache holds for a file with this hash, or read the wheel.
 
     Raises:
-        NotAWheel: it is not a valid wheel.
+        NotAWheel: the file is not a valid wheel.
         Unreachable: the server did not answer as needed.
     """
     key: list[Any] = [link.filename, link.sha256]

@@ -20,11 +20,11 @@ class WheelReading:
     """What was read of one wheel file.
 
     Attributes:
-        records: the RECORD digests that an installation of it can have.
-        programs: name and sha256 of its programs.
-        sha256: of the file; None if it was not read as a whole.
-        problem: how it contradicts itself.
-        unread: why it was not read as a whole.
+        records: the RECORD digests that an installation of the wheel can have.
+        programs: name and sha256 of the wheel's programs.
+        sha256: the hash of the file; None if the file was not read as a whole.
+        problem: how the wheel contradicts its own RECORD.
+        unread: why the file was not read as a whole.
     """
 
     records: tuple[str, ...] = ()
@@ -35,11 +35,11 @@ class WheelReading:
 
 
 def read_local(file: BinaryIO, filename: str, deadline: float) -> WheelReading:
-    """Read a wheel that is wholly at hand, and its sha256.
+    """Read a wheel from a local file, and compute its sha256.
 
     Raises:
-        NotAWheel: it is not a valid wheel.
-        OSError: it cannot be read.
+        NotAWheel: the file is not a valid wheel.
+        OSError: the file cannot be read.
         Unreachable: the time limit is reached.
     """
     sha256 = hash_chunks(iter(lambda: file.read(1 << 20), b""), deadline)
@@ -52,11 +52,11 @@ def examine(file: BinaryIO, filename: str, *, sha256: str | None, whole: bool) -
     Args:
         file: the wheel.
         filename: its name.
-        sha256: its hash, None if it is not known.
+        sha256: the hash of the file; None if it is not known.
         whole: compare the content of every file, not only names and sizes.
 
     Raises:
-        NotAWheel: it is not a valid wheel.
+        NotAWheel: the file is not a valid wheel.
     """
     try:
         with zipfile.ZipFile(file) as wheel:

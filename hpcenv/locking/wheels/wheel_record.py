@@ -20,7 +20,7 @@ from hpcenv.locking.wheels.names import normal_name, normal_version, parse_wheel
 from hpcenv.locking.wheels.proof import ENTRY_POINT
 
 RECORD_BYTES = 16 << 20
-SCRIPT_BYTES = 1 << 20  # a larger program is not a script: its hash in RECORD is that of its content
+SCRIPT_BYTES = 1 << 20  # a larger program is not a script, so its hash in RECORD is the hash of its content
 _SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
@@ -39,8 +39,8 @@ class Contradiction(Exception):
 def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) -> tuple[str, ...]:
     """Return the RECORD digests (hpcenv-env-v1) that installations of a wheel can have.
 
-    There are several only for a wheel with C headers: installers name the folder of the headers by the project's
-    name, in the spelling of the user's command.
+    Only a wheel with C headers can have several digests: installers name the folder of the headers after the
+    project, in the spelling of the user's command.
 
     Args:
         wheel: the open file.
@@ -48,8 +48,8 @@ def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) 
         whole: compare every file with its hash in RECORD, not only names and sizes.
 
     Raises:
-        ValueError, zipfile.BadZipFile: it is not a wheel.
-        Contradiction: its content is not what its RECORD says.
+        ValueError, zipfile.BadZipFile: the file is not a wheel.
+        Contradiction: the wheel's content is not what its RECORD says.
     """
     if not all(info.filename for info in wheel.infolist()):
         raise ValueError("a file in it has no name")
@@ -63,7 +63,7 @@ def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) 
     _prefetch(wheel, info)
     rows = list(_parse_record(_read_member(wheel, info).decode("utf-8", "surrogateescape")))
     listed = {path for path, _, _ in rows}
-    # pip also installs files that RECORD does not list, and then lists them without a hash.
+    # pip also installs files that RECORD does not list. It adds them to the installed RECORD without a hash.
     rows += [(name, "", "") for name in members if name not in listed and not name.endswith(_signature_names(stem))]
     spellings = sorted({stem.partition("-")[0], normal_name(stem.partition("-")[0])})
     if any(path.startswith(f"{stem}.data/headers/") for path, _, _ in rows):
@@ -76,10 +76,10 @@ def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) 
 
 
 def wheel_programs(wheel: zipfile.ZipFile, filename: str) -> tuple[tuple[str, str], ...]:
-    """Return name and sha256 of each program that a wheel puts into bin/, as the probe reports installed ones.
+    """Return name and sha256 of each program that a wheel puts into bin/, in the form of the probe's report.
 
     Raises:
-        ValueError, zipfile.BadZipFile: it is not a wheel.
+        ValueError, zipfile.BadZipFile: the file is not a wheel.
     """
     members = {info.filename: info for info in wheel.infolist() if not info.is_dir()}
     stem = _info_stem(members, filename)
@@ -130,7 +130,7 @@ def _signature_names(stem: str) -> tuple[str, ...]:
 
 
 def _prefetch(wheel: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-    """Fetch a member from a server with one request: zipfile reads its header and its content in small pieces."""
+    """Fetch a member from a server with one request. zipfile alone would read header and content in small pieces."""
     fetch = getattr(wheel.fp, "fetch", None)  # of a RangeFile
     if fetch is not None:
         start = info.header_offset
@@ -174,14 +174,14 @@ def _installed_digest(rows: Iterable[tuple[str, str, str]], stem: str, spelling:
     names = {path for path, _, _ in installed}
     lines = set()
     for path, claim, size in installed:
-        # A compiled file counts only without its source, as in the probe.
+        # A compiled file (.pyc) counts only if its source is missing, as in the probe.
         if path is not None and not (path.endswith(".pyc") and path[:-1] in names):
             lines.add(f"{path}\0{claim}\0{size}".encode("utf-8", "surrogateescape"))
     return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
 
 
 def _installed_path(path: str, stem: str, spelling: str) -> str | None:
-    """Return the path at which a row's file is installed; None if the digest does not count it."""
+    """Return the path at which a row's file is installed; None if the digest does not cover the file."""
     if "__pycache__" in path.split("/"):
         return None
     if path[0] in "./" or "/." in path or "//" in path:

@@ -1,1 +1,1 @@
-"""The network of this machine: interfaces, RDMA ports, tuning, and the nodes that it reaches."""
+"""The network of this machine: its interfaces, RDMA ports and tuning, and which nodes this machine reaches."""

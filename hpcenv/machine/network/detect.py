@@ -1,7 +1,7 @@
-"""How a node can communicate with other nodes: interfaces, RDMA ports, Slingshot, GPUs, versions, host tuning.
+"""Detect how a node can communicate with other nodes: interfaces, RDMA, Slingshot, GPUs, versions, host tuning.
 
-Runs on: COMPUTE NODE. Standard library only. No program is started and no privilege is needed: everything comes
-from small files. Each part is optional: a part that fails is named in `Fabric.unknown`, and does not hide other parts.
+Runs on: COMPUTE NODE. Standard library only. No program is started and no privilege is needed, because everything is
+read from small files. If a part cannot be read, it is named in `Fabric.unknown`, and all other parts are still read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def detect(tree: HostTree, environ: Mapping[str, str], *, gpus: Sequence[GpuPlac
 
     Args:
         tree: folder of the host's files.
-        environ: environment of the step: it names NCCL's configuration file and the user's home.
-        gpus: what NVML says about each GPU (machine/gpus.py); empty if NVML was not asked or did not answer.
+        environ: environment of the step, which names NCCL's configuration file and the user's home.
+        gpus: what NVML reported about each GPU (machine/gpus.py); empty if NVML was not asked or did not answer.
     """
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "interfaces": lambda: {"links": _links(tree)},
@@ -67,7 +67,7 @@ def _link(tree: HostTree, folder: str, name: str) -> NetworkLink:
         name=name,
         kind=_KINDS.get(tree.number(f"{folder}/type") or 0, "other"),
         state=tree.text(f"{folder}/operstate") or "unknown",
-        # -1, or 4294967295 in old kernels: the driver does not know.
+        # If the driver does not know the speed, the file contains -1, or 4294967295 in old kernels.
         speed_mbit=speed if speed is not None and 0 < speed < 10_000_000 else None,
         mtu=tree.number(f"{folder}/mtu"),
         driver=tree.link(f"{folder}/device/driver"),
@@ -87,7 +87,7 @@ def _numa(tree: HostTree, device: str) -> int | None:
 
 
 def _with_port_speeds(fabric: Fabric) -> Fabric:
-    """Give an IPoIB interface the speed of its port: the kernel often does not know the speed."""
+    """Give an IPoIB interface the speed of its port, because the kernel often does not know the interface's speed."""
     rates = {
         name: port.rate_gbit
         for port in fabric.ports
@@ -105,7 +105,7 @@ def _with_port_speeds(fabric: Fabric) -> Fabric:
 
 # -- RDMA ---------------------------------------------------------------------------------
 
-# A card has two or three kinds among at most 256 GIDs, the used ones first.
+# The number of GIDs that are read. A card has at most 256 GIDs of two or three kinds, and the used GIDs are first.
 _GIDS = 16
 
 
@@ -171,9 +171,9 @@ _GPU_CLASSES = ("0x0300", "0x0302", "0x1200")
 
 
 def _gpus(tree: HostTree, told: Sequence[GpuPlace]) -> dict[str, Any]:
-    """Return vendor and places of the GPUs, and why they are unknown.
+    """Return vendor and places of the GPUs, or why they are unknown.
 
-    The vendor is `none` only if the PCI bus was read and shows no GPU: a GPU without a driver is still a GPU.
+    The vendor is `none` only if the PCI bus was read and has no GPU. A GPU without a driver counts as a GPU.
     """
     if tree.exists("/proc/driver/nvidia/version") or tree.exists("/dev/nvidiactl"):
         return _nvidia(tree, told)
@@ -230,7 +230,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _gpus_on_bus(tree: HostTree) -> list[str] | None:
-    """Return the bus addresses of GPUs, None if the bus cannot be read."""
+    """Return the bus addresses of GPUs, each with its vendor; None if the bus cannot be read."""
     folder = "/sys/bus/pci/devices"
     if not tree.exists(folder):
         return None
@@ -243,7 +243,7 @@ def _gpus_on_bus(tree: HostTree) -> list[str] | None:
 
 
 def _gpudirect(tree: HostTree) -> str:
-    """Return how an adapter can reach GPU memory: the peer memory module, or DMA-BUF of the open kernel module."""
+    """Return how an adapter can access GPU memory: `nvidia_peermem`, or `dma-buf` of the open kernel module."""
     if tree.exists("/sys/module/nvidia_peermem") or tree.names("/sys/kernel/mm/memory_peers"):
         return "nvidia_peermem"
     if "Open Kernel Module" in tree.text("/proc/driver/nvidia/version"):
@@ -253,7 +253,7 @@ def _gpudirect(tree: HostTree) -> str:
 
 # -- the machine --------------------------------------------------------------------------
 
-# Texts in the firmware of a provider's machine (its documentation for guests).
+# Texts in the firmware of a cloud provider's machine, from the provider's documentation for guests.
 _CLOUDS = (
     ("sys_vendor", "Amazon EC2", "aws"),
     ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77", "azure"),

@@ -1,4 +1,4 @@
-"""Decide for recorded machines, or for this node, without a run. Pure.
+"""Make the network decision without a run, for a recorded machine or for this node. Pure.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -24,7 +24,7 @@ class SeenMachine:
     """A node for which the decision is made.
 
     Attributes:
-        label: where its data come from: `recorded`, `synthesised`, `facts of a run` or `this node`.
+        label: the source of its data: `recorded`, `synthesised`, `facts of a run` or `this node`.
         addressed: see `MachineRecording`.
         cpus: CPUs that a job step may use; None in a recording, which does not contain them.
     """
@@ -44,7 +44,7 @@ def seen_in_recording(recording: MachineRecording) -> SeenMachine:
 
 
 def seen_in_facts(facts: Facts) -> SeenMachine | None:
-    """Return the machine that a node of a run reported; None in facts without network hardware."""
+    """Return the machine that a node of a run reported; None if the facts contain no network hardware."""
     if facts.fabric is None or facts.fabric.schema != FABRIC_SCHEMA:
         return None
     first = next((route.interface for route in facts.network.routes if route.interface != "lo"), "")
@@ -68,11 +68,10 @@ def explain_machine(
     """Return the decision for a job on several nodes of one kind; None if they cannot reach each other.
 
     Args:
-        machine: one node.
-            A recording without CPUs stands for a node with eight for each GPU.
+        machine: one node. If its number of CPUs is not known, eight CPUs for each GPU are assumed.
         nodes: how many nodes of this kind the job has.
         backend: backend of torch.distributed.
-        settings: variables that are given, with their origins.
+        settings: the given variables, with their origins.
         values: more facts, for example the image's `libs.nccl.version`.
         container: whether the ranks run in a SIF.
     """
@@ -95,7 +94,7 @@ def explain_machine(
 def _manifest(
     nodes: int, backend: Backend, gpus: int, nproc: int, settings: tuple[Setting, ...], *, container: bool
 ) -> Manifest:
-    """Return the manifest of a run that has only its number of nodes and ranks."""
+    """Return the manifest of an imagined run, in which only the values for the decision are set."""
     return Manifest(
         schema=SCHEMA, run="explain", run_folder="", cluster="slurm", nodes=nodes, nproc_per_node=nproc,
         gpus_per_node=gpus, cpus_per_task=0, backend=backend,

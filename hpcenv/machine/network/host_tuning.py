@@ -1,7 +1,7 @@
-"""Files of the host that tune NCCL. A container does not see them, so their variables are imported.
+"""Read files of the host that tune NCCL. A container does not see these files, so hpcenv imports their variables.
 
-Runs on: COMPUTE NODE. Standard library only. Nothing is executed: of a vendor's script, only literal assignments
-are read, and the number of other lines that set something is recorded.
+Runs on: COMPUTE NODE. Standard library only. Nothing is executed. In a vendor's script, only literal assignments
+are read. The number of other lines that set a variable is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ NCCL_CONF = "/etc/nccl.conf"
 # Scripts in a provider's image, which must be sourced before a job (GoogleCloudPlatform/cluster-toolkit).
 _SCRIPTS = ("/usr/local/gib/scripts/set_nccl_env.sh", "/var/lib/tcpxo/lib64/nccl-env-profile.sh")
 
-# Topologies that virtual machines hide. NCCL reads the first one by itself (topo.cc, 2.30).
+# Files with the topology of the machine, which virtual machines hide. NCCL reads the first file by itself (topo.cc,
+# 2.30).
 DEFAULT_TOPOLOGY = "/var/run/nvidia-topologyd/virtualTopology.xml"
 _MICROSOFT = "/opt/microsoft"
 
@@ -30,10 +31,10 @@ _EXPORT = re.compile(r"\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=(\S*)\s*(?:#.*)?\Z")
 
 
 def read_tuning(tree: HostTree, environ: Mapping[str, str]) -> tuple[HostTuning, ...]:
-    """Return the existing files; the file that wins comes first.
+    """Return the existing files. If several files set a variable, the first file has priority.
 
-    NCCL reads the file that NCCL_CONF_FILE names, else `~/.nccl.conf`, and then /etc/nccl.conf; a variable that is
-    set already stays (param.cc, 2.30).
+    NCCL reads the file that NCCL_CONF_FILE names, or else `~/.nccl.conf`, and then /etc/nccl.conf. A variable that is
+    already set is not changed (param.cc, 2.30).
     """
     own = environ.get("NCCL_CONF_FILE") or (f"{environ['HOME']}/.nccl.conf" if environ.get("HOME") else "")
     found = [_settings(tree, path) for path in dict.fromkeys((own, NCCL_CONF)) if path and tree.exists(path)]
@@ -44,7 +45,7 @@ def read_tuning(tree: HostTree, environ: Mapping[str, str]) -> tuple[HostTuning,
 
 
 def _settings(tree: HostTree, path: str) -> HostTuning:
-    """Read NAME=VALUE lines as NCCL does: the first `=` separates, and a value may begin with a second `=`."""
+    """Read NAME=VALUE lines as NCCL does. The first `=` is the separator, so a value may begin with a second `=`."""
     variables, unread = [], 0
     for line in tree.text(path).splitlines():
         name, separator, value = line.partition("=")
@@ -58,7 +59,7 @@ def _settings(tree: HostTree, path: str) -> HostTuning:
 
 
 def _script(tree: HostTree, path: str) -> HostTuning:
-    """Read the literal assignments of a shell script; lines that compute or branch are counted, not guessed."""
+    """Read the literal assignments of a shell script. Assignments that are computed or conditional are only counted."""
     variables, unread, depth = [], 0, 0
     for line in tree.text(path).splitlines():
         word = line.split(maxsplit=1)[0] if line.strip() else ""

@@ -1,9 +1,10 @@
-"""Error counters of the RDMA ports: read before the ranks start and after they ended, and compared.
+"""Compare the error counters of the RDMA ports before the ranks start with those after the ranks have ended.
 
-Runs on: COMPUTE NODE. Standard library only. Every user may read these files; counters that cannot be read are named.
+Runs on: COMPUTE NODE. Standard library only. Every user may read the files of these counters. Ports whose counters
+cannot be read are named.
 
 Sources: linux, Documentation/ABI/stable/sysfs-class-infiniband; NVIDIA, Understanding mlx5 Linux Counters; aws,
-efa_verbs.c and efa counters (2026-11). Left out on purpose: counters that healthy fabrics raise, such as
+efa_verbs.c and efa counters (2026-11). Counters that also grow in healthy fabrics are left out on purpose, such as
 `out_of_sequence` (adaptive routing), `port_xmit_discards` (congestion), `port_rcv_switch_relay_errors` and
 `VL15_dropped` (multicast, management), and `req_cqe_error` (each end of a queue pair).
 """
@@ -18,7 +19,7 @@ from hpcenv.records.network import PortErrors
 from hpcenv.text import listed
 
 _FOLDER = "/sys/class/infiniband"
-# The link itself failed: one error is too many.
+# These counters mean that the link itself failed. One such error is already too many.
 _LINK = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
 # A few of these errors in some days are usual.
 _PACKETS = (
@@ -34,7 +35,8 @@ _PACKETS = (
     "unresponsive_remote_events",
 )
 _MOST_PACKETS = 100
-# Counters of the InfiniBand specification have 4, 8, 16 or 32 bits and stay at their largest value (PortCounters).
+# The largest values of counters of the InfiniBand specification, which have 4, 8, 16 or 32 bits. A counter that has
+# reached its largest value does not change any more (PortCounters).
 _FULL = (15, 255, 65535, 2**32 - 1)
 
 PortCounter = tuple[str, int, str]
@@ -46,7 +48,7 @@ class PortCounters:
 
     Attributes:
         values: (device, port, counter) -> value.
-        unread: ports whose counters could not be read: `mlx5_0:1`.
+        unread: ports whose counters could not be read, such as `mlx5_0:1`.
     """
 
     values: Mapping[PortCounter, int] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class PortCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class PortGrowth:
-    """The counters that grew between two moments, and the counters that are not known."""
+    """The counters that grew between two moments. `unknown` is a text about counters whose growth is not known."""
 
     errors: tuple[PortErrors, ...] = ()
     unknown: str = ""
@@ -113,5 +115,5 @@ def compare(before: PortCounters, after: PortCounters) -> PortGrowth:
 
 
 def in_words(errors: PortErrors) -> str:
-    """Return one growth as text."""
+    """Return as text by how much one counter grew."""
     return f"{errors.device}:{errors.port} {errors.counter} +{errors.grown}"

@@ -1,6 +1,6 @@
-"""Network facts of a node: its interfaces, its routes to the first node, a free port.
+"""Network facts of a node: its interfaces, its routes to the first node, and free ports.
 
-Runs on: COMPUTE NODE. Standard library only. judge/network/rendezvous.py decides with these facts.
+Runs on: COMPUTE NODE. Standard library only. judge/network/rendezvous.py uses these facts for its decision.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hpcenv.records.variables import is_tuning
 
 _COMMAND_SECONDS = 10.0
 
-# Ports for the smoke test: one for all nodes together, one for pairs of nodes.
+# The number of ports for the smoke test: one port for all nodes together, and one port for pairs of nodes.
 _TEST_PORTS = 2
 
 
 def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str] = (), host: str = "") -> Network:
-    """Return this node's network facts; what fails is named in `problem`, never raised.
+    """Return this node's network facts. No error is raised. Instead, `problem` says what failed.
 
     Args:
-        first_node: the node that will host the rendezvous, as Slurm calls it.
-        environ: the job's environment, searched for tuning variables.
+        first_node: Slurm's name of the node that will host the rendezvous.
+        environ: the job's environment, in which tuning variables are searched.
         others: nodes that will host the rendezvous if the nodes before them are left out.
-        host: pattern of the name by which a node is reached, with `{node}` in it; empty for the node's own name.
+        host: pattern of the host name of a node, with `{node}` in it; empty if the host name is the node's name.
     """
     interfaces = _interfaces()
     addresses, problem = _resolve(_host_of(first_node, host))
@@ -69,7 +69,7 @@ def _host_of(node: str, pattern: str) -> str:
 
 
 def _interfaces() -> tuple[Interface, ...]:
-    """Return the network interfaces with their addresses; `ip` (iproute2) lists them if it is installed."""
+    """Return the network interfaces with their addresses, from `ip` (iproute2) if it is installed."""
     ip = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
     if ip is not None:
         try:
@@ -84,7 +84,7 @@ def parse_addresses(text: str) -> tuple[Interface, ...]:
     """Return the interfaces in the output of `ip -j address show`.
 
     Raises:
-        ValueError, KeyError, TypeError: the text is not such output.
+        ValueError, KeyError, TypeError: the text is not the output of this command.
     """
     interfaces = []
     for link in json.loads(text):
@@ -121,7 +121,7 @@ def _ioctl_address(name: str) -> tuple[str, ...]:
 
 
 def _resolve(name: str) -> tuple[tuple[str, ...], str]:
-    """Return the addresses of a node's name, IPv4 first, and the error, if any."""
+    """Return the addresses of a node's name, IPv4 first, and the error. The error is empty if the name resolves."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one in DNS
@@ -132,7 +132,7 @@ def _resolve(name: str) -> tuple[tuple[str, ...], str]:
 
 
 def _slurm_address(name: str) -> str | None:
-    """Return NodeAddr from slurm.conf: on sites without DNS it is the only source."""
+    """Return NodeAddr from slurm.conf, which is the only source of addresses on sites without DNS."""
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return None
@@ -148,7 +148,7 @@ def _slurm_address(name: str) -> str | None:
 
 
 def _routes(targets: Sequence[str], interfaces: Sequence[Interface]) -> tuple[tuple[Route, ...], tuple[str, ...]]:
-    """Return a route for each address that can be reached, and the reason for each address that cannot."""
+    """Return a route for each address that has one, and the reason for each other address."""
     routes, unreached = [], []
     for target in targets:
         try:
@@ -165,7 +165,7 @@ def _routes(targets: Sequence[str], interfaces: Sequence[Interface]) -> tuple[tu
 
 
 def _source_address(target: str) -> str:
-    """Ask the kernel which address of this node it would use: a UDP connect sends nothing."""
+    """Ask the kernel which address of this node it would use. This is possible because a UDP connect sends nothing."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 9))
@@ -173,10 +173,10 @@ def _source_address(target: str) -> str:
 
 
 def _free_ports(count: int) -> tuple[int, ...]:
-    """Return ports below or above the ephemeral range on which this node can listen, at most `count`.
+    """Return at most `count` ports outside of the ephemeral range on which this node can listen.
 
-    Inside the range the kernel could hand the port to any outgoing connection between now
-    and the launch; a port fixed in advance collides when two jobs share a node
+    Inside the range, the kernel could give the port to an outgoing connection between now and the
+    launch. A port that is fixed in advance is not used, because two jobs on one node would both use it
     (pytorch#116974).
     """
     try:
@@ -189,7 +189,7 @@ def _free_ports(count: int) -> tuple[int, ...]:
 
 
 def is_free_port(port: int) -> bool:
-    """Return whether a port is free in IPv4 and, where there is IPv6, in both: torch's store listens on both."""
+    """Return whether a port is free in IPv4, and also in IPv6 if the node has IPv6. torch's store listens on both."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,7 +1,7 @@
-"""A machine as one file: everything that the detection reads on a host, without serial numbers and addresses.
+"""The recording of a machine: everything that `detect` reads on a host, without serial numbers and addresses.
 
-Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `hpcenv doctor --record` makes such a file, `hpcenv net
-explain --from` decides for it as if several such nodes ran a job.
+Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. `hpcenv doctor --record` writes a recording into a file.
+`hpcenv net explain --from` reads the file, and makes the network decision for a job on several such nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Interface, Network, Route
 from hpcenv.records.network import Fabric, GpuPlace
 
-# The files that the detection reads are never longer.
+# No file that `detect` reads is longer.
 _LONGEST = 16 * 1024
 _REMOVED = "removed"
 
@@ -27,12 +27,12 @@ class MachineRecording:
     """One kind of machine.
 
     Attributes:
-        label: `recorded` on a machine, or `synthesised` from the sources that are named.
-        sources: where a synthesised machine comes from, with dates.
-        files, links: see `node.network.tree.RecordedTree`.
+        label: `recorded` if the data were recorded on a machine, `synthesised` if they were made from sources.
+        sources: the sources of a synthesised machine, with dates.
+        files, links: see `hpcenv.machine.tree.RecordedTree`.
         gpus: what NVML reported about each GPU.
-        addressed: interfaces that have an address which other machines may reach; the one that the node's name
-            leads to comes first.
+        addressed: interfaces with an address that other machines may reach. The interface with the address of the
+            node's name is the first.
     """
 
     schema: int
@@ -50,15 +50,15 @@ class MachineRecording:
 def record(
     tree: TracedTree, *, name: str, date: str, gpus: Sequence[GpuPlace], interfaces: Sequence[Interface], first: str
 ) -> MachineRecording:
-    """Return a recording of a host. The user's own configuration of NCCL is not part of it.
+    """Return a recording of a host. The recording does not contain the user's own configuration of NCCL.
 
     Args:
-        tree: the host; the detection reads it here.
-        name: what to call the machine.
+        tree: the files of the host. `detect` reads them here.
+        name: name for the machine.
         date: the date of today.
-        gpus: what NVML reports.
-        interfaces: with their addresses, which are not recorded.
-        first: the interface that the node's name leads to; empty if that is not known.
+        gpus: what NVML reports about each GPU.
+        interfaces: the interfaces with their addresses. The addresses are not recorded.
+        first: the interface with the address of the node's name; empty if not known.
     """
     detect(tree, {}, gpus=gpus)
     addressed = addressed_of(interfaces, first=first)
@@ -77,7 +77,7 @@ def record(
 
 
 class _NumberedNames:
-    """Replaces names of interfaces that are made of a MAC address (`enx0a1b2c3d4e5f`) by numbered ones."""
+    """Replaces interface names that contain a MAC address (`enx0a1b2c3d4e5f`) by names with a number (`enx0`)."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -87,7 +87,7 @@ class _NumberedNames:
 
 
 def addressed_of(interfaces: Sequence[Interface], *, first: str) -> tuple[str, ...]:
-    """Return the interfaces that have an address which other machines may reach, `first` before the others."""
+    """Return the interfaces with an address that other machines may reach, `first` before the others."""
     found = [one.name for one in interfaces if any(_is_global(address) for address in one.addresses)]
     return tuple(sorted(found, key=lambda name: (name != first, name)))
 
@@ -97,7 +97,7 @@ def _is_global(address: str) -> bool:
 
 
 def _numbered_cliques(gpus: Sequence[GpuPlace]) -> tuple[GpuPlace, ...]:
-    """Replace the identity of an NVLink domain, which is unique in the world, by a number."""
+    """Replace the identity of each NVLink domain, which is unique worldwide, by a number."""
     numbers: dict[str, int] = {}
     for gpu in gpus:
         if gpu.clique:
@@ -105,7 +105,7 @@ def _numbered_cliques(gpus: Sequence[GpuPlace]) -> tuple[GpuPlace, ...]:
     return tuple(replace(gpu, clique=f"clique.{numbers[gpu.clique]}" if gpu.clique else "") for gpu in gpus)
 
 
-# The tags by which providers mark their machines; any other tag may be a serial number.
+# The tags with which cloud providers mark their machines. Any other tag may be a serial number.
 _KNOWN_TAGS = ("7783-7084-3265-9085-8269-3286-77", "OracleCloud.com")
 
 _ADDRESSES = (
@@ -135,12 +135,12 @@ def _cleaned(path: str, text: str) -> str:
 
 
 def fabric_of(recording: MachineRecording) -> Fabric:
-    """Return what the detection finds on the recorded machine."""
+    """Return the fabric that `detect` finds on the recorded machine."""
     return detect(RecordedTree(recording.files, recording.links), {}, gpus=recording.gpus)
 
 
 def networks_of(addressed: Sequence[str], nodes: Sequence[str]) -> dict[str, Network]:
-    """Return the network of several nodes of this kind, with invented addresses: interface K is in 10.K.0.0/16."""
+    """Return the network facts of several such nodes, with invented addresses: interface K is in 10.K.0.0/16."""
     made = {}
     for rank, node in enumerate(nodes, 1):
         own = {name: f"10.{at}.{rank >> 8}.{rank & 255}" for at, name in enumerate(addressed)}
@@ -148,7 +148,7 @@ def networks_of(addressed: Sequence[str], nodes: Sequence[str]) -> dict[str, Net
             Interface(name=name, addresses=(address,), networks=(f"10.{at}.0.0/16",))
             for at, (name, address) in enumerate(own.items())
         )
-        # The name of a node leads to its first interface only.
+        # The name of a node resolves only to the address of its first interface.
         first = addressed[:1]
         routes = tuple(Route(target="10.0.0.1", source=own[name], interface=name) for name in first)
         made[node] = Network(

@@ -21,7 +21,7 @@ _MODULES = {
     "gve": "gve",
 }
 
-# Folders in which sites and vendors install software; its lib64, lib and Debian's folder are searched, too.
+# Folders in which sites and vendors install software. In each folder, the subfolders of `_LIBS` are searched.
 _PREFIXES = ("/usr", "/usr/local", "/opt/amazon/efa", "/opt/cray/libfabric/default", "/opt/mellanox")
 _LIBS = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 _PACKAGES = {"libfabric": "libfabric", "libibverbs": "libibverbs", "libcxi": "libcxi"}
@@ -38,7 +38,7 @@ _PLUGIN_FOLDERS = (
     "/var/lib/tcpxo/lib64",
     "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
 )
-# A plugin is a few MB; the text `aws-ofi-nccl 1.18.0` is what it prints when it starts.
+# A plugin has a few MB. It contains a text such as `aws-ofi-nccl 1.18.0`, which it prints when it starts.
 _PLUGIN_BYTES = 16 * 1024 * 1024
 _OFI = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
 
@@ -67,7 +67,7 @@ def _packages(tree: HostTree) -> Iterator[FabricVersion]:
 
 
 def _cray(tree: HostTree) -> Iterator[FabricVersion]:
-    """HPE installs each libfabric in a folder that is named by its version."""
+    """Yield the versions of HPE's libfabric, whose folders are named by their versions, and of HPE's driver."""
     for name in tree.names("/opt/cray/libfabric"):
         if re.match(r"\d", name):
             yield FabricVersion(name="libfabric", version=name, path=f"/opt/cray/libfabric/{name}")

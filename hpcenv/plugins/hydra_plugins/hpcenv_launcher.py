@@ -1,8 +1,9 @@
-"""`hydra/launcher=hpcenv`: the trials of a Hydra sweep are jobs of `hpcenv.AutoExecutor`, each starts after the check.
+"""`hydra/launcher=hpcenv`: each trial of a Hydra sweep is a job of `hpcenv.AutoExecutor`, and starts after the check.
 
-Runs on: LOGIN NODE. The fields are those of hydra-submitit-launcher 1.2.0 and 1.4.0.dev9, with their defaults: a user
-changes one word. Hydra runs this file at each start of a program: hpcenv and submitit load in `launch` only. Hydra does
-so before sys.modules has the file, and a dataclass then cannot read annotations that are text (`from __future__`).
+Runs on: LOGIN NODE. The fields and defaults are those of hydra-submitit-launcher 1.2.0 and 1.4.0.dev9, so a user
+changes only one word. Hydra runs this file at each start of a program, so only `launch` imports hpcenv and submitit.
+Hydra runs the file before it is in sys.modules. At that time a dataclass cannot read annotations that are text, so this
+file does not use `from __future__ import annotations`.
 """
 
 import copy
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# submitit's AutoExecutor takes these without the name of an executor before them.
+# Parameters that submitit's AutoExecutor accepts without the prefix of an executor.
 _GENERIC = frozenset(
     ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node", "stderr_to_stdout")
 )
@@ -38,7 +39,7 @@ _HYDRAS_OWN_RESOLVERS = ("now", "hydra", "python_version")
 
 @dataclass
 class HpcenvConf:
-    """What `hydra.launcher` may have. `+hydra.launcher.NAME=` sets any other keyword of `hpcenv.submit`."""
+    """The fields of `hydra.launcher`. `+hydra.launcher.NAME=` sets any other keyword of `hpcenv.submit`."""
 
     _target_: str = "hydra_plugins.hpcenv_launcher.HpcenvLauncher"
     submitit_folder: str = "${hydra.sweep.dir}/.submitit/%j"
@@ -68,7 +69,7 @@ class HpcenvConf:
     array_parallelism: int = 256
     setup: list[str] | None = None
     srun_args: list[str] | None = None
-    # These are hpcenv's own.
+    # These fields are only in hpcenv.
     torchrun: bool = False
     cluster: str | None = None
 
@@ -77,18 +78,19 @@ ConfigStore.instance().store(group="hydra/launcher", name="hpcenv", node=HpcenvC
 
 
 class HpcenvLauncher(Launcher):
-    """Submits the trials of a sweep: as one array those that ask for the same."""
+    """Submits the trials of a sweep. Trials with the same request are one array."""
 
     def __init__(self, **_parameters: Any) -> None:
-        # `launch` reads them from the config of each trial: a config group may choose the nodes of its trials.
+        # `launch` reads the parameters from the config of each trial, because a config group may choose for example the
+        # nodes of its trials.
         super().__init__()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what Hydra gives."""
+        """Store the objects that Hydra passes."""
         self.context, self.task, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Compose the config of every trial, submit all, and wait for all."""
+        """Compose the config of every trial, submit all trials, and wait for them."""
         setup_globals()
         folder = os.path.abspath(str(self.config.hydra.sweep.dir))
         os.makedirs(folder, exist_ok=True)
@@ -101,20 +103,22 @@ class HpcenvLauncher(Launcher):
         return [_finish(job, config) for job, config in zip(jobs, configs, strict=True)]
 
     def _compose(self, overrides: list[str], number: int, folder: str) -> DictConfig:
-        """Return the config of a trial, as it is now: a later change of its files has no effect."""
+        """Return the config of a trial. It is composed now, so a later change of the config files has no effect."""
         config = self.context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.num = number
-            # A trial works in the run's own copy of the project; its outputs are where Hydra's user expects them.
+            # A trial runs in the run's own copy of the project, but its outputs go to the folder that a user of Hydra
+            # expects.
             config.hydra.sweep.dir = folder
-            # Plug-ins bring the classes of these configs, and the image may lack the plug-ins.
+            # The classes of these configs are in plug-ins that the image may lack, so plain containers are sent.
             for plugin in ("launcher", "sweeper"):
                 config.hydra[plugin] = OmegaConf.to_container(config.hydra[plugin])
         log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
         return config
 
     def _submit(self, configs: Sequence[DictConfig]) -> list["Job[str]"]:
-        # Hydra runs the files of plug-ins again when it looks for them: what was imported before is another class.
+        # This import is here, because Hydra runs the files of plug-ins again when it looks for them. An earlier import
+        # would have another class.
         from hydra_plugins.hpcenv_trial import Trial
 
         alike: dict[str, list[int]] = {}
@@ -144,19 +148,19 @@ def _executor(asked: dict[str, Any], outputs: str) -> "AutoExecutor":
 
 
 def _globals() -> tuple[str, bytes]:
-    """Return the version base, and the resolvers that the program registered, pickled by value as its functions are."""
+    """Return Hydra's version base, and the resolvers that the program registered, pickled by value."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    version.base_at_least("1.1")  # sets it where the program did not
+    version.base_at_least("1.1")  # sets the version base if the program did not
     known = BaseContainer._resolvers  # noqa: SLF001  (as Hydra itself does: core/singleton.py)
     own = {name: known[name] for name in known if not name.startswith("oc.") and name not in _HYDRAS_OWN_RESOLVERS}
     return str(version.getbase()), cloudpickle.dumps(own)
 
 
 def _findable(task: TaskFunction) -> TaskFunction:
-    """Return what has the task's name: `@hydra.main` has replaced the task there, and passes a config on to it.
+    """Return the object that a module has under the task's name. `@hydra.main` has replaced the task by a wrapper.
 
-    Another version of Python finds the task by this name.
+    A rank with another version of Python finds the task by this name.
     """
     found: Any = sys.modules.get(getattr(task, "__module__", ""))
     for part in getattr(task, "__qualname__", "?").split("."):
@@ -165,7 +169,7 @@ def _findable(task: TaskFunction) -> TaskFunction:
 
 
 def _finish(job: "Job[str]", config: DictConfig) -> JobReturn:
-    """Wait for a trial; return what rank 0 returned, or the first failure."""
+    """Wait for a trial; return the value that rank 0 returned, or the first failure."""
     from submitit.core.utils import UncompletedJobError
 
     done = JobReturn(overrides=list(config.hydra.overrides.task), task_name=str(config.hydra.job.name))
@@ -187,7 +191,7 @@ def _finish(job: "Job[str]", config: DictConfig) -> JobReturn:
 
 
 def _failure(job: "Job[str]", config: DictConfig, error: Exception) -> Exception:
-    """Return the first failure of a trial as an error, and log it: Hydra shows only that of the first failed trial."""
+    """Return the first failure of a trial as an error, and log it, because Hydra shows only the first failed trial."""
     from hpcenv.errors import Command, JobFailed
 
     job.run.wait()

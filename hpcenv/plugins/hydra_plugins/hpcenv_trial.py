@@ -1,7 +1,8 @@
 """One trial of a Hydra sweep: Hydra's own `run_job`, with the config that was composed at submission.
 
-Runs on: every rank, inside the image. Standard library, Hydra, and the copies of submitit and cloudpickle that the run
-brings; Python 3.8 to 3.14. An image may lack hpcenv: submission/function.py sends this file with the run.
+Runs on: every rank, inside the image. Python 3.8 to 3.14. It uses the standard library, Hydra, and the copies of
+submitit and cloudpickle in the run folder. Because an image may lack hpcenv, submission/function.py copies this file
+into the run folder.
 """
 
 import json
@@ -10,13 +11,13 @@ from typing import Any, Callable, Dict
 
 
 class Trial:
-    """What a job runs instead of the task function: it calls that function with its frozen config.
+    """The object that a job calls instead of the task function. It calls the task function with the composed config.
 
     Args:
-        task: the function under `@hydra.main`; hpcenv names the run by it, and copies its file.
-        config: the composed config, with `hydra`.
-        version_base: as `@hydra.main` was given.
-        resolvers: those that the program registered, pickled by value.
+        task: the function under `@hydra.main`. hpcenv names the run after it, and copies its file.
+        config: the composed config, with the node `hydra`.
+        version_base: the version base that `@hydra.main` got.
+        resolvers: the resolvers that the program registered, pickled by value.
     """
 
     def __init__(self, task: Callable[[Any], Any], config: Any, version_base: str, resolvers: bytes) -> None:
@@ -27,7 +28,10 @@ class Trial:
         self.python = sys.version_info[:2]
 
     def __call__(self) -> str:
-        """Return what the launcher needs, as JSON. An exception of the task ends the rank, as without Hydra."""
+        """Run the task, and return JSON with the values that the launcher needs.
+
+        An exception of the task ends the rank, as without Hydra.
+        """
         import submitit
         from hydra._internal.callbacks import Callbacks
         from hydra.core.utils import JobRuntime, run_job
@@ -39,11 +43,11 @@ class Trial:
         with open_dict(self.config):
             self.config.hydra.job.id = here.job_id
             if here.global_rank != 0:
-                # All ranks share one output folder: only one of them writes the config there.
+                # All ranks share one output folder, so only rank 0 writes the config into it.
                 self.config.hydra.output_subdir = None
         JobRuntime.instance().set("name", self.config.hydra.job.name)
         done = run_job(
-            # The config is composed: nothing here may read its files again.
+            # The config is already composed, so Hydra needs no loader for config files.
             hydra_context=HydraContext(config_loader=None, callbacks=Callbacks(self.config)),
             task_function=self.__wrapped__,
             config=self.config,
@@ -55,7 +59,7 @@ class Trial:
         return as_json(done.return_value, answer)
 
     def set_globals(self) -> None:
-        """Set what `@hydra.main` and the program set on the login node."""
+        """Set the version base and the resolvers, as `@hydra.main` and the program did on the login node."""
         import cloudpickle  # type: ignore[import-untyped]
         from hydra import version
         from hydra.core.utils import setup_globals
@@ -63,7 +67,7 @@ class Trial:
 
         version.setbase(self.version_base)
         setup_globals()
-        # Another version of Python imports the program by its name, which registers them again.
+        # A rank with another version of Python imports the program, and this registers the resolvers again.
         if self.python == sys.version_info[:2]:
             BaseContainer._resolvers.update(cloudpickle.loads(self.resolvers))
 
@@ -75,7 +79,7 @@ class Trial:
 
 
 def as_json(value: Any, answer: Dict[str, Any]) -> str:
-    """Return the answer with the value of the task; a value that JSON does not have becomes its text."""
+    """Return the answer with the value of the task as JSON. A value that JSON cannot represent becomes text."""
     try:
         return json.dumps({**answer, "value": value}, default=plain)
     except (TypeError, ValueError):
@@ -83,7 +87,7 @@ def as_json(value: Any, answer: Dict[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a number or an array of numpy or torch, and a config, as values of JSON; else the text of the value."""
+    """Return a value for JSON: a number or an array of numpy or torch, or a config, as plain values; else its text."""
     from omegaconf import OmegaConf
 
     if OmegaConf.is_config(value):

@@ -1,13 +1,14 @@
 """The archive of a bundle: write a zip file whose bytes depend only on its content, and read untrusted zip files.
 
-Runs on: LOGIN NODE. A zip file was chosen over a tar file (docs/decisions/0022): every computer opens it, `record.json`
-can be read without unpacking other files, and a SIF inside is stored without compression.
+Runs on: LOGIN NODE. A zip file was chosen over a tar file (docs/decisions/0022): every computer can open it,
+`record.json` can be read without unpacking other files, and a SIF in it is stored without compression.
 
-Members have fixed times and modes and stand in the order of their names, so equal content gives equal bytes. The
-last member, `SHA256SUMS`, has the sha256 of every other member; `sha256sum -c` reads it.
+Members are sorted by name and have fixed times and modes, so equal content gives equal bytes. The last member,
+`SHA256SUMS`, has the sha256 of every other file; `sha256sum -c` can read it.
 
-The reader refuses an archive before it writes anything: names that leave the folder, links out of it, members whose
-path goes through a link, equal names, unknown kinds of member, too much data. (Zip format: PKWARE APPNOTE 6.3.10.)
+Before the reader writes anything, it refuses an archive with one of these: a name or a link that leads out of the
+folder, a member whose path goes through a link, equal names, a member of unknown kind, or too much data. (Zip format:
+PKWARE APPNOTE 6.3.10.)
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ if TYPE_CHECKING:
 
 SUMS = "SHA256SUMS"
 
-# A project with its metrics has some thousand files.
+# This limit is high: a project with its metrics has some thousand files.
 MOST_FILES = 200_000
-# The directory of a zip file is read as a whole: it has some 100 bytes for each member.
+# The directory of a zip file is read as a whole. It has some 100 bytes for each member.
 _LONGEST_DIRECTORY = 128 << 20
 LONGEST_SUMS = 64 << 20
 _LONGEST_PART = 255
 _LONGEST_NAME = 2048
 _LONGEST_LINK = 1024
-# Deflate makes 1 byte of at most 1032 (zlib, "Maximum Compression Factor"). Metrics reach about 20.
+# Deflate can compress at most 1032 bytes into 1 (zlib, "Maximum Compression Factor"). Metrics reach a ratio of about
+# 20.
 _MOST_RATIO = 200
 # Below this size the ratio does not matter.
 _SMALL = 1 << 30
@@ -62,7 +64,7 @@ OnStep = Callable[[int], None]
 
 
 def counted(on_event: OnEvent, phase: Phase, what: str, total: int) -> OnStep:
-    """Return a step that reports how many of `total` bytes are done."""
+    """Return a function for `step` that reports how many of `total` bytes are done."""
     done = 0
 
     def step(count: int) -> None:
@@ -82,11 +84,11 @@ class BundleMember:
     """One file or link of an archive.
 
     Attributes:
-        name: relative to the archive's folder, with `/`.
-        source: the file on disk, or the content.
+        name: path relative to the archive's folder, with `/`.
+        source: the file on disk, or the content itself.
         link: target of a symbolic link; empty for a file.
-        executable: whether it is a program.
-        compressed: false for content that cannot be compressed, for example a SIF.
+        executable: whether the file is a program.
+        compressed: whether the archive compresses the file. False if this has no use, for example for a SIF.
     """
 
     name: str
@@ -100,11 +102,11 @@ class BundleMember:
 
 
 def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *, step: OnStep = _ignored) -> str:
-    """Write an archive aside and rename it.
+    """Write an archive under a temporary name and rename it.
 
     Args:
-        target: the file; it must not exist.
-        folder: name of the one folder in the archive.
+        target: path of the archive; no file with this path may exist.
+        folder: name of the folder in the archive that contains all members.
         members: the members, with different names and in any order.
         step: called with the number of bytes that were read.
 
@@ -138,11 +140,11 @@ def write_archive(target: Path, folder: str, members: Iterable[BundleMember], *,
 
 
 def _give_name(aside: str, target: Path) -> None:
-    """Give a file its name, if no other file has this name.
+    """Rename a file to its final name, if no other file has this name.
 
     Raises:
         FileExistsError: another file has the name.
-        OSError: the name cannot be given.
+        OSError: the file cannot be renamed.
     """
     try:
         os.link(aside, target)
@@ -193,10 +195,10 @@ def _add(archive: zipfile.ZipFile, folder: str, member: BundleMember, step: OnSt
 
 
 def parse_sums(text: str) -> dict[str, str]:
-    """Return the sha256 of each file that a SHA256SUMS names.
+    """Return the sha256 of each file that a file SHA256SUMS names.
 
     Raises:
-        ValueError: a line is not a checksum; the message has the line.
+        ValueError: a line is not a checksum; the message contains the line.
     """
     sums = {}
     for line in text.splitlines():
@@ -211,11 +213,11 @@ class Archive:
     """An archive that is open for reading. All names in it were checked.
 
     Attributes:
-        path: the file.
-        folder: the one folder in it.
+        path: path of the archive.
+        folder: name of the folder in the archive that contains all members.
         sums: name of a file -> its sha256, according to the archive.
         links: name of a symbolic link -> its target.
-        size: bytes of all files, unpacked.
+        size: bytes of all unpacked files together.
     """
 
     def __init__(self, path: Path) -> None:
@@ -223,7 +225,7 @@ class Archive:
 
         Raises:
             FileUnusable: the file cannot be read.
-            BundleInvalid: it is not a bundle's archive, or it is not safe to unpack.
+            BundleInvalid: the file is not the archive of a bundle, or is not safe to unpack.
         """
         self.path = path
         try:
@@ -314,7 +316,7 @@ class Archive:
             raise self._invalid(f"{both[0]!r} is a file or a link, and a folder")
 
     def _require_bounded(self) -> None:
-        """Refuse more data than the archive can honestly hold, and members that share bytes."""
+        """Refuse an archive with more data than its size makes plausible, or with members that share bytes."""
         infos = sorted(self._infos.values(), key=lambda info: info.header_offset)
         size = os.fstat(self._file.fileno()).st_size
         for before, after in zip(infos, [*infos[1:], None], strict=True):
@@ -335,7 +337,7 @@ class Archive:
             raise self._invalid(f"the target of the link {name!r} is too long")
         target = os.fsdecode(self._zip.read(self._infos[name]))
         inside = os.path.normpath(os.path.join(os.path.dirname(name) or ".", target))
-        # `..` after a name could lead to an unexpected folder, if the name is a link.
+        # `..` after the name of a link could lead to an unexpected folder.
         parts = [part for part in target.split("/") if part not in ("", ".")]
         climbs_late = ".." in parts[next((n for n, part in enumerate(parts) if part != ".."), len(parts)) :]
         if not parts or "\0" in target or target.startswith("/") or inside.split("/")[0] == ".." or climbs_late:
@@ -343,7 +345,7 @@ class Archive:
         return target
 
     def _require_single_links(self) -> None:
-        """Refuse a link whose path goes through another link: together they could leave the folder."""
+        """Refuse a link whose path goes through another link, because both together could lead out of the folder."""
         for name, target in self.links.items():
             inside = PurePosixPath(os.path.normpath(os.path.join(os.path.dirname(name) or ".", target)))
             over = next((str(path) for path in (inside, *inside.parents) if str(path) in self.links), None)
@@ -366,13 +368,13 @@ class Archive:
     # content
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Return a file's content. Its checksum is compared, except for SHA256SUMS itself.
+        """Return the content of a file. The checksum is compared for every file but SHA256SUMS itself.
 
         Args:
             most: the most bytes that the file may have.
 
         Raises:
-            BundleInvalid: there is no such file, or it is too large, or it does not have its checksum.
+            BundleInvalid: there is no such file, the file is too large, or its checksum is wrong.
         """
         info = self._infos.get(name)
         if info is None or name in self.links:
@@ -382,10 +384,10 @@ class Archive:
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file; at its end the checksum is compared.
+        """Yield the content of a file, and compare the checksum after the last part.
 
         Raises:
-            BundleInvalid: the file cannot be read, or does not have its checksum.
+            BundleInvalid: the file cannot be read, or its checksum is wrong.
         """
         digest = hashlib.sha256()
         try:
@@ -403,25 +405,25 @@ class Archive:
             raise self._invalid(f"{name!r} was changed: its sha256 is not the one in {SUMS}")
 
     def verify(self, *, step: OnStep = _ignored) -> None:
-        """Read everything and compare the checksums.
+        """Read all files and compare their checksums.
 
         Raises:
-            BundleInvalid: a file does not have its checksum.
+            BundleInvalid: the checksum of a file is wrong.
         """
         for name in sorted(self.sums):
             for chunk in self.chunks(name):
                 step(len(chunk))
 
     def unpack(self, target: Path, *, step: OnStep = _ignored) -> None:
-        """Write all members into a new folder, under a temporary name that is changed at the end.
+        """Write all members into a new folder with a temporary name, and rename the folder at the end.
 
         Args:
-            target: the folder; it must not exist.
+            target: path of the new folder; nothing with this path may exist.
 
         Raises:
             WouldOverwrite: `target` exists.
             FileUnusable: the folder cannot be written, or there is not enough space.
-            BundleInvalid: a file does not have its checksum. The folder is not made then.
+            BundleInvalid: the checksum of a file is wrong. `target` is then not made.
         """
         if os.path.lexists(target):
             raise WouldOverwrite(f"`{target}` exists", hint="name another folder")
@@ -450,7 +452,7 @@ class Archive:
 
         Raises:
             FileUnusable: the files cannot be written.
-            BundleInvalid: a file does not have its checksum.
+            BundleInvalid: the checksum of a file is wrong.
         """
         try:
             self._write_files(folder, names, _ignored)

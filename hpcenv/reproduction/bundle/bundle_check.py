@@ -1,7 +1,7 @@
 """Verify a bundle: check its checksums, and that the lockfile, the code and the image in it belong together.
 
-Runs on: LOGIN NODE, or any computer: it needs no Slurm, no container runtime and no GPU. No code in the bundle is
-executed.
+Runs on: LOGIN NODE, or any computer. The check needs no Slurm, no container runtime and no GPU. It does not execute
+code from the bundle.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, kw_only=True)
 class BundleCheck:
-    """One thing that was checked.
+    """The check of one part of a bundle.
 
     Attributes:
         name: a short name for the check.
-        result: the result; `absent` if the bundle does not have the part. Then nothing was compared, and nothing is
-            wrong.
-        detail: which two things were compared.
+        result: the result. `absent` means that the bundle does not have this part, so nothing was compared. This is no
+            error.
+        detail: a sentence about what was compared.
     """
 
     name: str
@@ -54,11 +54,11 @@ class BundleCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBundle:
-    """What the files of a bundle say about it. They do not say who made it; a signature of `ssh-keygen -Y sign` does.
+    """What the files of a bundle prove. They do not prove who made it; a signature with `ssh-keygen -Y sign` does.
 
     Attributes:
         checks: the checks, in the order in which they were made.
-        left_out: files that are not in the bundle according to the bundle itself, with the reason.
+        left_out: path -> why, for files that the bundle names as left out.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class VerifiedBundle:
 
     @property
     def result(self) -> Result:
-        """The worst result of all checks. A part that the bundle does not have does not count."""
+        """The worst result of all checks. The result `absent` does not count."""
         results = {check.result for check in self.checks}
         return "mismatch" if "mismatch" in results else "unknown" if "unknown" in results else "match"
 
@@ -79,7 +79,7 @@ def verify_bundle(path: Path, *, on_event: OnEvent = ignore) -> VerifiedBundle:
 
     Raises:
         FileUnusable: the file cannot be read.
-        BundleInvalid: it is not a bundle, or a file in it does not have its checksum.
+        BundleInvalid: the file is not a bundle, or the checksum of a file in it is wrong.
     """
     with Archive(path) as archive:
         archive.verify(step=counted(on_event, "verify", path.name, archive.size))
@@ -160,7 +160,7 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
 
 
 def _same_record(archive: Archive, about: About) -> Iterator[BundleCheck]:
-    """Yield whether record.json, and the files that repeat its values, agree with the other files."""
+    """Yield the checks whether record.json, and the files that repeat its values, agree with the other files."""
     again = record_again(archive, [IMAGE, RECORD])
     if isinstance(again, str):
         yield BundleCheck(name="record", result="unknown", detail=f"it cannot be made again: {again}")

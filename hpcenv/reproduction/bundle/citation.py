@@ -9,10 +9,11 @@ from hpcenv.reproduction.run_record import RunRecord
 
 
 def citation(record: RunRecord, authors: tuple[str, ...]) -> str:
-    """Return the file's text. YAML accepts JSON strings, so every value is written as a JSON string.
+    """Return the text of the file. Every value is written as a JSON string, because YAML accepts JSON strings.
 
     Args:
-        authors: `Family, Given`, or a name that is not divided; without authors, a line says what to fill in.
+        authors: each as `Family, Given`, or as one name without a comma. Without authors, the file has a line to fill
+            in.
     """
     names = authors or ("(name the authors)",)
     fingerprint = "" if record.lock is None else f", environment {record.lock.fingerprint}"

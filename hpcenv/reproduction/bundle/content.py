@@ -1,11 +1,12 @@
 """Collect the parts of a run for its bundle: records, measured values and the copy of the code, without credentials.
 
-Runs on: LOGIN NODE. An unpacked bundle has the file names of a run folder, so all commands that read run folders can
-read it: `hpcenv compare`, `report`, `reproduce`.
+Runs on: LOGIN NODE. An unpacked bundle has the file names of a run folder, so `hpcenv compare`, `report` and
+`reproduce` can read it.
 
-Not in a bundle: hpcenv's own code, samples (use.json says what they show), job scripts' output (unless asked for),
-checkpoints, homes of the ranks, secrets. A file of the code is left out if git ignores it or if it looks like a
-credential, unless git tracks it or `--include` names it.
+These are not in a bundle: hpcenv's own code, samples (use.json has a summary of them), the output of the job (but
+`--with-log` adds it), checkpoints, homes of the ranks, and secrets. Files of the code that git tracks or that
+`--include` names are in the bundle. Another file of the code is left out if git ignores it, or if it looks like a
+credential.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hpcenv.reproduction.bundle.archive import BundleMember
 from hpcenv.runs.use import report_use
 from hpcenv.submission import credentials
 
-# A shorter value may be in files by chance.
+# Shorter values are not searched, because they may be in files by chance.
 _SHORTEST_CREDENTIAL = 8
 _LONGEST_RECORD = 64 << 20
 
@@ -59,7 +60,7 @@ def collect(run: RunFolder, *, log: bool = False) -> Content:
 
     Args:
         run: the run folder.
-        log: whether job.log is included. It may contain anything that the script prints: names of users, paths,
+        log: whether job.log is included. The log may contain anything that the script prints: names of users, paths,
             credentials.
 
     Raises:
@@ -112,7 +113,7 @@ def _records(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _Lef
 
 
 def _of_attempt(run: RunFolder, prefix: str) -> Iterator[BundleMember | _LeftOut]:
-    """Yield the records of one attempt: those of the newest lie in the run folder itself."""
+    """Yield the records of one attempt. The records of the newest attempt are in the run folder itself."""
     for path in (run.verdict, run.started, run.finished):
         if _is_regular(path):
             yield BundleMember(name=f"{prefix}{path.name}", source=path)
@@ -176,10 +177,10 @@ def _clean_facts(facts: Facts) -> Facts:
 
 
 def _refuse_credentials(members: list[BundleMember], manifest: Manifest) -> None:
-    """Refuse a bundle with a file that holds the value of a credential of this run.
+    """Refuse a bundle with a file that contains the value of a credential of this run.
 
     Raises:
-        UsageError: it names the file and the variable, never the value.
+        UsageError: a file contains such a value. The message names file and variable, but never the value.
     """
     values = {
         setting.value.encode(): setting.name
@@ -203,7 +204,7 @@ def _refuse_credentials(members: list[BundleMember], manifest: Manifest) -> None
 
 
 def _code(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _LeftOut]:
-    """Yield the copy of the code as it was at submission; what the run changed in it is left out and named."""
+    """Yield the files of the code's copy as they were at submission. Files that changed later are named as left out."""
     source = manifest.source
     if source is None:
         return
@@ -226,7 +227,7 @@ def _code(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _LeftOu
 
 
 def _private_in_diff(members: Sequence[BundleMember], run: RunFolder, left_out: Collection[str]) -> str | None:
-    """Return a file that is left out, a new script, whose content is in the difference from the commit."""
+    """Return a file that is left out, but whose content is in the difference from the commit (a new script)."""
     if not any(member.name == run.source_diff.name for member in members):
         return None
     diff = read_file(run.source_diff, most=_LONGEST_RECORD)
@@ -240,10 +241,10 @@ _LINKED: dict[Untracked, str] = {
 
 
 def _private(listing: Listing, path: str, place: Path) -> str:
-    """Return why a copied file must not be published; empty if it may be.
+    """Return why a copied file must not be published; empty if it may be published.
 
-    Files that git tracks and files that `--include` names may be published. For other files, name and content decide,
-    and also for all files of a run whose listing does not say what git tracks.
+    Files that git tracks and files that `--include` names may be published. For other files, name and content decide.
+    If the listing of the run does not say what git tracks, they decide for all files.
     """
     if listing.untracked is not None and listing.untracked.get(path, "include") == "include":
         return ""

@@ -1,8 +1,8 @@
 """Use the SIF in a bundle as the image of a reproduction. Runs on: LOGIN NODE.
 
-The SIF is never put into the project's store. There, the name of a SIF is the digest of the image that it was made
-from, which was computed from the layers. For the SIF in a bundle, only the authors state this digest, so it is put into
-a folder of this project. Its sha256 must be the locked sha256, and every node compares it.
+The SIF is never put into the project's store. In the store, the name of a SIF is the digest of its image, which hpcenv
+computed from the layers. For the SIF in a bundle, only the authors state this digest. So the SIF is put into a separate
+folder of this project. Its sha256 must be the locked sha256, and every node compares it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_bundled(run: Path) -> Path | None:
 def use_bundled(
     workspace: Workspace, container: ContainerTable, sif: Path, *, on_bytes: Callable[[int], None] | None = None
 ) -> Workspace:
-    """Put the SIF of a bundle where a submission finds it; return the workspace that finds it.
+    """Put the SIF of a bundle into a folder of the project. Return a workspace that finds the SIF there.
 
     Args:
         workspace: the project from which the run is repeated.
@@ -48,7 +48,7 @@ def use_bundled(
     Raises:
         ImageMismatch: the file is not the locked SIF.
         UsageError: the path of the SIF in the lockfile is outside of the project.
-        FileUnusable: the file cannot be read, or not be put there.
+        FileUnusable: the file cannot be read, or cannot be written into the project.
     """
     found = file_sha256(sif, on_bytes)
     if found != container.sif.sha256:
@@ -67,7 +67,7 @@ def use_bundled(
 
 
 def _inside(workspace: Workspace, place: Path) -> Path:
-    """Refuse a path that leads out of the project: the authors of a lockfile do not choose where files are written."""
+    """Refuse a path that leads out of the project: a lockfile must not decide where on this machine hpcenv writes."""
     if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(workspace.root)):
         raise UsageError(
             f"the lockfile names the SIF `{place}`, which is not in the project",
@@ -78,7 +78,7 @@ def _inside(workspace: Workspace, place: Path) -> Path:
 
 
 def _put(sif: Path, place: Path) -> None:
-    """Link a SIF to a second name, or copy it to another file system. If an equal file exists there, it stays."""
+    """Make a hard link to a SIF at `place`. On another file system, copy it. A file that exists there is kept."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):

@@ -38,7 +38,7 @@ class About:
     """A description of a bundle (`bundle.json`).
 
     Attributes:
-        made_by: the version of hpcenv that made it.
+        made_by: the version of hpcenv that made the bundle.
         fingerprint: the lockfile's fingerprint.
         image: name of the SIF in the bundle; empty without a SIF.
         left_out: path in the run folder -> why the file is left out.
@@ -57,9 +57,9 @@ class MadeBundle(Shown):
     """A bundle that was written.
 
     Attributes:
-        sha256: the file's sha256.
-        size: in bytes.
-        files: how many members it has.
+        sha256: the sha256 of the bundle file.
+        size: size of the file in bytes.
+        files: the number of files and links in the bundle.
         left_out: path in the run folder -> why the file is left out.
         notes: what to check before the bundle is published.
     """
@@ -83,20 +83,20 @@ def bundle(
     runs_dir: str | None = None,
     on_event: OnEvent = ignore,
 ) -> MadeBundle:
-    """Make one archive of a run: lockfile, code, command, records and measured values: `hpcenv bundle`.
+    """Make one archive of a run with its lockfile, code, command, records and measured values: `hpcenv bundle`.
 
     Args:
         run: a run folder, name or job id.
         output: the file to write; None for NAME.hpcenv.zip in `project`.
         with_sif: the SIF to include; it must be the locked SIF.
-        with_log: whether job.log is included; read the log before.
-        author: names for CITATION.cff, `Family, Given`.
-        project: a folder of the project, in which runs are searched.
-        runs_dir: folder of runs, if not the project's.
-        on_event: gets the progress.
+        with_log: whether job.log is included. Read the log first, because it may contain credentials.
+        author: names for CITATION.cff, each as `Family, Given`.
+        project: a folder of the project whose runs are searched.
+        runs_dir: folder of runs; None for the project's folder of runs.
+        on_event: function that gets the progress.
 
     Raises:
-        RunNotFound: no run has that name.
+        RunNotFound: there is no run with this name.
         UsageError: `run` is a sweep, or a file contains the value of a credential.
         HpcenvError: as for `make`.
     """
@@ -124,11 +124,11 @@ def make(
 
     Args:
         folder: the run folder.
-        target: the file to write; it must not exist.
+        target: the file to write; no file with this path may exist.
         sif: the SIF to include; its sha256 must be the locked sha256.
         log: whether job.log is included.
-        authors: names for CITATION.cff, `Family, Given` or a name as it is.
-        on_event: gets the progress.
+        authors: names for CITATION.cff, each as `Family, Given` or in another form.
+        on_event: function that gets the progress.
 
     Raises:
         RecordInvalid: the records of the run cannot be read.
@@ -175,12 +175,12 @@ def _notes(record: RunRecord) -> tuple[str, ...]:
 
 
 def _folder_name(run: str) -> str:
-    """Return the folder's name in the archive. It does not depend on the file's name: equal runs give equal bytes."""
+    """Return the name of the folder in the archive. It does not depend on the archive's name, so bytes stay equal."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", run).lstrip(".-")[:100] or "run"
 
 
 def _without_overlay(content: Content, run: RunFolder) -> Content:
-    """Add to `left_out` that the overlay is not included: the lockfile has only its digest."""
+    """Add to `left_out` that the overlay is not included, because the lockfile has only its digest."""
     container = read_lockfile(run.lockfile).container
     if container is None or container.overlay is None:
         return content

@@ -1,7 +1,7 @@
 """Check that record.json in a bundle, and its values in README.md and CITATION.cff, agree with the other files.
 
-Runs on: LOGIN NODE. The record is made again from the records and measured values in the bundle, in a folder that is
-removed again. Values are compared, but not text: reasons, notes, and the words around the values.
+Runs on: LOGIN NODE. The record is made again from the other records and measured values in the bundle, in a temporary
+folder. Only values are compared. Text (reasons, notes, and the words around the values) is not compared.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hpcenv.reproduction.bundle import citation
 from hpcenv.reproduction.bundle.archive import Archive
 from hpcenv.reproduction.run_record import RunRecord, read_record
 
-# Keys with text, or with facts about hpcenv itself.
+# Keys that are not compared: they have text, or facts about hpcenv itself.
 _TEXT = frozenset(("notes", "recorded_with", "source", "unknown", "schema"))
-# The keys of these tables are names from the run. A key of a record that is missing elsewhere comes from an older
-# hpcenv.
+# The keys of these tables are names from the run, so a missing key is a difference. In other tables, a key can be
+# missing because an older hpcenv wrote the record.
 _NAMED = frozenset(("environment", "determinism", "values"))
 _LONGEST_TEXT = 1 << 20
 
@@ -45,7 +45,7 @@ def record_again(archive: Archive, without: Iterable[str]) -> RunRecord | str:
 def differences(text: bytes, again: RunRecord) -> tuple[tuple[str, ...], int]:
     """Return where record.json differs from the record that was made again, and how many metrics cannot be made again.
 
-    Metrics from files of the training cannot be made again: a bundle does not have these files.
+    Metrics from files of the training cannot be made again, because a bundle does not have these files.
     """
     made = json.loads(encode_record(again))
     try:

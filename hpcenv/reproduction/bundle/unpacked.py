@@ -1,8 +1,8 @@
 """Unpack a bundle into a folder, or use the folder of an earlier call. Runs on: LOGIN NODE.
 
-`hpcenv reproduce FILE` is typed more than once: rung 0, then rung 2, then with other options. The second call uses the
-folder of the first call if the folder still has exactly the files of the bundle: an additional file could be read as a
-record.
+Users call `hpcenv reproduce FILE` more than once: for rung 0, for rung 2, and with other options. The second call uses
+the folder of the first call if this folder still has exactly the files of the bundle. An additional file is refused,
+because it could be read as a record.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NAMED = 3
 
 
 def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
-    """Unpack a bundle below `start`, once; return its folder and a note.
+    """Unpack a bundle below `start`, if this was not done before. Return its folder and a note.
 
-    A target that is not an archive is returned unchanged, with an empty note. A folder that somebody unpacked is
-    compared with its own SHA256SUMS.
+    A target that is not an archive is returned unchanged, with an empty note. If the target is an unpacked bundle, its
+    files are compared with its SHA256SUMS.
 
     Raises:
-        BundleInvalid: the bundle is not valid, was changed, or would write outside its folder; then nothing is written.
+        BundleInvalid: the bundle is not valid, was changed, or would write outside of its folder. Nothing is written.
         FileUnusable: a file in the folder cannot be read.
         WouldOverwrite: the folder exists and does not have the files of this bundle.
     """
@@ -47,17 +47,17 @@ def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[s
 
 
 def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
-    """Unpack a bundle, unless the folder holds it already; return whether anything was written.
+    """Unpack a bundle if the folder does not contain it already. Return whether anything was written.
 
     Args:
         archive: an open bundle.
-        folder: a new folder, or a folder from an earlier call, whose files are compared.
+        folder: a new folder, or the folder of an earlier call. The files of an existing folder are compared.
         step: called with the number of bytes that were written.
 
     Raises:
         WouldOverwrite: the folder exists and has different files; nothing is written.
         FileUnusable: the folder cannot be written or read.
-        BundleInvalid: a file of the bundle does not have its checksum. Nothing is kept then.
+        BundleInvalid: the checksum of a file in the bundle is wrong. No unpacked file is kept.
     """
     if not os.path.lexists(folder):
         archive.unpack(folder, step=step)
@@ -75,7 +75,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
 
 def _require_as_summed(folder: Path) -> None:
-    """Refuse a folder if the sha256 of a file is not the one in its SHA256SUMS."""
+    """Refuse a folder if the sha256 of a file differs from its entry in SHA256SUMS."""
     try:
         sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
         changed = [name for name, digest in sums.items() if not _is_inside(name) or _sum_of(folder / name) != digest]
@@ -118,6 +118,6 @@ def _differences(archive: Archive, folder: Path) -> Iterator[str]:
 
 
 def _contents(archive: Archive) -> dict[str, str]:
-    """Return for each member what a listing has: the sha256, or the target of a link."""
+    """Return the content of each member in the form of a listing: the sha256, or the target of a link."""
     sums = hashlib.sha256(archive.read(SUMS, most=LONGEST_SUMS)).hexdigest()
     return {**archive.sums, **{name: LINK + target for name, target in archive.links.items()}, SUMS: sums}

@@ -1,9 +1,9 @@
-"""Tell the cause of a failure from its consequences. Pure. Runs on: LOGIN NODE.
+"""Separate the cause of a failure from its consequences. Pure. Runs on: LOGIN NODE.
 
-After the first failure, nearly every rank writes something. What a pattern of kind `cascade` finds is never the cause.
-Of the rest, the lines of the rank that failed first come first, then the order in the log decides. A line of kind
-`maybe` is the cause only if no line of kind `root` is found. A line after which its rank continued is the cause only if
-nothing else is found in a run that failed.
+After the first failure, nearly every rank writes something. A line that matches a pattern of kind `cascade` is never
+the cause. Among the other lines, those of the rank that failed first have priority, then the order in the log decides.
+A line of kind `maybe` is the cause only if no line of kind `root` is found. If the rank continued after a line, this
+line is the cause only if nothing else is found, and the run has failed.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound
 
 # The row that any exception matches.
 ANY_EXCEPTION = "python-exception"
-# Consequences that only a failed run has.
+# Patterns that occur only in a run that failed.
 _FAILED = frozenset(
     {FIRST_FAILURE, "torchrun-child-failed", "torchrun-exit-code", "slurm-task-exit", "slurm-task-killed-by-peer"}
 )
-# The last step of a job writes this if the time limit has ended it: a node hung before.
+# The last step of a job writes this if the time limit ended the job while a node hung.
 _HUNG = "node-no-facts"
 # HUP, INT, USR1, USR2 and TERM, in the forms of a shell and of torchrun.
 _ASKED_TO_END = re.compile(r"exit code (129|130|138|140|143)\b|exitcode: -(1|2|10|12|15)\b")
 # This many ordinary lines between two failures mean that the program handled the first failure.
 _SOME = 3
-# A message and its parts stand within this many lines of one rank.
+# The parts of one message are within this many lines.
 _ONE_MESSAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A pattern in one log.
+    """A pattern that was found in one log.
 
     Attributes:
-        file: number of the log, in the order in which they were given.
-        rank, node: where it happened, as far as the line, the log or the records say.
-        moment: sort key of its time, with the clock of the node corrected; None if it is unknown.
+        file: number of the log, in the order in which the logs were given.
+        rank, node: where the line was written, as far as the line, the log or the records say it.
+        moment: time of the line as a sort key, corrected for the clock of the node; None if the time is unknown.
     """
 
     file: int
@@ -54,12 +54,12 @@ class Seen:
 
     @property
     def kind(self) -> PatternKind:
-        """The kind of this finding; if the rank or the job continued after it, they survived it."""
+        """The kind of this finding. `root` becomes `maybe` if the rank or the job continued after it."""
         return "maybe" if self.found.went_on and self.pattern.kind == "root" else self.pattern.kind
 
 
 def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool = False) -> tuple[Seen, ...]:
-    """Return the possible causes, the most likely one first; empty if only consequences or nothing were found.
+    """Return the possible causes, the most likely cause first; empty if nothing, or only consequences, were found.
 
     Args:
         seen: everything that was found.
@@ -95,20 +95,20 @@ def _likelihood(seen: Sequence[Seen], one: Seen) -> int:
 
 
 def _outlived(one: Seen, other: Seen) -> bool:
-    """Whether the writer of both findings wrote ordinary lines between them: then the later finding ended it."""
+    """Whether both findings have the same writer, which wrote ordinary lines between them and so survived the first."""
     same = (one.file, one.rank, one.found.task) == (other.file, other.rank, other.found.task)
     return same and one.found.line < other.found.line and one.found.after - other.found.after >= _SOME
 
 
 def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
-    """Whether a rank of the job wrote something before: then its torchrun had started, and lost its peer later."""
+    """Whether a rank of the job wrote a line before. Then torchrun had started its ranks, and lost its peer later."""
     return any(
         other.rank is not None and other.file == one.file and other.found.line < one.found.line for other in seen
     )
 
 
 def _failed_before(seen: Sequence[Seen], one: Seen) -> bool:
-    """Whether the log reports before this line a failure that no request to end explains."""
+    """Whether the log reports a failure before this line, and a request to end does not explain that failure."""
     before = [other for other in seen if other.file == one.file and other.found.line < one.found.line]
     return any(other.pattern.id == _HUNG and other.file == one.file for other in seen) or any(
         not other.found.went_on
@@ -121,7 +121,7 @@ def _failed_before(seen: Sequence[Seen], one: Seen) -> bool:
 
 
 def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:
-    """Whether another pattern has more details of the same exception."""
+    """Whether another pattern says more about the same exception."""
     return one.pattern.id == ANY_EXCEPTION and any(
         other.pattern.id != ANY_EXCEPTION
         and (other.file, other.rank) == (one.file, one.rank)
@@ -132,7 +132,7 @@ def _is_explained(one: Seen, causes: Sequence[Seen]) -> bool:
 
 
 def _sorted(seen: Sequence[Seen]) -> list[Seen]:
-    """Return the earliest finding first: within one log by line, between logs by time if all have a time."""
+    """Sort findings, the earliest first: by line within one log, and by time between logs if all have a time."""
     if len({one.file for one in seen}) > 1 and all(one.moment is not None for one in seen):
         return sorted(seen, key=lambda one: (one.moment or 0.0, one.file, one.found.line))
     return sorted(seen, key=lambda one: (one.file, one.found.line))

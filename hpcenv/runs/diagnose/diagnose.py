@@ -32,21 +32,21 @@ from hpcenv.text import Shown, visible
 
 DiagnosisOutcome = Literal["cause", "consequences", "no-known-pattern", "no-failure"]
 
-# Limits: number of further findings in the list, and characters of a quoted line.
+# Limits: the number of other findings that are listed, and the number of characters of a quoted line.
 _MOST_OTHERS = 12
 _LONGEST_TEXT = 300
-# Ranks of one finding that are listed.
+# The largest number of ranks that are listed for one finding.
 _MOST_RANKS = 64
 _MOST_PEERS = 3
-# Error counters of one node that are listed.
+# The largest number of error counters that are listed for one node.
 _MOST_COUNTERS = 8
-# Replaces the name of a log if the records of a run are the source.
+# Used instead of the name of a log if the records of a run are the source of a finding.
 _RECORDS = "the records of the run"
 
-# Bytes at the end of each log that `wait` and `report` read: they answer at once, `diagnose` reads all.
+# Bytes at the end of each log that `wait` and `report` read, because they answer at once. `diagnose` reads whole logs.
 AT_END = 8 * 1024 * 1024
 
-# Causes that the records of a run show for certain -> the rows of the table with their fixes.
+# A cause that the records of a run show for certain -> ids of the patterns that contain its fix.
 _BY_RECORDS: dict[FailureKind, tuple[str, ...]] = {
     "time-limit": ("slurm-time-limit",),
     "preemption": ("slurm-preempted",),
@@ -75,14 +75,17 @@ class Evidence:
     """A known pattern in the logs. Texts have no control characters.
 
     Attributes:
-        pattern, owner, cause, fix, source, retrieved: values of its row in the table.
+        pattern, owner, cause, fix, source, retrieved: the values of the pattern's row in patterns.toml.
         kind: `root`, `maybe` or `cascade`.
-        file, line: its first place; line 0: the records of the run are the source.
-        rank, node, time: of that line, as far as they are known; the time is from the node's clock.
+        file, line: where the pattern was first found. Line 0 means that the source is not a log, but the records of
+            the run.
+        rank, node, time: which rank wrote that line, where, and when, as far as known. The time is that of the node's
+            clock.
         text: the line.
-        code: the last line of the user's code in the traceback, `train.py:12`; empty without one.
-        count: number of lines; `ranks`: at most 64 of the ranks that wrote them.
-        peers: peer that these lines name -> how often, the most frequent first.
+        code: the last line of the user's code in the traceback, such as `train.py:12`; empty if none is known.
+        count: number of lines that match the pattern.
+        ranks: at most 64 of the ranks that wrote these lines.
+        peers: peer that these lines name -> number of lines that name it, the most frequent peer first.
     """
 
     pattern: str
@@ -110,8 +113,8 @@ class LogRead:
 
     Attributes:
         size, lines: bytes and lines that were read.
-        left_out: bytes at its start that were not read; lines are counted after them.
-        problem: why it could not be read; else empty.
+        left_out: bytes at the start of the log that were not read. The number of a line counts from there.
+        problem: why the log could not be read; empty if it was read.
     """
 
     path: str
@@ -127,14 +130,14 @@ class FailureDiagnosis:
 
     Attributes:
         subject: name of the run, or the files.
-        outcome: `cause`: the cause was found; `consequences`: only what follows from another failure was found;
-            `no-known-pattern`: nothing was found; `no-failure`: the run has not failed.
-        cause: the most likely cause; None without one.
-        others: further findings: other possible causes first, then consequences.
-        failure: the first failure in the words of `hpcenv report`; empty if it is not known.
-        torch: version of torch that decided which patterns apply; empty if it is not known.
+        outcome: `cause` if the cause was found, `consequences` if only consequences of another failure were found,
+            `no-known-pattern` if no pattern was found, `no-failure` if the run has not failed.
+        cause: the most likely cause; None if no cause was found.
+        others: the other findings: first other possible causes, then consequences.
+        failure: the first failure as `hpcenv report` describes it; empty if it is not known.
+        torch: version of torch for which the patterns were chosen; empty if it is not known.
         patterns: number of patterns that were searched.
-        notes: limits of the result, and the findings in flight-recorder dumps.
+        notes: limits of the result, and what flight-recorder dumps show.
     """
 
     subject: str
@@ -155,7 +158,7 @@ class FailureDiagnosis:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosed(Shown):
-    """A diagnosis and its run; without a run for log files."""
+    """A diagnosis and its run. For log files, `run` is None."""
 
     diagnosis: FailureDiagnosis
     run: Submitted | None = None
@@ -164,7 +167,7 @@ class Diagnosed(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A log to read, and whose it is."""
+    """A log to read, with the rank and the node that wrote it."""
 
     path: Path
     name: str
@@ -176,15 +179,15 @@ class _Source:
 def diagnose(
     start: Path, words: Sequence[str], *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Diagnosed, ...]:
-    """Return one diagnosis for each run that failed or has not ended, and one for all given files of a job.
+    """Return one diagnosis for each run that failed or has not ended, and one diagnosis for all given log files.
 
-    If all runs succeeded, the only diagnosis reports that for the first run.
+    If all runs succeeded, return one diagnosis: it says that the first run has no failure.
 
     Args:
-        start: current directory; the project is searched from here upwards.
-        words: runs (as for `hpcenv wait`) and log files; no words mean the latest run.
+        start: current directory. The project is in this folder or in a folder above.
+        words: runs (as for `hpcenv wait`) and log files. No words mean the latest run.
         environ: environment variables, for the Slurm commands.
-        runs: folder of runs, if not the project's.
+        runs: folder of runs, if it is not the project's folder of runs.
 
     Raises:
         RunNotFound, RecordInvalid: see `hpcenv.runs.find.find_submitted`.
@@ -227,7 +230,7 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
     Args:
         run: the run.
         status: its state and its first failure.
-        most: read only this many bytes at the end of each log; None for all.
+        most: read only this many bytes at the end of each log; None for whole logs.
     """
     torch = _torch_of(run)
     patterns = patterns_for(torch)
@@ -244,7 +247,7 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
     seen, logs = _read(sources, patterns, offsets, ranks, most=most)
     first_rank = None if failure is None else failure.rank
     if not any(one.rank == first_rank for one in choose(seen, first_rank=first_rank, failed=True)):
-        # The output of the job does not name the cause: the ranks' own files may have more.
+        # The output of the job does not name the cause. The file of each rank may say more.
         more = list(_rank_logs(run.folder, ranks, failure))[: _MOST_RANK_LOGS if most is None else 1]
         found, read = _read(more, patterns, offsets, ranks, most=most, number=len(sources))
         known = {(one.pattern.id, one.rank) for one in seen}
@@ -261,7 +264,7 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
 
 
 def _stand_still(folder: RunFolder) -> Iterator[str]:
-    """Yield the places of the ranks when one rank made no step, and the differences of their process groups."""
+    """Yield where the ranks were when a rank made no step, and how ranks differ in flight-recorder dumps."""
     yield from hang_lines(folder)
     yield from flight.describe(flight.dumps_of(folder))
 
@@ -282,7 +285,7 @@ def _link_notes(status: RunStatus) -> Iterator[str]:
 
 
 def _by_true_clocks(run: Submitted, status: RunStatus, offsets: Mapping[str, float]) -> FirstFailure | None:
-    """Return the first failure of a run; if clocks of nodes are wrong, with corrected times."""
+    """Return the first failure of a run. If clocks of nodes are wrong, the times are corrected first."""
     failure = status.failure
     if not offsets or failure is None or failure.cause != "rank" or not isinstance(run, Run):
         return failure
@@ -292,7 +295,7 @@ def _by_true_clocks(run: Submitted, status: RunStatus, offsets: Mapping[str, flo
 
 
 def _shifted(record: NodeExit, seconds: float) -> NodeExit:
-    """Return the record of a node with its times moved."""
+    """Return the record of a node, with a number of seconds added to all its times."""
     ranks = tuple(rank if rank.ended is None else replace(rank, ended=rank.ended + seconds) for rank in record.ranks)
     asked_at = None if record.asked_at is None else record.asked_at + seconds
     return replace(
@@ -301,14 +304,14 @@ def _shifted(record: NodeExit, seconds: float) -> NodeExit:
 
 
 def _torch_of(run: Submitted) -> str:
-    """Return the version of torch in the lockfile; empty without one."""
+    """Return the version of torch in the lockfile; empty if the lockfile has no torch."""
     if not isinstance(run, Run):
         return ""
     found = next((e.value for e in run.manifest.expectations if e.field == "torch.version"), "")
     return found if isinstance(found, str) else ""
 
 
-# Patterns of lines in which torchrun reports how a rank ended.
+# Beginning of the ids of patterns for lines in which torchrun reports how a rank ended.
 _OF_AGENT = "rank-"
 
 # Number of rank logs to read if the job's own log does not name the cause.
@@ -316,7 +319,7 @@ _MOST_RANK_LOGS = 512
 
 
 def _rank_logs(folder: RunFolder, ranks: RankNodes | None, failure: FirstFailure | None) -> Iterator[_Source]:
-    """Yield the standard error files of the ranks; the rank that failed first comes first."""
+    """Yield the standard error files of the ranks, beginning with the rank that failed first."""
     paths = sorted(folder.ranks.glob("*/*/attempt_*/*/stderr.log"))
     if failure is not None and failure.log:
         paths.sort(key=lambda path: str(path.relative_to(folder.path)) != failure.log)
@@ -335,7 +338,7 @@ def _read(
     most: int | None,
     number: int = 0,
 ) -> tuple[list[Seen], list[LogRead]]:
-    """Search logs; a log that cannot be read is listed with the reason."""
+    """Search logs. A log that cannot be read is in the second list, with the reason."""
     seen: list[Seen] = []
     logs = []
     for position, source in enumerate(sources, number):
@@ -365,7 +368,7 @@ def _seen(
     """Return what was found in one log, with rank, node and corrected time."""
     seen = []
     table = next((found for found in scanned.found if found.pattern.id == FIRST_FAILURE), None)
-    # If each rank is a task of srun, the label of srun is the rank; if torchrun starts the ranks, it is not.
+    # If each rank is a task of srun, srun's label is the rank. If torchrun starts the ranks, the label is not the rank.
     labelled = not any(one.rank is not None or one.pattern.id.startswith("torchrun-") for one in scanned.found)
     codes: dict[int | None, list[PatternFound]] = {}
     for found in sorted(scanned.found, key=lambda one: one.where_line):
@@ -391,7 +394,7 @@ def _seen(
 
 
 def _with_code(found: PatternFound, exceptions: Sequence[PatternFound]) -> PatternFound:
-    """Return a message of a rank, with the code line of the exception that then ended the rank."""
+    """Add to a message of a rank a line of code: that of the next exception in this rank, which ended the rank."""
     if found.where or found.rank is None or found.pattern.kind == "cascade":
         return found
     then = next((one for one in exceptions if one.where_line > found.line), None)
@@ -408,7 +411,7 @@ _SHORT_TIME = re.compile(r"(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d+)\Z")
 
 
 def moment_of(text: str, *, year: int) -> float | None:
-    """Return a time of a log as a number, to compare times of one time zone; None if the text is not a time."""
+    """Return a time in a log as a number, to compare it with times of the same zone; None if it is not a time."""
     match = _FULL_TIME.match(text)
     if match is not None:
         parts, fraction = match.groups()[:6], match[7] or "0"
@@ -450,7 +453,7 @@ def _result(
 
 
 def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, causes: Sequence[Seen]) -> list[Evidence]:
-    """Put first the cause that the records of a run show for certain: a log line that names it, or the records."""
+    """Put the cause first that the records of a run show for certain. If no log line names it, add it."""
     rows = _rows_of(failure, causes)
     if failure is None or not rows:
         return list(groups)
@@ -467,14 +470,14 @@ def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, caus
 
 
 def _rows_of(failure: FirstFailure | None, causes: Sequence[Seen]) -> tuple[str, ...]:
-    """Return the rows of the table for the causes that the records of a run show for certain; empty without one."""
+    """Return the ids of the patterns for the cause that the records of a run show for certain; else empty."""
     if failure is None:
         return ()
     if failure.cause == "cancelled" and _failed_before_cancel(causes):
         return ()
     if failure.cause != "rank" or failure.rank is None:
         return _BY_RECORDS.get(failure.cause, ())
-    # A rank that a signal ended wrote nothing about the signal. Its own lines, if any, say more.
+    # A rank that a signal ended could not write anything about the signal. If the rank wrote a cause before, use it.
     if any(one.rank == failure.rank and one.kind == "root" for one in causes):
         return ()
     return _BY_SIGNAL.get(failure.signal, ())
@@ -491,7 +494,7 @@ def _failed_before_cancel(causes: Sequence[Seen]) -> bool:
 
 
 def _grouped(seen: Sequence[Seen], sources: Sequence[_Source]) -> Iterator[Evidence]:
-    """Yield one finding for each pattern, at its first place."""
+    """Yield one finding for each pattern, with the place where the pattern was first found."""
     groups: dict[str, list[Seen]] = {}
     for one in seen:
         groups.setdefault(one.pattern.id, []).append(one)

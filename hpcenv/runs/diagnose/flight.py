@@ -1,7 +1,7 @@
 """Read flight-recorder dumps of torch: they show which rank did not reach a collective operation. Runs on: LOGIN NODE.
 
-A dump is a pickle (torch 2.13, FlightRecorder.hpp). Other people may have made it, so it is read as plain data: a class
-or a function in it is refused.
+A dump is a pickle (torch 2.13, FlightRecorder.hpp). Somebody else may have made the dump, so only plain data are read
+from it. A dump that contains a class or a function is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Last:
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a file is a flight-recorder dump: by its name and its first byte."""
+    """Return whether a file is a flight-recorder dump. Its name and its first byte show this."""
     if not _NAME.search(path.name):
         return False
     try:
@@ -44,7 +44,7 @@ def is_dump(path: Path) -> bool:
 
 
 def dumps_of(folder: RunFolder) -> list[Path]:
-    """Return the dumps of the last attempt that left any."""
+    """Return the dumps of the last attempt that has dumps."""
     paths = sorted(folder.flight.glob("*/rank_*"))
     attempts = {path.parent.name for path in paths if path.parent.name.isdecimal()}
     last = max(attempts, key=int, default="")
@@ -52,7 +52,7 @@ def dumps_of(folder: RunFolder) -> list[Path]:
 
 
 def describe(dumps: Sequence[Path]) -> Iterator[str]:
-    """Yield what the dumps of one job say about each process group whose ranks are at different operations."""
+    """Yield a line for each process group of a job whose ranks are at different operations, according to the dumps."""
     groups: dict[str, list[_Last]] = {}
     for path in dumps:
         match = _NAME.search(path.name)
@@ -70,7 +70,7 @@ def describe(dumps: Sequence[Path]) -> Iterator[str]:
 
 
 class _PlainData(pickle.Unpickler):
-    """Reads a pickle of plain data: no class or function is loaded."""
+    """Reads a pickle of plain data. It loads no class and no function."""
 
     def find_class(self, module: str, name: str, /) -> NoReturn:
         """Refuse anything that is not plain data."""

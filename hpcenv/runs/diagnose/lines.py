@@ -1,4 +1,4 @@
-"""What a line of a log tells in addition to its text: rank, node and time; also the traceback before it. Pure.
+"""Find out which rank and node wrote a line of a log, and when, and which traceback is before the line. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -10,29 +10,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# The traceback of an exception is searched in this many lines before it.
+# The traceback of an exception is searched in this many lines before the exception.
 MOST_BEFORE = 300
 _MOST_PREFIXES = 4
-# This many lines of other ranks may stand between two lines of one rank.
+# Between two lines of one rank, there may be this many lines of other ranks.
 MOST_BETWEEN = 32
 
 # `[3] ` (hpcenv, and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE), `[default3]:` (torchrun --tee), `[rank3]:` (torch's hook
-# for exceptions that end a rank). Every repetition below is bounded: a log is hostile input.
+# for exceptions that end a rank). Every repetition below has a limit, because a log may be hostile input.
 _PREFIX = re.compile(r"\[(?:rank|default)?(\d{1,6})\](?::\s?| )")
-# `0: ` and `12: ` of `srun --label`: the task, right-aligned (srun.1, Slurm 24.11). `grep -n` writes no blank.
+# `0: ` and `12: ` of `srun --label`: the number of the task, right-aligned (srun.1, Slurm 24.11). `grep -n` writes no
+# blank after the colon.
 _TASK = re.compile(r" {0,5}(\d{1,6}): ")
-# `n1:1234:5678 [0] NCCL WARN` and the same after a time (NCCL, debug.cc).
+# `n1:1234:5678 [0] NCCL WARN`, with or without a time before it (NCCL, debug.cc).
 _NCCL = re.compile(r"(?:\[[\d :-]{10,30}\] )?(?P<node>[\w.-]{1,64}):\d{1,10}:\d{1,10} \[\d{1,4}\]")
-# A line that says that a node failed names the node of the batch script, not the one that failed.
+# A line about a failed node (`DUE TO NODE`) names the node of the batch script, not the failed node.
 _SLURM = re.compile(
     r" ON (?P<node>[\w.-]{1,64}) CANCELLED AT (?!\S{1,40} DUE TO NODE)|srun: error: (?P<other>[\w.-]{1,64}): tasks? "
 )
-# The line is information or a warning of its program: the text after these words is not a failure.
+# With these words, a program marks a line as information or a warning, so the text after them is not a failure.
 _REMARK = re.compile(
     r"NCCL (?:INFO|TRACE)\b|\[(?:INFO|WARNING|DEBUG)\]|(?:^|[\s:|])(?:INFO|WARNING|DEBUG)\b|[A-Za-z]{0,40}Warning: "
     r"|^\[?[WI](?:\d{3,4}| )[^\]]{0,80}\]| [WI] \S{1,200}\.cc:\d{1,6}\] "
 )
-# Lines that a program writes at its end, and lines of launchers and libraries: they do not show that it continued.
+# Lines that a program writes at its end, and lines of launchers and libraries. They do not show that a rank continued.
 _NO_PROGRESS = re.compile(
     r"^(?!\s*\d{1,3}%)\s|^(?:Traceback|During handling|The above exception|frame #|srun:|slurmstepd|sbatch:|wandb:"
     r"|hpcenv|what\(\)|\[?[EWF]\d{3,4} |\[[EWIF] |[\w.]{0,200}(?:Error|Exception|Interrupt)\b)|NCCL (?:INFO|WARN)"
@@ -42,7 +43,8 @@ _PROGRESS = re.compile(r"[A-Za-z]{2}|\d%")
 # This many lines show that a rank continued.
 MANY = 10
 _TORCH_RANK = re.compile(r"\[(?:PG [^\]]{0,80})?[Rr]ank (\d{1,6})\]")
-# 2026-11-22T10:11:12, or with a space; also `E1122 10:11:12.345678` of glog (torch), without the year.
+# A time such as 2026-11-22T10:11:12, also with a space instead of T, or `E1122 10:11:12.345678` of glog (torch), which
+# has no year.
 _TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|(?<=[EWFI])\d{3,4} \d\d:\d\d:\d\d\.\d{1,9}")
 _FRAME = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})')
 # Frames of these files are not the user's code.
@@ -58,7 +60,7 @@ class Line:
     """A line without its prefixes.
 
     Attributes:
-        task: number that `srun --label` put before it; None without one.
+        task: number of the task, which `srun --label` wrote before the line; None if there is no such label.
     """
 
     text: str
@@ -67,17 +69,17 @@ class Line:
 
     @property
     def writer(self) -> tuple[int | None, int | None]:
-        """The writer of the line: the lines of one writer are in order, with lines of other writers between them."""
+        """The writer of the line. The lines of one writer are in order, but lines of other writers may be between."""
         return self.rank, self.task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Around:
-    """What the lines before a line tell.
+    """What the lines before a line show.
 
     Attributes:
-        where: the last frame of the user's code in the traceback that the line ends, `train.py:12`.
-        time: the last time in the lines before.
+        where: the last frame of the user's code in the traceback before the line, such as `train.py:12`.
+        time: the last time in the lines before the line.
     """
 
     where: str = ""
@@ -85,7 +87,7 @@ class Around:
 
 
 def parse(raw: bytes, at: int, *, around: int) -> Line:
-    """Return a line, or the part of a long one around position `at`."""
+    """Return a line. If the line is long, return only the part around position `at`."""
     begin = raw.rfind(b"\r", 0, at) + 1
     if at - begin > around:
         begin = at - around
@@ -98,24 +100,24 @@ def parse(raw: bytes, at: int, *, around: int) -> Line:
 
 
 def time_of(text: str) -> str:
-    """Return the time that a line names; empty without one."""
+    """Return the time that a line contains; empty if it contains no time."""
     match = _TIME.search(text[:300])
     return match[0] if match else ""
 
 
 def node_of(text: str) -> str:
-    """Return the node that a line of NCCL or Slurm names; empty without one."""
+    """Return the node that a line of NCCL or Slurm names; empty if the line names no node."""
     match = _NCCL.match(text) or _SLURM.search(text[:400])
     return next((name for name in match.groups() if name), "") if match else ""
 
 
 def is_remark(text: str) -> bool:
-    """Return whether these words at the beginning of a line mark it as information or a warning."""
+    """Return whether the words at the beginning of a line mark the line as information or a warning."""
     return _REMARK.search(text[:400]) is not None
 
 
 def ordinary(after: bytes, writer: tuple[int | None, int | None] | None) -> int:
-    """Return how many ordinary lines this writer (None: any) wrote; `MANY` or more mean that its program continued."""
+    """Return how many ordinary lines this writer wrote (None: any writer). `MANY` lines mean that it continued."""
     count = 0
     for raw in re.split(rb"[\r\n]", after):
         line = _strip(raw[:400].decode("utf-8", errors="replace"))
@@ -128,7 +130,7 @@ def ordinary(after: bytes, writer: tuple[int | None, int | None] | None) -> int:
 
 
 def follows_code(before: Sequence[bytes], line: Line) -> bool:
-    """Return whether the line of this rank before an exception is indented, as in a traceback."""
+    """Return whether the previous line of the same writer is indented, as in a traceback."""
     for raw in reversed(before):
         own = _strip(raw[:200].decode("utf-8", errors="replace"))
         if own.writer == line.writer:
@@ -137,7 +139,7 @@ def follows_code(before: Sequence[bytes], line: Line) -> bool:
 
 
 class _Stripped(NamedTuple):
-    """A text without the prefixes of task and ranks, and the values of these prefixes; see `Line`."""
+    """A text without the prefixes for task and rank, and the numbers that were in these prefixes; see `Line`."""
 
     text: str
     rank: int | None
@@ -162,7 +164,7 @@ def _strip(text: str) -> _Stripped:
 
 
 def look_back(before: Sequence[bytes], line: Line) -> Around:
-    """Return what the lines of the same rank before an exception tell."""
+    """Return what the lines before an exception show: the place in the code of the same writer, and the last time."""
     texts = [_strip(raw[:1000].decode("utf-8", errors="replace")) for raw in before[-MOST_BEFORE:]]
     times = (match[0] for one in reversed(texts) if (match := _TIME.search(one.text[:200])))
     own = [one.text for one in texts if one.writer == line.writer]
@@ -184,7 +186,7 @@ def _last_traceback(texts: Sequence[str]) -> int | None:
 
 
 def _last_frame(texts: Sequence[str]) -> str:
-    """Return file and line of the last frame of the user's code, `train.py:12`; empty without one."""
+    """Return file and line of the last frame of the user's code, such as `train.py:12`; empty if there is none."""
     for text in reversed(texts):
         frame = _FRAME.search(text)
         if frame is not None and not _NOT_OURS.search(frame["file"]):
@@ -193,7 +195,7 @@ def _last_frame(texts: Sequence[str]) -> str:
 
 
 def first_in_table(after: Sequence[bytes], task: int | None) -> tuple[int | None, str, str]:
-    """Return rank, host and time from the table of a torchrun below `Root Cause (first observed failure):`."""
+    """Return rank, host and time from the table that torchrun prints below `Root Cause (first observed failure):`."""
     fields: dict[str, str] = {}
     for raw in after:
         line = _strip(raw[:200].decode("utf-8", errors="replace"))

@@ -22,17 +22,18 @@ CauseOwner = Literal["user", "node", "site", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """A text that failed runs write; patterns.toml explains the keys.
+    """A text that failed runs write. The file patterns.toml explains the keys.
 
     Attributes:
-        match: what the line must contain in addition to an anchor; None if an anchor is enough. Its groups `rank`,
-            `node` and `peer` say whom the line names.
-        torch: versions of torch that write it; empty for all.
-        before_ranks: it is a consequence if a rank of the job has written something before.
-        after_failure: it is a consequence if an earlier line reports that a rank or a task failed.
-        warns: it counts even if its line is a warning.
-        ends_attempt: if a failure follows, the lines before it belong to an earlier attempt of the job.
-        source, retrieved: the source of the text or the hint, and when it was read.
+        match: what the line must contain in addition to an anchor; None if an anchor is enough. The groups `rank`,
+            `node` and `peer` of this expression are the rank, node and peer that the line names.
+        torch: versions of torch that write this text; empty for all versions.
+        before_ranks: whether the text is a consequence if a rank of the job has written something before.
+        after_failure: whether the text is a consequence if an earlier line reports that a rank or a task failed.
+        warns: whether the text counts even in a line that is a warning.
+        ends_attempt: whether the text ends an attempt of the job. If a failure follows, the lines before the text
+            belong to an earlier attempt.
+        source, retrieved: the source of the text or of the hint, and when that source was read.
     """
 
     id: str
@@ -53,7 +54,7 @@ class Pattern:
 
     @property
     def of_launcher(self) -> bool:
-        """Whether srun, slurmstepd or torchrun write it: then the ranks' lines show whether the job continued."""
+        """Whether srun, slurmstepd or torchrun writes the text. Then lines of any writer show that the job went on."""
         return self.id.startswith(("slurm-", "torchrun-", "rank-"))
 
     def applies_to(self, torch: str) -> bool:
@@ -67,7 +68,7 @@ class Pattern:
 
 
 def patterns_for(torch: str = "") -> tuple[Pattern, ...]:
-    """Return the patterns that apply to a version of torch, in the order of the table; all if it is unknown."""
+    """Return the patterns for a version of torch, in the order of the table; all patterns if the version is unknown."""
     return tuple(pattern for pattern in read_patterns() if pattern.applies_to(torch))
 
 

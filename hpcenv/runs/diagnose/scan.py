@@ -1,9 +1,10 @@
 """Find the known patterns in one log, which may be many gigabytes long. Runs on: LOGIN NODE.
 
 A log repeats itself: most lines differ from an earlier line only in their digits, and most words have occurred before.
-So each block of the log, without its digits, is first compared with the set of known lines. Only new lines are split
-into words, and only new words are compared with the words of the patterns. Lines with such a word are then read in
-full. The memory is limited: the sets start anew when they become large, and a long line is looked at in parts.
+So the digits are removed from each block of the log, and its lines are compared with the set of known lines. Only new
+lines are split into words, and only new words are compared with the words of the patterns. Lines with a word of a
+pattern are then read in full. The memory is limited: the sets are emptied when they become large, and a long line is
+searched in parts.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ _BLOCK = 256 * 1024
 _LONGEST_LINE = 1024 * 1024
 # Bytes of a line around an anchor that are matched and kept.
 _AROUND = 2048
-# The traceback of a line is searched in this many bytes before it.
+# The traceback of a line is searched in this many bytes before the line.
 _BEFORE = 64 * 1024
 # Limits of what is remembered: bytes and number of lines, words, and pairs of pattern and rank.
 _SEEN_BYTES = 4 * 1024 * 1024
 _SEEN_WORDS = 50_000
 _MOST_FOUND = 5000
-# Search limits: bytes after a line in which lines may show that its writer continued, and how often this is done.
+# Limits of the search for lines that show that a writer continued: bytes after a line, and the number of searches.
 _AFTER = 128 * 1024
 _MOST_AFTER = 500
-# How often in one block the search for a traceback before a line is done.
+# The number of searches in one block for a traceback before a line.
 _MOST_LOOKS = 50
 _MOST_PEERS = 200
 
 # The row of the table after which torchrun names the rank that failed first on a node.
 FIRST_FAILURE = "torchrun-first-failure"
 
-# Lines below that row; lines of other tasks may stand between its own.
+# The number of lines below that row that are read. Lines of other tasks may be between those of the table.
 _TABLE_LINES = 24
 
-# Words that many healthy lines have.
+# Words that are in many lines without a failure.
 _COMMON = frozenset({b"error", b"failed"})
 
 # Pattern, rank and task: a pattern is kept once for each writer.
 _HitKey = tuple[str, int | None, int | None]
 
-# The parts that differ between lines of the same meaning.
+# The characters in which lines with the same meaning differ.
 _REMOVED = b"0123456789+-."
 
 
@@ -56,13 +57,14 @@ class PatternFound:
     Attributes:
         line: number of the line, from 1.
         offset: where the line begins, in bytes.
-        rank, node, time: from the line or the lines before it; None or empty if they have none.
-        task: number of the task of srun that wrote the line, if it was labelled.
-        where, where_line: the last line of the user's code in its traceback, `train.py:12`, and the line of the log at
-            which that traceback ends.
-        after: ordinary lines that its writer wrote after it, at most `lines.MANY`; for launchers, lines of any writer.
-        count: how many lines match.
-        peers: peer named in the lines -> how often.
+        rank, node, time: from the line, or from the lines before it; None or empty if these lines do not name them.
+        task: number of the srun task that wrote the line; None if the line has no label of srun.
+        where, where_line: the last line of the user's code in the traceback, such as `train.py:12`, and the line of
+            the log at which this traceback ends.
+        after: how many ordinary lines its writer wrote after this line, at most `lines.MANY`. For a line of a
+            launcher, lines of any writer count.
+        count: how many lines match the pattern.
+        peers: peer that the lines name -> number of lines that name it.
     """
 
     pattern: Pattern
@@ -81,7 +83,7 @@ class PatternFound:
 
     @property
     def went_on(self) -> bool:
-        """Whether its writer wrote enough ordinary lines after it to have survived it."""
+        """Whether the writer wrote so many ordinary lines after this line that it must have continued."""
         return self.after >= lines.MANY
 
 
@@ -90,8 +92,8 @@ class Scanned:
     """What one log contains.
 
     Attributes:
-        found: for each pattern and rank its first line, or its last line if the pattern says so or the rank continued
-            after the first one.
+        found: for each pattern and rank, the first line that matches. It is a later line if the pattern asks for the
+            last line, or if the rank continued after the first line.
         size, lines: bytes and lines of the log.
     """
 
@@ -105,8 +107,8 @@ def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scan
 
     Args:
         file: the log.
-        patterns: in the order of the table. If several match a line, the first one counts.
-        start: number of bytes to leave out at the start; lines are counted from there.
+        patterns: in the order of the table. If several patterns match a line, the first of them counts.
+        start: number of bytes to leave out at the start. Line numbers are counted from there.
     """
     search = _LogSearch(patterns)
     file.seek(start)
@@ -117,7 +119,7 @@ def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scan
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the log in pieces of whole lines; a very long line comes in parts."""
+    """Yield the log in pieces of whole lines. A very long line is divided."""
     rest = b""
     while piece := file.read(_BLOCK):
         block = rest + piece
@@ -134,13 +136,13 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 @dataclass
 class _LogBlock:
-    """A piece of the log while its suspicious lines are read.
+    """A piece of the log whose lines with a word of a pattern are being read.
 
     Attributes:
-        texts: its lines.
-        late: pattern and writer -> last line, its place and the number of lines, for patterns whose last line counts.
+        texts: the lines of the piece.
+        late: for patterns whose last line counts: pattern and writer -> last line, its place, and the number of lines.
         again: pattern and writer -> a later line of a pattern that was already found.
-        looked: number of searches in the lines before a line.
+        looked: how many times the lines before a line were searched.
     """
 
     texts: list[bytes]
@@ -161,13 +163,14 @@ class _LogSearch:
                 key = key_of(anchor)
                 self._keys[key] = (*self._keys.get(key, ()), number)
         self._anchors = [tuple(anchor.encode() for anchor in pattern.anchors) for pattern in patterns]
-        # Known lines and words without a word of a pattern, and those with one.
+        # `_plain` has the known lines without a word of a pattern, and `_suspect` those with such a word. `_words` has
+        # all known words, and `_suspect_words` those with a word of a pattern.
         self._plain: set[bytes] = set()
         self._plain_bytes = 0
         self._suspect: dict[bytes, tuple[int, ...]] = {}
         self._words: set[bytes] = set()
         self._suspect_words: dict[bytes, tuple[int, ...]] = {}
-        # The end of the previous block, and its lines after they were needed once.
+        # The end of the previous block, and the lines of that end. The lines are split only when they are needed.
         self._before = b""
         self._earlier: list[bytes] | None = None
         self.found: dict[_HitKey, PatternFound] = {}
@@ -192,7 +195,7 @@ class _LogSearch:
         self._earlier = None
 
     def _classify(self, new: set[bytes]) -> None:
-        """Store for new lines whether they have a word of a pattern."""
+        """Store for each new line whether it contains a word of a pattern."""
         self._forget()
         words = set(b"\n".join(new).split())
         self._learn(words - self._words)
@@ -206,7 +209,7 @@ class _LogSearch:
         self._plain_bytes += sum(map(len, new))
 
     def _learn(self, words: set[bytes]) -> None:
-        """Store for new words whether they contain a word of a pattern."""
+        """Store for each new word whether it contains a word of a pattern."""
         text = b"\n".join(words)
         self._words |= words
         for key, numbers in self._keys.items():
@@ -219,7 +222,7 @@ class _LogSearch:
                 at = text.find(key, end)
 
     def _forget(self) -> None:
-        """Limit the memory."""
+        """Empty the sets that have become too large, to limit the memory."""
         if self._plain_bytes > _SEEN_BYTES or len(self._plain) > _SEEN_WORDS:
             self._plain, self._plain_bytes = set(), 0
         if len(self._suspect) > _MOST_FOUND:
@@ -228,7 +231,7 @@ class _LogSearch:
             self._words, self._suspect_words = set(), {}
 
     def _read(self, data: bytes, numbers: Sequence[int], shapes: Sequence[bytes]) -> None:
-        """Read the suspicious lines of a block in full."""
+        """Read in full those lines of a block that contain a word of a pattern."""
         block = _LogBlock(data.split(b"\n"))
         position, last = 0, 0
         for number in numbers:
@@ -244,7 +247,7 @@ class _LogSearch:
             self._again[key] = self._make(*place[:2], block, *place[2:])
 
     def look_after(self, file: BinaryIO, start: int) -> None:
-        """Record after which lines their writers continued; then use a later line of the same pattern instead."""
+        """Record after which lines their writer continued. Replace such a line by a later line of the same pattern."""
 
         def ordinary(found: PatternFound) -> int:
             file.seek(start + found.offset)
@@ -258,7 +261,7 @@ class _LogSearch:
                 self.found[key] = replace(later, count=found.count, peers=found.peers, after=after)
 
     def _test(self, candidate: int, block: _LogBlock, number: int, position: int) -> bool:
-        """Return whether a line matches a pattern, and keep its content."""
+        """Return whether a line matches a pattern. If it does, record the line."""
         raw, pattern = block.texts[number], self._patterns[candidate]
         at, anchor = next(((at, one) for one in self._anchors[candidate] if (at := raw.find(one)) >= 0), (-1, b""))
         if at < 0:
@@ -292,7 +295,7 @@ class _LogSearch:
         return True
 
     def _lines_before(self, block: _LogBlock, number: int, most: int) -> list[bytes]:
-        """Return lines before a line, also those at the end of the block before."""
+        """Return the lines before a line, including lines at the end of the previous block."""
         before = block.texts[max(0, number - most) : number]
         if len(before) == most:
             return before
@@ -301,7 +304,7 @@ class _LogSearch:
         return [*self._earlier[len(before) - most :], *before]
 
     def _add_code(self, known: PatternFound, line: lines.Line, block: _LogBlock, number: int) -> None:
-        """Add the line of code if an earlier message now ends a traceback."""
+        """Add the line of code to a known message if the message occurs again, now at the end of a traceback."""
         if known.where or block.looked > _MOST_LOOKS:
             return
         before = self._lines_before(block, number, lines.MOST_BEFORE)
@@ -338,6 +341,6 @@ def _count_peer(found: PatternFound, peer: str | None) -> None:
 
 
 def key_of(anchor: str) -> bytes:
-    """Return the longest word of an anchor, without the parts that the comparison of lines ignores."""
+    """Return the longest word of an anchor, without the characters that the comparison of lines ignores."""
     words = anchor.encode().translate(None, _REMOVED).split()
     return max(words, key=lambda word: (word not in _COMMON, len(word)))

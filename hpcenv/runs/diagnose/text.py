@@ -15,7 +15,7 @@ _OWNERS = {
     "site": "a limit or service of the cluster",
     "unknown": "the line does not say it",
 }
-# Findings of other patterns that are printed; --json has all.
+# This many findings of other patterns are printed. --json has all of them.
 _MOST_OTHERS = 6
 _MOST_TEXT = 200
 # For these patterns, the first failure or the verdict says everything.
@@ -28,7 +28,7 @@ def render(diagnosis: FailureDiagnosis) -> str:
 
 
 def next_lines(diagnosis: FailureDiagnosis) -> list[str]:
-    """Return the lines of `wait` and `report`: cause, fix and command. Empty if the first failure says the same."""
+    """Return the lines for `wait` and `report`: cause, fix and command; empty if the first failure says the same."""
     cause = diagnosis.cause
     if cause is None or cause.pattern in _SAID:
         return []

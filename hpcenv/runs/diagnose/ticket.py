@@ -1,7 +1,7 @@
 """The text that a support desk needs: versions, nodes, jobs, the failure, how to repeat it, and excluded causes.
 
-Runs on: LOGIN NODE. The text holds no environment variables, and no credentials as far as they can be recognised.
-Paths are shortened to their last part, except those of the system.
+Runs on: LOGIN NODE. The text contains no environment variables, and no credentials that hpcenv can recognise.
+Paths are shortened to their last part. Only paths of the system stay as they are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Ticket:
 
 
 def write_ticket(diagnosis: FailureDiagnosis, run: Submitted | None, status: RunStatus | None, *, user: str) -> Ticket:
-    """Return the ticket for a run, or for log files (`run` and `status` are None).
+    """Return the ticket for a run. For log files, `run` and `status` are None.
 
     Args:
         user: login name of the user, which is left out of quoted lines.
@@ -125,7 +125,7 @@ def _jobs(run: Submitted, status: RunStatus) -> Iterator[str]:
 
 
 def _versions(run: Submitted) -> Iterator[str]:
-    """Yield what the nodes reported: each value once, with its nodes if the nodes differ."""
+    """Yield the versions that the nodes reported: each value once. If the nodes differ, add the nodes to each value."""
     yield "## Versions"
     facts = _facts(run)
     if not facts:
