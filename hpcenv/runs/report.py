@@ -197,7 +197,7 @@ _TAIL_BYTES = 256 * 1024
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _METRIC = re.compile(
     r"(?<![A-Za-z])(?:[A-Za-z0-9]+[_/.-])*(?:loss|acc|accuracy|perplexity|ppl|bleu|rouge|f1|auc|iou|map|mse|mae|rmse|"
-    rf"psnr|reward|score|error_rate)(?:[_@/-]?[0-9]{1, 3})?['\"]?\s*[=:]?\s*(?:{_NUMBER}|nan|inf)\b",
+    rf"psnr|reward|score|error_rate)(?:[_@/-]?[0-9]{{1,3}})?['\"]?\s*[=:]?\s*(?:{_NUMBER}|nan|inf)\b",
     re.IGNORECASE,
 )
 # Lines that torch or hpcenv writes, not the training.

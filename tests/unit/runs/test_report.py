@@ -353,6 +353,9 @@ def test_a_run_whose_manifest_cannot_be_read_has_a_report(
         "{'loss': 0.5134, 'learning_rate': 1e-05, 'epoch': 2.99}",
         "[0] val/acc: 97.1%",
         "step 7 loss nan",
+        "Acc@1 97.13",
+        "recall f1_3 = 0.8",
+        "map@100: .31",
     ],
 )
 def test_a_line_with_a_metric_is_found_behind_others(line: str) -> None:
