@@ -519,7 +519,7 @@ def compare_packages(
     """
     if "packages.count" in answer.get("unknown", {}):
         return []
-    # If a package has no reason of its own, it gets the reason why the content of all packages could not be read.
+    # If a package has no own reason, it gets the reason why the content of all packages could not be read.
     unread = answer.get("unknown", {}).get("packages.content-digest")
     installed = {package["name"]: {"reason": unread, **_known(package)} for package in answer["packages"]}
     differences = []

@@ -121,7 +121,7 @@ _Bad = Callable[[tuple[int, ...]], str]
 
 
 def _over_all(name: str, gpus: Sequence[GpuHealth], query: str, bad: _Bad) -> CheckOutcome:
-    """Apply a rule to each GPU. `bad` gets the numbers of a GPU and returns the problem; empty if there is none."""
+    """Apply a rule to each GPU. `bad` gets the numbers of a GPU and returns the problem; empty without a problem."""
     wrong = {gpu: what for gpu in gpus if query in gpu.numbers and (what := bad(gpu.numbers[query]))}
     if wrong:
         found = "; ".join(dict.fromkeys(wrong.values()))

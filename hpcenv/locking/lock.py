@@ -284,7 +284,7 @@ def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _In
 
 
 def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> _Resolved:
-    """Find the environment. For an image, also make the SIF if there is none."""
+    """Find the environment. For an image, also make the SIF if it does not exist."""
     workspace, options = inputs.workspace, inputs.options
     if workspace.project.on_host:
         environment = host_environment(workspace, environ)

@@ -84,7 +84,7 @@ class Option:
         minimum: the smallest value of a count.
         choices: the values of a choice.
         default: the default of an option that always has a value.
-        sbatch: option of sbatch that gets the value; empty if there is none.
+        sbatch: option of sbatch that gets the value; empty without such an option.
         short: sbatch's one-letter spelling. hpcenv refuses this spelling, and its error names hpcenv's own option.
         letter: hpcenv's own one-letter spelling.
         srun: option of srun that gets the value.

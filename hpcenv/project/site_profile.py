@@ -70,7 +70,7 @@ class Profile:
         program: the program that starts containers: a path, or a name on PATH. If it is empty, hpcenv searches for one.
         no_runtime: why hpcenv cannot start containers on this system; empty if hpcenv can, or if this is unknown.
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
-        entry_wrapper: command that starts every program in a container; empty if there is none.
+        entry_wrapper: command that starts every program in a container; empty without such a command.
         used: all values with their sources, after `for_run`.
         left_out: one sentence for each value that was not set because its condition depends on something unknown, and
             for each value that had to be checked again before today.

@@ -62,7 +62,7 @@ class Network:
 class Difference:
     """A package that differs from the lockfile, or that is not in the lockfile.
 
-    `unknown` is true if the package could not be read, so that nobody knows whether it differs.
+    `unknown` is true if the package could not be read, so that it is not known whether it differs.
     """
 
     field: str

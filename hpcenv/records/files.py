@@ -29,7 +29,7 @@ _PIECE = 1 << 20
 def open_regular(path: Path, *, follow: bool = False) -> int:
     """Open a regular file for reading and return its descriptor. Use this for files that another user may have written.
 
-    A plain open of a named pipe could wait for ever, and a device could give bytes until the memory is full.
+    A plain open of a named pipe could wait without end, and a device could give bytes until the memory is full.
 
     Args:
         follow: whether `path` may be a symbolic link. A file of a run must not be a link, because a link in a run

@@ -5,7 +5,7 @@ another form is recorded as a problem, and raises no error.
 
 One file for each rank and attempt: `trace/attempt-K/rank-R.jsonl`, at most 32 MiB. Each line is one JSON object:
 
-`start`: a process of this rank begins. `first`, `last`: the first and last step that shall be traced.
+`start`: a process of this rank begins. `first`, `last`: the first and last step to trace.
     {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4,
      "first": 1, "last": 1}
 `begin`: a step begins. If the step before has no `end` line, its operations do not count. `resumed`: the step of the

@@ -36,7 +36,7 @@ NotedProfile = tuple[Profile | None, tuple[str, ...]]
 
 
 def choose(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> NotedProfile:
-    """Return the named profile or the profile for this cluster, and notes. The profile is None if there is none.
+    """Return the named profile or the profile for this cluster, and notes. The profile is None if no profile fits.
 
     Raises:
         SpecError: the named profile does not exist, or the profile for this cluster is not valid.

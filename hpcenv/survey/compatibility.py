@@ -40,7 +40,7 @@ MACHINES = (X86_64, AARCH64)
 
 @dataclass(frozen=True, kw_only=True)
 class CompatQuestion:
-    """A question about versions that shall run together. A part that is empty does not count.
+    """A question about versions that should run together. A part that is empty does not count.
 
     Attributes:
         gpu: name of the GPU as NVIDIA or Slurm writes it, for example `A100`.
@@ -154,7 +154,7 @@ def compat(
 
 
 def ask(compat: Compat, question: CompatQuestion, *, today: dt.date | None) -> Answer:
-    """Answer a question about versions that shall run together.
+    """Answer a question about versions that should run together.
 
     Args:
         compat: the compatibility table.

@@ -50,7 +50,7 @@ def _use(pulse: RankPulse, before: tuple[float, float, RankPulse] | None, now: t
             step_seconds = (pulse.seconds - earlier.seconds) / steps
             wait_seconds = max(0.0, pulse.waited - earlier.waited) / steps
         if now[0] > before[0]:
-            # The CPU time of an ended child is lost if nobody has waited for the child.
+            # The CPU time of an ended child is lost if no process has waited for the child.
             cpu = max(0.0, now[1] - before[1]) / (now[0] - before[0])
     return RankUse(
         rank=pulse.rank, pid=pulse.pid, step=pulse.steps or None, step_seconds=step_seconds, wait_seconds=wait_seconds,

@@ -44,7 +44,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
 
 
 def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankStacks]:
-    """Yield the answer of each marked rank of this node. All are asked first, so that all stacks are of the same time.
+    """Yield the answer of each marked rank of this node. All are asked first, so that all stacks show the same moment.
 
     Args:
         folders: folders in which the ranks of this node have their marks.

@@ -37,7 +37,7 @@ class TorchRelease:
         aarch64_pypi: like `pypi`, for aarch64; `cpu` if the build is for CPUs.
         aarch64_python: like `python`, for aarch64.
         libraries: name -> version that the metadata of the `pypi` build requires.
-        triton_before_python: the first Python version for which torch installs no triton; "" if there is none.
+        triton_before_python: the first Python version for which torch installs no triton; "" without such a version.
     """
 
     version: str

@@ -132,7 +132,7 @@ ENTRY_POINT = "entry-point "
 
 
 def other_program(dist: InstalledDist, programs: Sequence[Sequence[str]]) -> str:
-    """Return the name of a program that differs between the installation and the wheel; empty if there is none.
+    """Return the name of a program that differs between the installation and the wheel; empty if no program differs.
 
     A launcher of an entry point in the wheel may be missing, because an installer may write its own launcher.
     """

@@ -186,7 +186,7 @@ def _last_traceback(texts: Sequence[str]) -> int | None:
 
 
 def _last_frame(texts: Sequence[str]) -> str:
-    """Return file and line of the last frame of the user's code, such as `train.py:12`; empty if there is none."""
+    """Return file and line of the last frame of the user's code, such as `train.py:12`; empty without such a frame."""
     for text in reversed(texts):
         frame = _FRAME.search(text)
         if frame is not None and not _NOT_OURS.search(frame["file"]):
