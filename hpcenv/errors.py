@@ -74,7 +74,7 @@ class Status:
     """`hpcenv compare` and `reproduce`: the results are within the tolerance, not equal to the last bit."""
 
     RESULTS_DIFFER = 41
-    """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or their metrics have other steps."""
+    """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or have different steps."""
 
     DOES_NOT_RUN = 43
     """`hpcenv compat`: the combination does not run."""
@@ -86,7 +86,7 @@ class Status:
     """With this status, a step tells the batch script that the run has ended in an earlier job of its chain."""
 
     NOT_DONE = 101
-    """With this status, a step tells the batch script that the training saved itself and has more to do, but is not queued
+    """With this status, a step tells the batch script that the training saved itself, has more to do, and is not queued
     again."""
 
     PIPE_CLOSED = 141

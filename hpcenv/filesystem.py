@@ -124,8 +124,9 @@ def _unescape(text: str) -> str:
 
 
 def file_time(folder: Path) -> float:
-    """Return the current time by the clock that sets file times in `folder`. On a network file system this is the
-    server's clock.
+    """Return the current time by the clock that sets file times in `folder`.
+
+    On a network file system this is the server's clock.
 
     Raises:
         OSError: no file can be written there.
@@ -210,8 +211,9 @@ def _quota_commands(place: Path, mount: Mount) -> list[_QuotaCommand]:
 
 
 def _left(used: str, soft: str, hard: str) -> int | None:
-    """Return how many bytes a quota leaves; None if there is no limit. The arguments are columns of a quota command, in
-    KiB.
+    """Return how many bytes a quota leaves; None if there is no limit.
+
+    The arguments are columns of a quota command, in KiB.
 
     A limit of 0 means "no limit". If a hard limit is set, it is used instead of the soft limit: a user who exceeds only
     the soft limit can still write during the grace period, usually for days.

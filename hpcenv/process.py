@@ -476,8 +476,7 @@ class _Watched:
 def _watched(
     argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None, cwd: Path | None, **options: Any
 ) -> Iterator[_Watched]:
-    """Start a program whose standard output and standard error are merged; kill it at the time limit, or if the block
-    raises.
+    """Start a program with merged standard output and error; kill it at the time limit, or if the block raises.
 
     An exception of the block after the time limit is dropped, because `completed` raises ToolFailed.
     """
@@ -504,8 +503,9 @@ def _watched(
 
 
 def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None:
-    """Call `write`, close the pipe, and wait for the end of the program. If the program ends early, this is no error
-    here.
+    """Call `write`, close the pipe, and wait for the end of the program.
+
+    If the program ends early, this is no error here.
     """
     child = watched.child
     stdin = cast("BinaryIO", child.stdin)

@@ -58,7 +58,7 @@ def open_project(project: str | Path = ".") -> Workspace:
 
 
 def require_accepted(workspace: Workspace, accept: str | None, more: Sequence[Asked] = ()) -> None:
-    """Refuse a project if the user has not accepted its requests. There is no question, because a program cannot answer.
+    """Refuse a project if the user has not accepted its requests. A program cannot answer a question.
 
     Args:
         accept: the digest of the list of requests that the user accepts; None if the caller gave no digest.

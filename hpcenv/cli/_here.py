@@ -51,9 +51,7 @@ def _latest_run() -> RunLine | None:
 
 
 def _next(problem: HpcenvError | None, run: RunLine | None) -> str:
-    """Return the next command to type: for a run that has not ended, else for a problem of the lockfile, else for the
-    last run.
-    """
+    """Return the next command: for a run that has not ended, for a problem of the lockfile, or for the last run."""
     if run is not None and run.state in _GOING:
         return f"hpcenv logs -f {run.run}"
     if problem is not None:

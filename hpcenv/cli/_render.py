@@ -194,7 +194,9 @@ class Where:
 
 
 def _without_project(here: Path, script: str | None) -> Hint:
-    """Return a hint for a user who is not in a project. It never suggests `hpcenv init` in the home folder or above it.
+    """Return a hint for a user who is not in a project.
+
+    It never suggests `hpcenv init` in the home folder or above it.
     """
     around = None if script is None else project_around(Path(os.path.abspath(here / script)).parent)
     if around is not None:

@@ -144,8 +144,9 @@ def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: b
 
 
 def submission_of(locked: lock_model.Lockfile) -> str:
-    """Return the command that submits a script. Its options fit to the lockfile: `--gpus G` only if torch can use GPUs,
-    and no torchrun if there is no torch.
+    """Return the command that submits a script.
+
+    Its options fit to the lockfile: `--gpus G` only if torch can use GPUs, and no torchrun if there is no torch.
     """
     shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
     launcher = " --launcher none" if locked.facts.get("torch.version") == "absent" else ""

@@ -131,8 +131,7 @@ def carry_out(
 
 
 def context_of() -> Context:
-    """Return the environment, the folder, the time and other values that functions below `cli/` do not read themselves.
-    """
+    """Return the environment, the folder, the time and other values that only `cli/` reads."""
     return Context(
         environ=os.environ,
         cwd=_render.cwd(),

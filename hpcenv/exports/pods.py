@@ -178,9 +178,7 @@ def _needs(training: Training, claim: Claim | None) -> Iterator[str]:
 
 
 def _from(name: str, source: str) -> str:
-    """Return an argument for kubectl without the secret itself, because every user of the machine can read command
-    lines.
-    """
+    """Return an argument for kubectl without the secret itself, because all users can read command lines."""
     kind, _, place = source.partition(":")
     return f"--from-file={name}=" + (f'<(printf %s "${place}")' if kind == "env" else place)
 

@@ -157,7 +157,9 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
 
 
 def _name(given: str) -> str:
-    """Return a name that each engine accepts. Kubernetes has the strictest rules (RFC 1035), and makes the name longer.
+    """Return a name that each engine accepts.
+
+    Kubernetes has the strictest rules (RFC 1035), and makes the name longer.
     """
     name = re.sub(r"[^a-z0-9]+", "-", given.lower()).strip("-")[:40].rstrip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
@@ -207,8 +209,9 @@ def _program(options: SubmitOptions, code: Code, code_folder: Path) -> tuple[str
 def _variables(
     workspace: Workspace, options: SubmitOptions, locked: Lockfile, request: Request, context: Context
 ) -> tuple[tuple[Setting, ...], tuple[Secret, ...]]:
-    """Return the variables of the ranks, and the secrets. A variable whose name looks like that of a credential becomes
-    a secret.
+    """Return the variables of the ranks, and the secrets.
+
+    A variable whose name looks like that of a credential becomes a secret.
     """
     strict = determinism.determinism_options(
         options, workspace.project, locked, gpus=request.gpus_per_node, backend=backend_of(locked, request),

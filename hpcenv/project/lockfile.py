@@ -847,5 +847,5 @@ def package_expectations(lockfile: Lockfile) -> tuple[PackageExpectation, ...]:
 
 
 def _has_programs(lockfile: Lockfile, dist: DistTable) -> bool:
-    """Return whether the lockfile says which programs a package has. (It may say that the package has none.)"""
+    """Return whether the lockfile says which programs a package has. It may say that there are no programs."""
     return lockfile.revision >= 1 and dist.record_sha256 is not None

@@ -71,8 +71,9 @@ class Notices:
 
 
 def _asked_end(environ: Mapping[str, str]) -> int | None:
-    """Ask Slurm when the job ends, because its time limit may have changed since its start. None if Slurm gives no
-    answer.
+    """Ask Slurm when the job ends, because its time limit may have changed since its start.
+
+    None if Slurm gives no answer.
     """
     squeue, job = shutil.which("squeue", path=environ.get("PATH")), environ.get("SLURM_JOB_ID")
     if squeue is None or job is None:

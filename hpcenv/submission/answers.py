@@ -40,8 +40,9 @@ class Answers:
 
 @contextlib.contextmanager
 def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[Answers]:
-    """Start sinfo, scontrol and git, which run in parallel with the block. At the end of the block, kill those that
-    still run.
+    """Start sinfo, scontrol and git, which run in parallel with the block.
+
+    At the end of the block, kill those that still run.
     """
     on_slurm, stop, environ = cluster == "slurm", threading.Event(), context.environ
     folder = None if options.copied is not None else code_folder(options, context.cwd)

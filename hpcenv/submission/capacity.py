@@ -288,7 +288,9 @@ def _conditions(request: Request, origins: Mapping[str, str]) -> list[_OfferCond
 
 
 def feature_sets(constraint: str | None) -> list[frozenset[str]]:
-    """Return sets of features. A node must have all features of one set. Empty for expressions that only Slurm parses.
+    """Return sets of features.
+
+    A node must have all features of one set. Empty for expressions that only Slurm parses.
     """
     if constraint is None or not re.fullmatch(r"[\w.:-]+([&,|][\w.:-]+)*", constraint):
         return []

@@ -213,7 +213,9 @@ def require_runtime(profile: Profile) -> None:
 
 
 def with_options(request: Request, profile: Profile | None) -> Request:
-    """Return the request with the options of sbatch and srun from the profile. Values of other sources have precedence.
+    """Return the request with the options of sbatch and srun from the profile.
+
+    Values of other sources have precedence.
     """
     if profile is None:
         return request

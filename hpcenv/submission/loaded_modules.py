@@ -30,8 +30,9 @@ exec env -0 >&3
 
 
 def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str], *, python: str) -> dict[str, str]:
-    """Load the modules of a run, and return the new environment. Write what the modules set to `modules.json`, for the
-    ranks.
+    """Load the modules of a run, and return the new environment.
+
+    Write what the modules set to `modules.json`, for the ranks.
 
     Args:
         environ: the environment of the user. Modules that are already loaded are loaded again, to see their effect.

@@ -80,7 +80,9 @@ def read_fresh(workspace: Workspace, lock: str, path: Path | None, *, frozen: bo
 
 
 def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ...]) -> None:
-    """Refuse a stale lockfile. The packages of a host environment are compared later, at submission (host_packages.py).
+    """Refuse a stale lockfile.
+
+    The packages of a host environment are compared later, at submission (host_packages.py).
     """
     if reasons:
         path = workspace.lockfile_path(lock)

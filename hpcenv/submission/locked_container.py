@@ -74,8 +74,7 @@ def with_locked_overlay(environment: Environment, workspace: Workspace, containe
 
 
 def with_wrapper(environment: Environment, profile: Profile | None) -> Environment:
-    """Return a container's environment with the site's wrapper command, through which programs start in the container.
-    """
+    """Return a container's environment with the wrapper command through which the site starts programs."""
     if profile is None or not profile.entry_wrapper:
         return environment
     of = next(value for value in profile.used if value.kind == "entry-wrapper")

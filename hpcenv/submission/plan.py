@@ -300,8 +300,7 @@ def _stop_directives(manifest: Manifest, request: Request) -> list[tuple[str, st
 
 
 def _resource_directives(request: Request) -> list[tuple[str, str | None]]:
-    """Return the directives for GPUs and other generic resources, with at most one `--gres`: sbatch uses only the last.
-    """
+    """Return the directives for GPUs and other resources; only one is `--gres`, because sbatch uses only the last."""
     gres, directives = request.sbatch.get("gres"), []
     if request.gpus_per_node:
         count = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)

@@ -287,8 +287,7 @@ def _script(options: SubmitOptions, context: Context) -> tuple[Path | None, byte
 
 
 def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...]:
-    """Refuse a module or a console script that the environment does not have; return a note if this cannot be checked.
-    """
+    """Refuse a module or console script that the environment lacks; return a note if this cannot be checked."""
     options, context = wanted.options, wanted.context
     if options.entry and options.script is not None:
         return entry_point.require_in_environment(options.script, environment)
@@ -299,8 +298,7 @@ def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...
 
 
 def _shape(wanted: _Wanted) -> _Shape:
-    """Read the lockfile and return the request for this run; refuse a request that the locked environment cannot meet.
-    """
+    """Read the lockfile and return the request; refuse one that the locked environment cannot meet."""
     workspace, options = wanted.workspace, wanted.options
     read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
     path, content, lockfile, edited = read.path, read.content, read.lockfile, read.edited
@@ -488,8 +486,9 @@ def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _
 def plan_code(
     workspace: Workspace, options: SubmitOptions, context: Context, run_folder: Path | None = None
 ) -> tuple[Code, str]:
-    """Decide only which files of the project a run of a script gets. For a comparison, or for an engine that is not
-    Slurm.
+    """Decide only which files of the project a run of a script gets.
+
+    This is for a comparison, or for an engine other than Slurm.
 
     This needs neither the image nor Slurm, and starts only git.
 
@@ -652,9 +651,7 @@ def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
 
 
 def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
-    """Return the environment with binds for the folders of a function: its pickles, its outputs, and its module if it
-    is not copied.
-    """
+    """Return the environment with binds for the pickles and outputs of a function, and for its uncopied module."""
     if environment.kind != "sif":
         return environment
     folders = [str(folder) for folder in call.folders]

@@ -343,7 +343,9 @@ class _ProjectWalk:
         self._copy(place, path, length)
 
     def _ignored(self) -> frozenset[str]:
-        """Return which files of `_loose_files` git ignores. If git does not answer for a work tree, return all of them.
+        """Return which files of `_loose_files` git ignores.
+
+        If git does not answer for a work tree, return all of them.
         """
         questions: dict[str, list[str]] = {}
         for file in self._loose_files:

@@ -174,8 +174,7 @@ def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Subm
 
 
 def _compared(plan: Plan, new: Rerun) -> Plan:
-    """Return the plan with the values of the first run that the nodes compare, and notes on options that were removed.
-    """
+    """Return the plan with the compared values of the first run, and with notes on removed options."""
     path = new.first.verdict
     verdict = load_record(Verdict, path) if path.is_file() else None
     plan = with_first_variables(plan, new.before, verdict, new.context.environ)

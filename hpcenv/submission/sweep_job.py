@@ -185,8 +185,9 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
 
 
 def _source(base: Manifest, folder: str) -> Source | None:
-    """Return the description of an element's copy of the project. The element makes it from the sweep's copy when it
-    begins.
+    """Return the description of an element's copy of the project.
+
+    The element makes it from the sweep's copy when it begins.
     """
     if base.source is None:
         return None

@@ -134,7 +134,9 @@ def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile)
 
 
 def _without_modules(profile: Profile | None) -> tuple[str, ...]:
-    """Return a note if jobs load modules. This command does not load them, because it does not start the user's shell.
+    """Return a note if jobs load modules.
+
+    This command does not load them, because it does not start the user's shell.
     """
     if profile is None or not profile.modules:
         return ()
@@ -200,9 +202,7 @@ def _environment(
     *,
     gpus: int,
 ) -> tuple[Environment, tuple[Bind, ...]]:
-    """Return the environment as for a submission, and the binds of the site profile whose sources are not on this
-    machine.
-    """
+    """Return the environment as for a submission, and the binds of the site whose sources this machine lacks."""
     binds = project_binds(workspace)
     if locked.container is None:
         if sif is not None:

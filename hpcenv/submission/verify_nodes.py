@@ -59,8 +59,9 @@ OF_JOBS = ("partition", "account", "time", "preflight")
 def options_to_verify(
     *, nodes: int | None, lock: str, deep: bool, sif: object, gpus: int | None, **of_jobs: Any
 ) -> SubmitOptions:
-    """Return the options of a verification. With `nodes` they are the options of a job; if it is None, this machine is
-    verified.
+    """Return the options of a verification.
+
+    With `nodes` they are the options of a job; if it is None, this machine is verified.
 
     Args:
         of_jobs: the values of the options in OF_JOBS.

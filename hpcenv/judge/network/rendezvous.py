@@ -114,7 +114,7 @@ class _Path:
 def _path_to_first(
     nodes: Sequence[str], facts: Mapping[str, Facts], profile: NetworkProfile
 ) -> tuple[_Path | None, dict[str, str]]:
-    """Return a route for each node to one address of the first node. Without such a route, return the reason for each node.
+    """Return each node's route to one address of the first node; without one, the reason for each node.
 
     The first node must own the address, and every other node must have a route to it. The answer of the resolver for
     the host name (often 127.0.1.1) is not used.
