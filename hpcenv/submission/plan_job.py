@@ -488,9 +488,8 @@ def plan_code(
 ) -> tuple[Code, str]:
     """Decide only which files of the project a run of a script gets.
 
-    This is for a comparison, or for an engine other than Slurm.
-
-    This needs neither the image nor Slurm, and starts only git.
+    This is for a comparison, or for an engine other than Slurm. It needs neither the image nor Slurm, and starts only
+    git.
 
     Args:
         run_folder: the folder into which the code will be copied; None if it will not be copied.
