@@ -22,7 +22,7 @@ from hpcenv.runs.clean import Cleaned, CleanPlan, CleanRequest, clean, plan_clea
     "--older-than",
     metavar="AGE",
     callback=_duration.parse_seconds,
-    help="Remove runs that ended at least 12h, 30d ... ago; a plain number is seconds.",
+    help="Remove runs that did not change for 12h, 30d ...; a plain number is seconds.",
 )
 @click.option(
     "--state", "states", metavar="STATE", multiple=True, help="Remove only failed, cancelled ... runs; repeatable."

@@ -237,10 +237,10 @@ def _report(name: str, child: "subprocess.Popen[str]") -> None:
     try:
         output, errors = child.communicate(timeout=seconds)
         lines = errors.strip().splitlines()
-        why, state = (lines[-1] if lines else "ended with status %s" % child.returncode), "failed"
+        why = lines[-1] if lines else "ended with status %s" % child.returncode
     except subprocess.TimeoutExpired:
         child.kill()
-        output, why, state = "", "no end within %g s" % seconds, "failed"
+        output, why = "", "no end within %g s" % seconds
     found = {}
     for line in output.splitlines():
         try:
@@ -249,7 +249,7 @@ def _report(name: str, child: "subprocess.Popen[str]") -> None:
         except (ValueError, KeyError, TypeError):
             continue  # output of torch
     for check in checks:
-        print(json.dumps(found.get(check) or _outcome(check, state, why)), flush=True)
+        print(json.dumps(found.get(check) or _outcome(check, "failed", why)), flush=True)
 
 
 if __name__ == "__main__":
