@@ -1,6 +1,6 @@
 """Count the cores of a set of CPUs.
 
-Runs on: COMPUTE NODE, and inside the image (node_checks.py loads this file). Standard library only, Python 3.8 and newer.
+Runs on: COMPUTE NODE, and inside the image (node_checks.py loads this file). Standard library, Python 3.8 and newer.
 """
 
 from typing import Iterable

@@ -58,7 +58,7 @@ class Report:
         os.write(self._file, (json.dumps(line, sort_keys=True) + "\n").encode("ascii"))
 
     def run(self, phase: str, act: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Run one phase and record its begin, and its end or failure. After a failure, its exception is raised again."""
+        """Run one phase and record its begin, and its end or failure. The exception of a failure is raised again."""
         self.write(phase, "begin")
         started = time.monotonic()
         try:

@@ -43,7 +43,7 @@ class Ending:
         unfinished: whether the training has more to do, because it saved its state, or because it only reacts
             to signals (`--requeue always`). A script that ended on request without a report may have been finished.
         again: whether the job is requeued.
-        not_again: why an unfinished training does not continue; empty if it continues, or is not unfinished.
+        not_again: why an unfinished training is not requeued; empty in all other cases.
         without: nodes that the requeued job must not get.
         why: one line for the log; may be empty.
     """

@@ -264,7 +264,7 @@ class StepWatch:
         self._optimizers = []
 
     def _gone(self, _reference: Any) -> None:
-        """Tell the session that the training has ended if all optimizers are deleted, so that it hashes the parameters."""
+        """Tell the session that the training has ended if the last optimizer was deleted. It hashes the parameters."""
         if all(reference() is None for reference, _ in self._optimizers):
             self._session.trained()
 

@@ -1,5 +1,6 @@
-"""The files to which a rank appends: metrics with losses and hashes (hpcenv.records.metrics), and the trace
-(hpcenv.records.trace).
+"""The files to which a rank appends lines of JSON: its metrics and its trace.
+
+The metrics include losses and hashes (hpcenv.records.metrics). The trace is described in hpcenv.records.trace.
 """
 
 import json
