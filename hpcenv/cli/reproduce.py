@@ -49,7 +49,7 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), default=STEPS, metavar="N", **_OWN,
-    help=f"How many optimizer steps rungs 1 and 2 repeat. Default: {STEPS}.",
+    help=f"Number of optimizer steps that rungs 1 and 2 repeat. Default: {STEPS}.",
 )  # fmt: skip
 @click.option(
     "--copy",

@@ -1,6 +1,6 @@
 """Keep a session open on a node: make its folder, run its services, send notices to its shells, and end it.
 
-Runs on: COMPUTE NODE, as one process beside the process that holds the job. Standard library only.
+Runs on: COMPUTE NODE, as one process beside the process that keeps the job alive. Standard library only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
     assert manifest.session is not None
     this_node = find_this_node(environ, cluster=manifest.cluster)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        # This process ends only after the process that holds the job. The signals get a handler and are not ignored,
+        # This process ends only after the process that keeps the job alive. The signals get a handler and are not ignored,
         # because services would inherit ignored signals.
         signal.signal(number, lambda _number, _frame: None)
     with ExitStack() as stack:

@@ -247,7 +247,7 @@ def read_result(path: Path) -> tuple[str, Any]:
         raise JobFailed(
             f"the result `{path}` cannot be read",
             why=f"{type(error).__name__}: {error}",
-            hint="return plain values, or install the package here that has the class of the result",
+            hint="return plain values, or install here the package that defines the class of the result",
         ) from error
     return str(outcome), value
 

@@ -83,7 +83,7 @@ def with_wrapper(environment: Environment, profile: Profile | None) -> Environme
 
 
 def program_of(named: str | None, profile: Profile | None, environ: Mapping[str, str]) -> str:
-    """Return the program that starts containers; empty if nothing names one, so that it must be searched.
+    """Return the program that starts containers; empty if no source names it. The caller then searches PATH.
 
     The program may exist only on the nodes, where a module provides it.
 

@@ -26,7 +26,7 @@ class RankLook:
         """Return what each rank does.
 
         Args:
-            pulses: pulses of the running ranks.
+            pulses: the newest pulse (steps, times, memory) of each running rank.
             processes: process id -> rank, of the ranks and of the processes below them.
             now: seconds of any clock.
         """
