@@ -224,7 +224,7 @@ def store_option(command: Decorated) -> Decorated:
             # The code that raised the error knows the folder, but not whether an option named the folder.
             raise where.with_options(problem) from problem
 
-    store = click.option("--store", metavar="DIR", help="Folder of the image store. Default: HPCENV_STORE, or the project's.")
+    store = click.option("--store", metavar="DIR", help="Folder of images. Default: HPCENV_STORE, or the project's.")
     text = "Use the folder of --store also if this user owns it."
     owners = click.option("--trust", cls=RareOption, metavar="USER", multiple=True, help=text)
     return cast("Decorated", store(owners(with_place)))

@@ -43,8 +43,8 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
     assert manifest.session is not None
     this_node = find_this_node(environ, cluster=manifest.cluster)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        # This process ends only after the process that keeps the job alive. The signals get a handler and are not ignored,
-        # because services would inherit ignored signals.
+        # This process ends only after the process that keeps the job alive. The signals get a handler and are not
+        # ignored, because services would inherit ignored signals.
         signal.signal(number, lambda _number, _frame: None)
     with ExitStack() as stack:
         try:
