@@ -18,9 +18,9 @@ _STEPS = ("steps/__init__.py", "steps/container_check.py")
 # Modules that only the launch, the watching and the end of a Slurm job need.
 _NOT_HERE = (
     "facts/loaded.py", "facts/second_look.py", "identity/stage/stage.py", "incontainer/agent.py", "incontainer/call.py",
-    "incontainer/node_checks.py", "incontainer/rank_", "incontainer/rendezvous_store.py", "incontainer/smoke.py",
-    "incontainer/submitit_job.py", "incontainer/tasks.py", "judge/first_failure.py", "judge/hang.py", "judge/smoke/",
-    "judge/use.py",
+    "incontainer/gpu_start.py", "incontainer/node_checks.py", "incontainer/rank_", "incontainer/ray_node.py",
+    "incontainer/rendezvous_store.py", "incontainer/service.py", "incontainer/smoke.py", "incontainer/submitit_job.py",
+    "incontainer/tasks.py", "judge/first_failure.py", "judge/hang.py", "judge/smoke/", "judge/use.py",
 )  # fmt: skip
 
 # Any Python 3 can run this text. The modules need Python 3.10: an older Python cannot run the check.
