@@ -61,7 +61,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 def require_none(engine: str, volume: str | None) -> None:
     """Refuse options of an export if `--export` is not given."""
     if engine != _SLURM or volume is not None:
-        raise UsageError("`--format` and `--volume` need `--export DIR`")
+        why = "they say what is written into the folder of an export"
+        raise UsageError("`--format` and `--volume` need `--export DIR`", why=why, hint="add --export DIR")
 
 
 def refuse(typed: Mapping[str, Any], *, alone: bool) -> None:
@@ -74,7 +75,11 @@ def refuse(typed: Mapping[str, Any], *, alone: bool) -> None:
     flags = [flag for name in _NOT_HERE if name in typed for flag in argv_of(BY_NAME[name], typed[name])[:1]]
     if flags or not alone:
         word = flags[0] if flags else "--wait, --dry-run or --test-only"
-        raise UsageError(f"`--export` does not go together with {word}", why="the folder is submitted later")
+        raise UsageError(
+            f"`--export` does not go together with {word}",
+            why="the folder is submitted later",
+            hint=f"leave out {word}",
+        )
 
 
 def run(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcenv.errors import UsageError
 from hpcenv.exports.archive import check_archive
 from hpcenv.exports.training import Training
 from hpcenv.records.codec import encode_record
@@ -65,8 +66,20 @@ class Files:
         self.lock.with_name("lock.toml").write_text(training.lockfile, encoding="utf-8")
 
     def code_files(self) -> list[Path]:
-        """Return the files of the code. The records beside the folders of the copy are left out."""
-        return [one for one in sorted(self.code.path.rglob("*")) if one.is_file() and one.parent != self.code.path]
+        """Return the files of the code. The records beside the folders of the copy are left out.
+
+        Raises:
+            UsageError: the code has a symbolic link that does not lead to a file.
+        """
+        found = [one for one in sorted(self.code.path.rglob("*")) if one.parent != self.code.path]
+        link = next((one for one in found if one.is_symlink() and not one.is_file()), None)
+        if link is not None:
+            raise UsageError(
+                f"`{link.relative_to(self.code.path / 'source')}` is a symbolic link that a ConfigMap cannot hold",
+                why="a ConfigMap has files only, and the link leads to a folder or to nothing",
+                hint="--volume CLAIM:/path names a claim that has the code; or replace the link by a copy",
+            )
+        return [one for one in found if one.is_file()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +24,9 @@ from hpcenv.submission.request import SubmitOptions
 # The name of an engine is the name of its module in `formats/`.
 ENGINES = ("compose", "kubernetes", "trainjob", "skypilot")
 _WITH_CLAIMS = ("kubernetes", "trainjob")
+# A name of an object: Kubernetes 1.34, "Object Names and IDs", DNS subdomain names.
+_CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_LONGEST_CLAIM = 253
 
 
 def export_training(
@@ -73,7 +78,19 @@ def _claim(volume: str | None, engine: str) -> Claim | None:
         return None
     name, colon, path = volume.partition(":")
     if engine not in _WITH_CLAIMS:
-        raise UsageError("`--volume` is for Kubernetes", why=f"with --format {engine}, the code is in the folder")
-    if not name or not colon or not path.startswith("/"):
-        raise UsageError(f"`--volume {volume}` is not CLAIM:/path")
-    return Claim(name=name, path=path.rstrip("/"))
+        raise UsageError(
+            "`--volume` is for Kubernetes",
+            why=f"with --format {engine}, the code is in the folder",
+            hint=f"leave --volume out, or use --format {' or '.join(_WITH_CLAIMS)}",
+        )
+    folder, own = path.rstrip("/"), trainings.OWN_FOLDER
+    problem = None
+    if not colon or not _CLAIM_NAME.fullmatch(name) or len(name) > _LONGEST_CLAIM:
+        problem = "a claim has a name of small letters, digits, `-` and `.` (RFC 1123), and `:` stands before the path"
+    elif not folder.startswith("/") or os.path.normpath(folder) != folder:
+        problem = "the path is an absolute path of a folder below /, without `..`"
+    elif folder == own or folder.startswith(f"{own}/"):
+        problem = f"hpcenv mounts its own files below {own}"
+    if problem is not None:
+        raise UsageError(f"`--volume {volume}` cannot be used", why=problem, hint="for example --volume team:/team")
+    return Claim(name=name, path=folder)

@@ -39,8 +39,12 @@ def _config_map(training: Training, name: str, files: Mapping[str, bytes]) -> di
     if size > _LARGEST:
         raise UsageError(
             f"the {name} has {size / _LARGEST:.1f} MiB, and Kubernetes accepts 1 MiB in a ConfigMap",
-            why=f"{len(files)} files" if name == "code" else None,
-            hint="--volume CLAIM:/path names a claim that has the code" if name == "code" else None,
+            why=f"{len(files)} files"
+            if name == "code"
+            else "the lockfile of a large environment, or hpcenv's own code",
+            hint="--volume CLAIM:/path names a claim that has the code"
+            if name == "code"
+            else "use --format compose, or lock an environment with fewer packages",
         )
     text, binary = {}, {}
     for key, content in files.items():

@@ -30,7 +30,8 @@ from hpcenv.submission.request import MergedOptions, SubmitOptions, detect_clust
 from hpcenv.submission.snapshot import Code
 
 # The folders of the archive, the lock and the code in the container.
-CHECK, LOCK, CODE = "/hpcenv/check", "/hpcenv/lock", "/hpcenv/code"
+OWN_FOLDER = "/hpcenv"
+CHECK, LOCK, CODE = f"{OWN_FOLDER}/check", f"{OWN_FOLDER}/lock", f"{OWN_FOLDER}/code"
 PORT = 29500
 
 # Options whose effect is in the files, and options about the submission itself. Other options have no effect in an
@@ -119,11 +120,19 @@ def find(workspace: Workspace, options: SubmitOptions, context: Context, code_fo
     merged = merge(options, workspace, {}, "local", None)
     request, launch = make_request(merged.options), launch_options(merged.options)
     if launch.launcher != "torchrun":
-        raise UsageError(f"`--launcher {launch.launcher}` cannot be exported", why="torchrun starts the ranks there")
+        raise UsageError(
+            f"`--launcher {launch.launcher}` cannot be exported",
+            why="torchrun starts the ranks there",
+            hint="--launcher torchrun, or export the job of Slurm: --format slurm",
+        )
     read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
     path, locked = read.path, read.lockfile
     if locked.facts.get("torch.version") == "absent":
-        raise UsageError(f"`{path.name}` cannot be exported: it has no torch", why="torchrun starts the ranks there")
+        raise UsageError(
+            f"`{path.name}` cannot be exported: it has no torch",
+            why="torchrun starts the ranks there",
+            hint="lock an image that has torch, or export the job of Slurm: --format slurm",
+        )
     image, platform = _image(locked)
     gpus = request.gpus_per_node
     if not merged.options.allow_cpu_torch:
@@ -243,6 +252,8 @@ def _lost(workspace: Workspace, merged: MergedOptions, profile: Profile | None, 
     yield "the nodes are not compared with each other, and GPUs are not tried before the training"
     if request.nodes > 1:
         yield "InfiniBand and the network between nodes: the engine's network and NCCL's own choice count"
+    if request.gpus_per_node:
+        yield "the ranks are not bound to the CPUs near their GPUs"
     yield "nothing is watched, and the training gets no signal before a time limit"
     if profile is not None and (profile.modules or profile.settings):
         words = [*profile.modules, *(setting.name for setting in profile.settings)]

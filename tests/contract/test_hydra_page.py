@@ -65,3 +65,16 @@ def test_its_study_is_stopped_and_resumed(environ: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("6 trials, best: {'lr': "), done.stdout
     assert len(list(project.glob("runs/*/submission.json"))) == 6, "no trial ran twice"
+
+
+def test_its_study_ends_when_no_trial_completes(environ: dict[str, str]) -> None:
+    project = Path(environ["HOME"])
+    text = (project / "study.py").read_text()
+    (project / "study.py").write_text(
+        text.replace("    return (lr - 0.03)", "    raise ValueError(lr)\n    return (lr - 0.03)")
+    )
+    command = ["python", "study.py"]
+    done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "none of these trials completed" in done.stderr
+    assert len(list(project.glob("runs/*/submission.json"))) == 3

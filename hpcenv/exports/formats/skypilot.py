@@ -51,7 +51,9 @@ def _from_shell(secret: Secret) -> str:
 
 def _resources(training: Training) -> dict[str, Any]:
     request = training.request
-    resources: dict[str, Any] = {"image_id": f"docker:{training.image}", "labels": training.labels}
+    # SkyPilot checks a label against the rules of every cloud that it knows, and a key on GCP cannot have a dot.
+    labels = {key.replace(".", "-"): value for key, value in training.labels.items()}
+    resources: dict[str, Any] = {"image_id": f"docker:{training.image}", "labels": labels}
     if request.gpus_per_node:
         if request.gpu_type is None:
             raise UsageError(

@@ -97,7 +97,7 @@ def test_image_by_digest_fingerprint_and_what_is_lost(project: Path, hpcenv: Any
     assert IMAGE in text
     assert "train:v1" not in text
     fingerprint = json.loads((folder / "lock" / "lock.json").read_text())["fingerprint"]
-    assert f"hpcenv.fingerprint: {fingerprint}" in text
+    assert f"hpcenv{'-' if engine == 'skypilot' else '.'}fingerprint: {fingerprint}" in text
     # A sentence on the screen and in the file.
     comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     said = [line.removeprefix("not there: ") for line in done.stderr.splitlines() if line.startswith("not there: ")]
@@ -181,7 +181,7 @@ def test_skypilot_gets_gpus_by_name(project: Path, hpcenv: Any) -> None:
     folder, _ = export(hpcenv, project, "skypilot", *words, "--gpu-type", "h100")
     assert documents(folder / "task.yaml")[0]["resources"] == {
         "image_id": f"docker:{IMAGE}",
-        "labels": {"hpcenv.fingerprint": json.loads((folder / "lock/lock.json").read_text())["fingerprint"]},
+        "labels": {"hpcenv-fingerprint": json.loads((folder / "lock/lock.json").read_text())["fingerprint"]},
         "accelerators": "H100:8",
         "cpus": "4+",
         "memory": "6+",
@@ -238,6 +238,35 @@ def test_a_claim_is_for_kubernetes(project: Path, hpcenv: Any) -> None:
     for engine, volume in (("compose", "team:/team"), ("kubernetes", "team"), ("slurm", "team:/team")):
         export(hpcenv, project, engine, "--volume", volume, status=2)
     assert hpcenv("submit", "train.py", "--nproc", "1", "--format", "compose", cwd=project).status == 2
+
+
+@pytest.mark.parametrize(
+    "volume", ["team:/", "Team_X:/team", "team:/team/../x", "team:/hpcenv/check", "team:/hpcenv", f"{'a' * 254}:/team"]
+)
+def test_a_claim_that_kubernetes_would_refuse_or_misplace_is_refused(project: Path, hpcenv: Any, volume: str) -> None:
+    folder, done = export(hpcenv, project, "kubernetes", "--volume", volume, status=2)
+    assert "cannot be used" in done.stderr
+    assert "hint: for example --volume team:/team" in done.stderr
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "trainjob"])
+def test_a_link_to_a_folder_does_not_get_lost(project: Path, hpcenv: Any, engine: str) -> None:
+    (project / "conf_real").mkdir()
+    (project / "conf_real" / "a.yaml").write_text("lr: 1\n")
+    (project / "conf").symlink_to("conf_real")
+    folder, done = export(hpcenv, project, engine, status=2)
+    assert "`conf` is a symbolic link that a ConfigMap cannot hold" in done.stderr
+    assert not folder.exists()
+    folder, done = export(hpcenv, project, engine, "--volume", "team:/team")
+    assert (folder / "code" / "source" / "conf" / "a.yaml").read_text() == "lr: 1\n"
+
+
+def test_cpus_near_the_gpus_are_named_as_lost(project: Path, hpcenv: Any) -> None:
+    lost = "the ranks are not bound to the CPUs near their GPUs"
+    assert lost not in export(hpcenv, project, "compose")[1].stderr
+    given = ("--gpus", "2", "--allow-cpu-torch")
+    assert lost in " ".join(export(hpcenv, project, "kubernetes", *given)[1].stderr.split())
 
 
 # -- what cannot be exported --------------------------------------------------------------
