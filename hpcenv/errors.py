@@ -36,7 +36,6 @@ and key, flag or variable). *hint*: the next command to type. `code` is a stable
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- HashesUnproved       47   the hash of a wheel is required and not confirmed
     |- DataUnavailable      48   data of a hub are missing, or differ from those of the hub
-    |- NeverStarts          49   Slurm keeps a job in the queue that cannot start as it is
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only fields of severity `warn` differ
@@ -380,13 +379,6 @@ class RunEndUnknown(HpcenvError):
 
     code = "run-end-unknown"
     exit_status = 25
-
-
-class NeverStarts(HpcenvError):
-    """`wait`, `submit --wait`, `logs -f`: Slurm keeps the job in the queue, but as it is, the job cannot start."""
-
-    code = "never-starts"
-    exit_status = 49
 
 
 class NotAccepted(HpcenvError):

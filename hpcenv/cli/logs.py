@@ -18,7 +18,7 @@ from hpcenv.runs.find import find_run
 from hpcenv.runs.logs import RankNodes, Selection, follow_selected, read_selected
 from hpcenv.runs.state import read_states, resolve_states
 from hpcenv.runs.status import read_details, read_status
-from hpcenv.runs.wait import StartWatch, exit_status_of
+from hpcenv.runs.wait import exit_status_of
 
 
 @click.command("logs")
@@ -70,15 +70,13 @@ def _follow(run: Run, selection: Selection) -> int:
     Returns:
         The same exit status as `hpcenv wait` if the run ended before it had a log, else 0.
     """
-    show, starts, began = LogPrinter(run), StartWatch(), time.monotonic()
+    show = LogPrinter(run)
     with PendingLine(os.environ) as line:
 
         def ended() -> bool:
             resolved = resolve_states([run], os.environ)[0]
             if line.waits or resolved.state.state in ("pending", "requeued"):
-                status = read_details(run, resolved)
-                line.see(status)
-                starts.see(status, time.monotonic() - began)
+                line.see(read_details(run, resolved))
             return resolved.state.quiet
 
         for piece in follow_selected(run, selection, ended=ended, pause=time.sleep):

@@ -17,9 +17,6 @@ from hpcenv.text import plural
 
 _SECONDS = 30.0
 
-# A part of the request exceeds a maximum of one job, so it does not help that other jobs end (Slurm 24.11,
-# https://slurm.schedmd.com/job_reason_codes.html: AssocMax*PerJob, QOSMax*PerJob, QOSMax*PerNode, MaxMemPerLimit).
-_MORE_THAN_ALLOWED = r"(?:QOS|Assoc)Max\w*Per(?:Job|Node)\w*|MaxMemPerLimit"
 # The reasons in squeue(1), section JOB REASON CODES (Slurm 24.11). The first pattern that matches is used.
 _REASONS = (
     ("Resources", "the nodes that it needs are not free yet"),
@@ -34,21 +31,9 @@ _REASONS = (
     ("Reservation.*", "its reservation has not begun"),
     ("Licenses", "the licences that it needs are in use"),
     ("NodeDown", "a node that it needs is down"),
-    ("PartitionNodeLimit", "it asks for more nodes than the partition allows, or nodes that it needs are down"),
-    ("PartitionTimeLimit", "it asks for more time than the partition allows"),
+    ("Partition(NodeLimit|TimeLimit)", "it asks for more than the partition allows"),
     ("Partition(Down|Inactive|Config)", "its partition starts no jobs now"),
-    ("BadConstraints", "no node has what it asks for"),
-    ("InvalidAccount|AccountNotAllowed", "its account does not exist, or may not use the partition"),
-    ("InvalidQOS|QOSNotAllowed", "its QOS does not exist, or may not be used with the account or partition"),
-    (_MORE_THAN_ALLOWED, "it asks for more than one job of its account or QOS may have"),
-    ("QOSMin.*", "it asks for less than each job of its QOS must have"),
     ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
-)
-
-# With these reasons a job does not start, however long it waits: the job, or a limit of the cluster, has to change.
-_NEVER = re.compile(
-    rf"\b(DependencyNeverSatisfied|PartitionTimeLimit|BadConstraints|InvalidAccount|AccountNotAllowed|InvalidQOS"
-    rf"|QOSNotAllowed|{_MORE_THAN_ALLOWED}|QOSMin\w*)\b"
 )
 
 # Jobs with these reasons do not wait for nodes. So they are not counted as jobs that start earlier.
@@ -96,11 +81,6 @@ def in_words(reason: str) -> str:
     word = reason.rpartition("; ")[2]
     meaning = next((words for pattern, words in _REASONS if re.fullmatch(pattern, word)), "")
     return f"{reason}: {meaning}" if meaning else reason
-
-
-def can_never_start(reason: str) -> bool:
-    """Return whether a job that waits for this reason of Slurm will not start, however long it waits."""
-    return _NEVER.search(reason) is not None
 
 
 def find_place(job_id: str, environ: Mapping[str, str]) -> QueuePlace | None:

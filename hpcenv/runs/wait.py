@@ -6,18 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpcenv.cluster.queue import can_never_start
-from hpcenv.errors import Command, NeverStarts, RunEndUnknown, WaitTimeout
+from hpcenv.errors import Command, RunEndUnknown, WaitTimeout
 from hpcenv.runs.entries import Submitted, open_run
 from hpcenv.runs.status import RunStatus, read_statuses
 from hpcenv.text import listed
 
 # sacct may show the end of a job some seconds after squeue has dropped it.
 _LOOKS_AFTER_GONE = 5
-
-# A reason counts when a job has waited for this number of seconds for it: Slurm also gives some reasons for a moment
-# after a change of nodes or limits.
-_NEVER_SECONDS = 30.0
 
 # Shortest and longest pause in seconds between two queries. Pauses grow, to spare slurmctld.
 _PAUSES = (0.5, 10.0)
@@ -44,9 +39,7 @@ def wait_for(
 
     Raises:
         WaitTimeout: a run has not ended within `timeout`.
-        NeverStarts: a job waits for a reason that does not end by waiting.
     """
-    starts, waited = StartWatch(), 0.0
     deadline = None if timeout is None else time.monotonic() + timeout
     last: dict[int, RunStatus] = {}
     looks_gone = dict.fromkeys(range(len(runs)), 0)
@@ -58,7 +51,6 @@ def wait_for(
             if before is None or (current.state, current.detail) != (before.state, before.detail):
                 on_status(current)
                 seconds = _PAUSES[0]
-            starts.see(current, waited)
             looks_gone[number] = looks_gone[number] + 1 if current.gone else 0
             last[number] = current
         going = [n for n in going if not last[n].ended and looks_gone[n] <= _LOOKS_AFTER_GONE]
@@ -69,35 +61,7 @@ def wait_for(
                 raise _wait_timeout([last[number] for number in going])
             seconds = max(left, 0.05)
         pause(seconds)
-        waited += seconds
         seconds = min(_PAUSES[1], seconds * 1.3)
-
-
-class StartWatch:
-    """Ends a wait for a job that Slurm keeps in the queue, but that cannot start as it is."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, float] = {}
-
-    def see(self, status: RunStatus, now: float) -> None:
-        """Look at the state of a run.
-
-        Args:
-            status: the state now.
-            now: seconds since the wait began.
-
-        Raises:
-            NeverStarts: the job has waited for 30 s for reasons that do not end by waiting.
-        """
-        if status.state != "pending" or not can_never_start(status.detail):
-            self._since.pop(status.run, None)
-            return
-        if now - self._since.setdefault(status.run, now) >= _NEVER_SECONDS:
-            raise NeverStarts(
-                f"the job of `{status.run}` cannot start as it is",
-                why=f"Slurm keeps it in the queue: {status.detail}",
-                hint=("to end it: ", Command("hpcenv", "cancel", status.run), ", then submit with other options"),
-            )
 
 
 def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:

@@ -10,14 +10,12 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from hpcenv import errors, process
 from hpcenv.cli import _errors
-from hpcenv.cluster import queue
 from hpcenv.container import secret
 from hpcenv.errors import HpcenvError
 from hpcenv.hub import tree
@@ -26,8 +24,6 @@ from hpcenv.launch import launch
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.project.hub_reference import parse_locked
 from hpcenv.records.manifest import Secret
-from hpcenv.runs.status import RunStatus
-from hpcenv.runs.wait import StartWatch
 from hpcenv.submission import function
 from tests import run_folders
 from tests.error_text import unwrapped, wrapped
@@ -82,13 +78,6 @@ def raised(call: Callable[[], object]) -> str:
     with pytest.raises(BaseException) as caught:
         call()
     return shown(caught.value)
-
-
-def not_starting() -> None:
-    words = queue.in_words("QOSMaxWallDurationPerJobLimit")
-    watch, status = StartWatch(), SimpleNamespace(run="a", state="pending", detail=words)
-    for seconds in (0.0, 31.0):
-        watch.see(cast(RunStatus, status), seconds)
 
 
 def waiting(scene: Scene) -> str:
@@ -205,7 +194,6 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     ),
     "run-not-running": ended,
     "job-failed": missing_result,
-    "never-starts": lambda _: raised(not_starting),
     "wait-timeout": waiting,
     "node-rejected": lambda _: shown(launch._sif_changed(NODE, "/images/a.sif")),
     "nodes-unknown": lambda _: raised(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcenv.cluster.queue import QueuePlace, can_never_start, find_place, in_words
+from hpcenv.cluster.queue import QueuePlace, find_place, in_words
 
 OWN = "squeue---format=%P|%Q|%S|%u|%V"
 QUEUE = "squeue---format=%i|%Q|%u|%r"
@@ -78,28 +78,3 @@ def test_the_reason_is_said_in_words(reason: str, words: str) -> None:
 
 def test_a_place_without_the_number_of_jobs_says_that_it_is_unknown() -> None:
     assert str(QueuePlace(partition="p")) == "its place in the queue is unknown; Slurm does not expect a start yet"
-
-
-@pytest.mark.parametrize(
-    ("reason", "never", "words"),
-    [
-        ("QOSMaxWallDurationPerJobLimit", True, "more than one job of its account or QOS may have"),
-        ("AssocMaxCpuMinutesPerJobLimit", True, "more than one job of its account or QOS may have"),
-        ("QOSMaxMemoryPerNode", True, "more than one job of its account or QOS may have"),
-        ("MaxMemPerLimit", True, "more than one job of its account or QOS may have"),
-        ("QOSMinGRES", True, "less than each job of its QOS must have"),
-        ("BadConstraints", True, "no node has what it asks for"),
-        ("InvalidAccount", True, "its account does not exist"),
-        ("InvalidQOS", True, "its QOS does not exist"),
-        ("PartitionTimeLimit", True, "more time than the partition allows"),
-        ("DependencyNeverSatisfied", True, "it will never start"),
-        ("QOSMaxCpuPerUserLimit", False, "waits for other jobs of them to end"),
-        ("AssocGrpCpuLimit", False, "waits for other jobs of them to end"),
-        ("PartitionNodeLimit", False, "are down"),
-        ("Dependency", False, "waits for the end of another job"),
-        ("Priority", False, "higher priority"),
-    ],
-)
-def test_what_does_not_end_by_waiting_is_told_apart(reason: str, never: bool, words: str) -> None:
-    assert words in in_words(reason)
-    assert can_never_start(in_words(reason)) is never

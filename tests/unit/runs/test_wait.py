@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import run_folders as folders
 
-from hpcenv.errors import NeverStarts, WaitTimeout
+from hpcenv.errors import (
+    WaitTimeout,
+)
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.runs.cancel import cancel_all
 from hpcenv.runs.clean import CleanRequest, plan_clean
@@ -116,33 +118,6 @@ def test_a_wait_has_a_limit(tmp_path: Path, fake_slurm: Any) -> None:
         )
     assert caught.value.why == "`a` is running"
     assert caught.value.exit_status == 124
-
-
-def test_a_job_that_cannot_start_as_it_is_ends_the_wait(tmp_path: Path, fake_slurm: Any) -> None:
-    folders.make_run(tmp_path / "runs", "a", "7")
-    fake_slurm.answers("squeue", "7|PENDING|QOSMaxWallDurationPerJobLimit||0:00\n")
-    pauses: list[float] = []
-    with pytest.raises(NeverStarts, match="the job of `a` cannot start as it is") as caught:
-        found = find_all(tmp_path, ("a",), runs="runs")
-        wait_for(found, environ=fake_slurm.environ, pause=pauses.append, on_status=lambda _one: None)
-    assert "QOSMaxWallDurationPerJobLimit" in (caught.value.why or "")
-    assert "`hpcenv cancel a`" in (caught.value.hint or "")
-    assert 30 <= sum(pauses) < 60
-    assert not fake_slurm.calls("scancel"), "the job stays: a limit may be raised"
-
-
-def test_a_reason_for_a_moment_does_not_end_the_wait(tmp_path: Path, fake_slurm: Any) -> None:
-    folders.make_run(tmp_path / "runs", "a", "7")
-    states = ["7|COMPLETED|None|n1|0:01\n", *(8 * ["7|PENDING|Priority||0:00\n", "7|PENDING|BadConstraints||0:00\n"])]
-    fake_slurm.answers("sacct", "7|COMPLETED|0:0|n1|00:00:01\n")
-
-    def pause(_seconds: float) -> None:
-        fake_slurm.answers("squeue", states.pop())
-
-    pause(0)
-    found = find_all(tmp_path, ("a",), runs="runs")
-    (status,) = wait_for(found, environ=fake_slurm.environ, pause=pause, on_status=lambda _one: None)
-    assert status.state == "completed"
 
 
 def test_a_chain_whose_next_job_waits_has_not_ended_and_can_be_cancelled(tmp_path: Path, fake_slurm: Any) -> None:
