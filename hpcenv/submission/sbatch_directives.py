@@ -13,7 +13,8 @@ from hpcenv.project import native_options
 from hpcenv.project.options import OPTIONS
 
 _BY_NAME = {row.sbatch: row for row in OPTIONS if row.sbatch}
-_SHORT = {row.short: row.sbatch for row in OPTIONS if row.short} | {
+# One-letter options of sbatch -> their long names.
+SHORT = {row.short: row.sbatch for row in OPTIONS if row.short} | {
     "G": "gpus",
     "n": "ntasks",
     "o": "output",
@@ -64,12 +65,14 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             yield name, value if equals else following
-        elif word.startswith("-") and word[1:2] in _SHORT:
-            yield _SHORT[word[1]] or "", word[2:] or following
+        elif word.startswith("-") and word[1:2] in SHORT:
+            yield SHORT[word[1]] or "", word[2:] or following
 
 
 def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the arguments for `hpcenv submit`, and the options that have no translation, each with the reason."""
+    # sbatch knows the option by two names.
+    given = {"ntasks-per-node" if name == "tasks-per-node" else name: value for name, value in given.items()}
     left = _without_shape(given)
     given = {name: value for name, value in given.items() if name not in left}
     words = [*_shape(given)]
