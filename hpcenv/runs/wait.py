@@ -86,7 +86,10 @@ def find_no_start(run: Submitted, status: RunStatus, environ: Mapping[str, str])
     return CannotStart(
         f"`{status.run}` does not start as it is",
         why=in_words(word),
-        hint=(Command("hpcenv", "cancel", status.run), "; if the site raises the limit, the job starts without a change"),
+        hint=(
+            Command("hpcenv", "cancel", status.run),
+            "; if the site raises the limit, the job starts without a change",
+        ),
     )
 
 

@@ -31,6 +31,11 @@ _FILES = (
 # Folders of such files. In `.aws/config`, for example, only the folder shows that the file has credentials.
 _FOLDERS = (".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "secrets", ".secrets")
 
+# A header of HTTP, with a token and not with a placeholder.
+_BEARER = (
+    r"(?i:authorization)[\"']?\]?[ \t]*[:=,][ \t]*[rbfu]?[\"']?[Bb]earer "
+    r"(?![A-Z_]+\b|(?i:your|my|token|auth|xxx))[\w.~+/-]{8,}"
+)
 # Patterns of tokens. Before each pattern is a text that all its matches contain. They are from config/gitleaks.toml of
 # gitleaks at b58d3f1 (2026-07-22); some are less strict here.
 _FORMS = tuple(
@@ -49,12 +54,7 @@ _FORMS = tuple(
         ("A", r"(?<!\w)(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}(?!\w)"),
         ("AIza", r"(?<!\w)AIza[\w-]{35}"),
         ("eyJ", r"(?<!\w)eyJ[A-Za-z0-9]{16,}\.ey[\w/-]{17,}\.[\w/-]{10,}"),
-        # A header of HTTP, with a token and not with a placeholder.
-        (
-            "earer ",
-            r"(?i:authorization)[\"']?\]?[ \t]*[:=,][ \t]*[rbfu]?[\"']?[Bb]earer (?![A-Z_]+\b|(?i:your|my|token|auth|xxx))"
-            r"[\w.~+/-]{8,}",
-        ),
+        ("earer ", _BEARER),
         # A user and a password before a host.
         ("://", r"://[^\s/:@'\"{}$<>]+:(?!(?:pass|password|pwd|token)@)[^\s/:@'\"{}$<>*]{3,}@[\w.-]+"),
     )

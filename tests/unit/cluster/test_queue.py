@@ -83,7 +83,13 @@ def test_a_place_without_the_number_of_jobs_says_that_it_is_unknown() -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        *("QOSMaxWallDurationPerJobLimit", "AssocMaxCpuPerJobLimit", "QOSMaxGRESPerNode", "MaxMemPerLimit", "QOSMinGRES"),
+        *(
+            "QOSMaxWallDurationPerJobLimit",
+            "AssocMaxCpuPerJobLimit",
+            "QOSMaxGRESPerNode",
+            "MaxMemPerLimit",
+            "QOSMinGRES",
+        ),
         *("BadConstraints", "InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed"),
         "DependencyNeverSatisfied",
     ],

@@ -17,7 +17,20 @@ def test_the_value_of_a_credential_is_not_recorded(name: str) -> None:
     assert recorded_value(name, "abc") == WITHHELD
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PATH", "PWD", "OLDPWD", "PASSED", "SSH_ASKPASS", "BYPASS", "NUM_PASS"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OMP_NUM_THREADS",
+        "TOKENIZERS_PARALLELISM",
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "PASSED",
+        "SSH_ASKPASS",
+        "BYPASS",
+        "NUM_PASS",
+    ],
+)
 def test_other_values_are_recorded(name: str) -> None:
     assert recorded_value(name, "abc") == "abc"
 
