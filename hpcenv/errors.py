@@ -32,6 +32,7 @@ and key, flag or variable). *hint*: the next command to type. `code` is a stable
     |- JobFailed            24   a function's run ended without a result
     |- RunEndUnknown        25   the run that a command waited for ended, and its exit status is unknown
     |- NotAccepted          29   the project asks for something that the user has not accepted
+    |- CannotStart          31   a job that a command waits for does not start as it is
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- HashesUnproved       47   the hash of a wheel is required and not confirmed
@@ -386,6 +387,13 @@ class NotAccepted(HpcenvError):
 
     code = "not-accepted"
     exit_status = 29
+
+
+class CannotStart(HpcenvError):
+    """`wait`, `logs -f`, `submit --wait`: Slurm does not start the job as it is. The job stays in the queue."""
+
+    code = "cannot-start"
+    exit_status = 31
 
 
 class NotComparable(HpcenvError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from submitit.core import utils
 
-from hpcenv.errors import JobFailed, SubmitRejected, UsageError
+from hpcenv.errors import Hint, JobFailed, SubmitRejected, UsageError
 from hpcenv.project.options import in_place
 
 
@@ -30,9 +30,11 @@ class WrongParameter(UsageError, ValueError, NameError, TypeError):
 
 @contextlib.contextmanager
 def refused_as_in_submitit() -> Iterator[None]:
-    """Raise `NotSubmitted` if Slurm refuses a job."""
+    """Raise `NotSubmitted` if Slurm refuses a job, and name the keywords of options in the hint of a `UsageError`."""
     try:
         yield
+    except UsageError as error:
+        raise error.changed(hint=_in_python(error)) from error
     except SubmitRejected as error:
         # The error of an uncertain submission keeps its class, because the job may be queued.
         if type(error) is not SubmitRejected:
@@ -40,9 +42,11 @@ def refused_as_in_submitit() -> Iterator[None]:
         raise NotSubmitted(error.what, why=error.why, hint=_in_python(error)) from error
 
 
-def _in_python(error: SubmitRejected) -> str | None:
+def _in_python(error: SubmitRejected | UsageError) -> Hint | None:
     """Return the error's hint; for each option that the error names, add the keyword of that option in Python."""
     said = f"{error.why} {error.hint}"
     named = [option for option in in_place("python") if re.search(rf"{re.escape(option.flag)}(?![\w-])", said)]
     keywords = ", ".join(f"`{option.flag}` is `{option.name}=`" for option in named)
-    return "; ".join(str(part) for part in (error.hint, keywords and f"in Python {keywords}") if part) or None
+    if not keywords:
+        return error.hint_parts or None
+    return (*error.hint_parts, f"{'; ' if error.hint_parts else ''}in Python {keywords}")

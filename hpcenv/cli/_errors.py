@@ -122,6 +122,8 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
             or _no_such_option(typed, context)
         )
     instead = None if context is None else _other_words.value(context.command_path, problem.message)
+    if "'--requeue'" in problem.format_message():
+        instead = "--requeue always is what --requeue of sbatch means; saved and never are the others"
     return UsageError(problem.format_message().rstrip("."), hint=instead or hint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,26 @@ _NOT_HERE = (
 
 _SLURM = "slurm"
 
+# Values of sbatch's own --export: ALL, NONE, NIL, and lists of variables. A path has a slash before a comma or `=`.
+_OF_SBATCH = re.compile(r"(?i:ALL|NONE|NIL)|[^/,=]*[,=].*")
+
+
+def _folder(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Return the value of `--export`; refuse a value that means variables for sbatch."""
+    if value is not None and _OF_SBATCH.fullmatch(value):
+        raise UsageError(
+            f"`--export {value}` is an option of sbatch",
+            why="--export of hpcenv is a folder to write, and submits nothing",
+            hint=f"variables are --env NAME=VALUE and --pass-env NAME; for a folder of this name: ./{value}",
+        )
+    return value
+
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of an export."""
     for option in reversed((
         click.option(
-            "--export", cls=RareOption, metavar="DIR",
+            "--export", cls=RareOption, metavar="DIR", callback=_folder,
             help="Write a folder that a person without hpcenv can submit. Nothing is submitted.",
         ),
         click.option(

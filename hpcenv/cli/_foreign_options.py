@@ -21,6 +21,9 @@ _HINTS = {
     "srun-args": "--srun NAME=VALUE, once for each option of srun",
 }
 
+# sbatch gets --gres from hpcenv, too: from --gpus, or from --sbatch.
+_OTHERS = {"gres": "GPUs are --gpus and --gpu-type; --sbatch passes other resources on"}
+
 
 def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
     """Return the error for an option of another program; None if no such program has the option.
@@ -32,7 +35,11 @@ def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
     name = option.lstrip("-").replace("_", "-")
     if len(option.lstrip("-")) == 1:
         own = native_options.short_spellings().get(name)
-        return None if own is None else _own(option, "sbatch", own, arguments)
+        if own is not None:
+            return _own(option, "sbatch", own, arguments)
+        if name not in sbatch_directives.SHORT:
+            return None
+        name = sbatch_directives.SHORT[name]
     own_name = _own_name(name)
     if own_name is not None:
         return _own(option, *own_name, arguments)
@@ -80,7 +87,7 @@ def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | Non
     if native_options.program_of(name) == "sbatch":
         return None
     for program, reason in (
-        ("sbatch", native_options.owned("sbatch").get(name)),
+        ("sbatch", native_options.owned("sbatch").get(name) or _OTHERS.get(name)),
         ("srun", native_options.owned("srun").get(name)),
         ("torchrun", launch_options.reason_against(name)),
     ):
@@ -122,8 +129,15 @@ def _around(arguments: Sequence[str], option: str) -> tuple[list[str], str, list
     """Return the words before an option, its value, and the words after it."""
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
-    number = next((n for n, word in enumerate(words[:end]) if word.partition("=")[0] == option), end)
-    _, equals, value = words[number].partition("=") if number < end else ("", "", "")
+    is_letter = len(option) == 2
+    for number, word in enumerate(words[:end]):
+        name, equals, value = word.partition("=")
+        if is_letter and name.startswith(option) and word != option:
+            return words[:number], word[2:].removeprefix("="), words[number + 1 :]
+        if name == option:
+            break
+    else:
+        number, equals, value = end, "", ""
     following = words[number + 1 : end][:1]
     # If the option has no `=`, the next word is its value, but not if that word is an option or the script.
     taken = not equals and bool(following) and not following[0].startswith("-") and not following[0].endswith(".py")

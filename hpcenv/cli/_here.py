@@ -19,12 +19,13 @@ from hpcenv.text import cut
 
 _GOING = ("pending", "requeued", "running", "completing", "suspended")
 _WIDEST = 160
+_AS_ASKED = "lockfiles are as hpcenv.toml asks; the environment was not looked at: hpcenv lock --check"
 
 
 def show() -> None:
     """Print the three lines. No program of the project is started, and the SIF is not read."""
     problem, run = _problem_of_lockfile(), _latest_run()
-    lockfile = "lockfiles are as hpcenv.toml asks" if problem is None else problem.what
+    lockfile = _AS_ASKED if problem is None else problem.what
     if problem is not None and problem.why:
         lockfile = f"{lockfile}: {problem.why}"
     status = "" if run is None or run.exit_status is None else f", exit status {run.exit_status}"

@@ -17,7 +17,7 @@ from hpcenv.project.options import in_place
 
 # A command that does not exist -> the command to type instead.
 _COMMANDS = {
-    "hpcenv cost": "hpcenv report RUN --html FILE",
+    "hpcenv cost": "hpcenv usage",
     "hpcenv exec": "hpcenv run -- COMMAND",
     "hpcenv kill": "hpcenv cancel RUN",
     "hpcenv ls": "hpcenv list",
@@ -28,7 +28,7 @@ _COMMANDS = {
     "hpcenv stop": "hpcenv cancel RUN",
     "hpcenv tail": "hpcenv logs -f RUN",
     "hpcenv update": "hpcenv lock",
-    "hpcenv watch": "hpcenv logs -f RUN",
+    "hpcenv watch": "hpcenv top RUN",
     "hpcenv bundle pull": "oras pull HOST/NAME:TAG",
     "hpcenv bundle push": "oras push HOST/NAME:TAG FILE.hpcenv.zip",
     "hpcenv image push": "apptainer push -U FILE.sif oras://HOST/NAME:TAG",
@@ -39,7 +39,7 @@ _COMMANDS = {
 _SCRIPTS = (".py", ".sh", ".slurm", ".sbatch", ".sub")
 # The reason for a replacement, if the command itself does not show it.
 _REASONS = {
-    "hpcenv cost": "the report has the GPU hours of a run",
+    "hpcenv cost": "it has the GPU hours, the idle hours and the energy of the runs",
     "hpcenv sign": "OpenSSH signs files, and `ssh-keygen -Y verify` verifies them",
     "hpcenv image rebuild": "no other image has the same bytes: keep the SIF in the bundle of the run",
     "hpcenv image scan": "a scanner reads the bill of materials: grype sbom:bom.cdx.json",

@@ -18,7 +18,7 @@ from hpcenv.runs.find import find_run
 from hpcenv.runs.logs import RankNodes, Selection, follow_selected, read_selected
 from hpcenv.runs.state import read_states, resolve_states
 from hpcenv.runs.status import read_details, read_status
-from hpcenv.runs.wait import exit_status_of
+from hpcenv.runs.wait import exit_status_of, find_no_start
 
 
 @click.command("logs")
@@ -76,7 +76,10 @@ def _follow(run: Run, selection: Selection) -> int:
         def ended() -> bool:
             resolved = resolve_states([run], os.environ)[0]
             if line.waits or resolved.state.state in ("pending", "requeued"):
-                line.see(read_details(run, resolved))
+                status = read_details(run, resolved)
+                line.see(status)
+                if (never := find_no_start(run, status, os.environ)) is not None:
+                    raise never
             return resolved.state.quiet
 
         for piece in follow_selected(run, selection, ended=ended, pause=time.sleep):

@@ -21,7 +21,10 @@ _SECONDS = 30.0
 _REASONS = (
     ("Resources", "the nodes that it needs are not free yet"),
     ("Priority", "jobs with a higher priority go first"),
-    ("DependencyNeverSatisfied", "the job that it depends on did not end as asked: it will never start"),
+    (
+        "DependencyNeverSatisfied",
+        "the job that it depends on did not end as asked, so this one does not start: cancel it",
+    ),
     ("Dependency", "it waits for the end of another job"),
     ("BeginTime", "the time of --begin has not come, or Slurm waits before it starts a requeued job again"),
     ("JobHeldUser|job requeued in held state", "it is held; `scontrol release JOB` lets it go"),
@@ -33,7 +36,29 @@ _REASONS = (
     ("NodeDown", "a node that it needs is down"),
     ("Partition(NodeLimit|TimeLimit)", "it asks for more than the partition allows"),
     ("Partition(Down|Inactive|Config)", "its partition starts no jobs now"),
+    (
+        r"\w+Per(Job|Node)\w*|MaxMemPerLimit",
+        "a part of its request exceeds a limit for one job; as it is, it does not start: cancel it, and ask for less",
+    ),
+    (
+        r"QOSMin\w*",
+        "a part of its request is below a minimum of its QOS; as it is, it does not start: cancel it, and ask for more",
+    ),
+    (
+        "BadConstraints",
+        "no nodes have what it asks for; as it is, it does not start: cancel it, and change --constraint or the shape",
+    ),
+    (
+        "InvalidAccount|AccountNotAllowed|InvalidQOS|QOSNotAllowed",
+        "it may not use its account or QOS; as it is, it does not start: cancel it, and change --account or --qos",
+    ),
     ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
+)
+
+# The end of other jobs does not help a job with these reasons. Only a change of the job or of a limit does.
+_NEVER = re.compile(
+    r"DependencyNeverSatisfied|\w+Per(?:Job|Node)\w*|MaxMemPerLimit|QOSMin\w*|BadConstraints|"
+    r"Invalid(?:Account|QOS)|(?:Account|QOS)NotAllowed"
 )
 
 # Jobs with these reasons do not wait for nodes. So they are not counted as jobs that start earlier.
@@ -81,6 +106,11 @@ def in_words(reason: str) -> str:
     word = reason.rpartition("; ")[2]
     meaning = next((words for pattern, words in _REASONS if re.fullmatch(pattern, word)), "")
     return f"{reason}: {meaning}" if meaning else reason
+
+
+def can_never_start(reason: str) -> str:
+    """Return Slurm's word in a reason if Slurm does not start the job as it is; empty for any other reason."""
+    return next((word for word in reason.split("; ") if _NEVER.fullmatch(word)), "")
 
 
 def find_place(job_id: str, environ: Mapping[str, str]) -> QueuePlace | None:

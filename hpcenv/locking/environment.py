@@ -46,7 +46,11 @@ def require_python(python: str | Path, *, why: str) -> None:
     """
     if not os.path.isfile(python) or not os.access(python, os.X_OK):
         inside = " (the program in the environment: ENVIRONMENT/bin/python)" if os.path.isdir(python) else ""
-        raise SpecError(f"`{python}` is not an executable Python{inside}", why=why)
+        raise SpecError(
+            f"`{python}` is not an executable Python{inside}",
+            why=why,
+            hint="the Python in your environment, for example .venv/bin/python",
+        )
 
 
 def bind_sources(workspace: Workspace) -> dict[str, str]:

@@ -24,7 +24,10 @@ _STOP = "hpcenv decides how a run stops: --grace, --stop-signal and --requeue"
 _PROGRAM = "the program would run outside the environment that the lockfile names"
 
 _BOTH = {
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-socket", "ntasks-per-core", "ntasks-per-gpu"), _ONE_TASK),
+    **dict.fromkeys(
+        ("ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-socket", "ntasks-per-core", "ntasks-per-gpu"),
+        _ONE_TASK,
+    ),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), _GPUS),
     "cpus-per-gpu": "the CPUs of each node are --cpus",
     "nodefile": "the nodes are --nodelist",

@@ -25,9 +25,15 @@ _PROVIDERS = (
     r"access|api|auth|bearer|bot|ci|clearml|comet|deploy|gh|git|github|gitlab|hf|hub|hugging_?face|id|job|jwt|mlflow|"
     r"neptune|npm|oauth|personal|private|pypi|refresh|registry|sas|secret|session|slack|user|vault|wandb"
 )
+# In a training, `pass` after these words is a pass over data or through the model.
+_PASSES = (
+    r"all|backward|bwd|every|extra|final|first|forward|fwd|high|last|low|max|min|multi|n|nr|num|of|one|per|second|single|"
+    r"two"
+)
 # The last word of a name decides: `hf_token` and `--db-password`, not `password_length`.
 _NAME = re.compile(
-    rf"(?:.*[^a-z])?(?:(?:{_OF_KEY})[_-]?keys?|(?:{_PROVIDERS})[_-]?tokens?|secrets?|passwords?|passwd|passphrase|pwd|"
+    rf"(?!(?:.*[^a-z])?(?:{_PASSES})[_-]pass\Z)"
+    rf"(?:.*[^a-z])?(?:(?:{_OF_KEY})[_-]?keys?|(?:{_PROVIDERS})[_-]?tokens?|secrets?|passwords?|passwd|passphrase|pass|pwd|"
     r"credentials?|creds)",
     re.IGNORECASE,
 )

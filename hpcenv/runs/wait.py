@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpcenv.errors import Command, RunEndUnknown, WaitTimeout
+from hpcenv.cluster.queue import can_never_start, in_words
+from hpcenv.errors import CannotStart, Command, RunEndUnknown, WaitTimeout
 from hpcenv.runs.entries import Submitted, open_run
-from hpcenv.runs.status import RunStatus, read_statuses
+from hpcenv.runs.status import RunStatus, read_statuses, with_queue
 from hpcenv.text import listed
 
 # sacct may show the end of a job some seconds after squeue has dropped it.
@@ -38,10 +39,12 @@ def wait_for(
         timeout: maximum seconds to wait; None for no limit.
 
     Raises:
+        CannotStart: Slurm does not start any of the runs that have not ended.
         WaitTimeout: a run has not ended within `timeout`.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     last: dict[int, RunStatus] = {}
+    stuck: dict[int, CannotStart | None] = {}
     looks_gone = dict.fromkeys(range(len(runs)), 0)
     seconds = _PAUSES[0]
     going = list(range(len(runs)))
@@ -51,17 +54,51 @@ def wait_for(
             if before is None or (current.state, current.detail) != (before.state, before.detail):
                 on_status(current)
                 seconds = _PAUSES[0]
+                stuck[number] = find_no_start(runs[number], current, environ)
             looks_gone[number] = looks_gone[number] + 1 if current.gone else 0
             last[number] = current
         going = [n for n in going if not last[n].ended and looks_gone[n] <= _LOOKS_AFTER_GONE]
         if not going:
             return tuple(last[number] for number in range(len(runs)))
+        never = [error for n in going if (error := stuck[n]) is not None]
+        if len(never) == len(going):
+            raise never[0]
         if deadline is not None and (left := deadline - time.monotonic()) <= seconds:
             if left <= 0:
                 raise _wait_timeout([last[number] for number in going])
             seconds = max(left, 0.05)
         pause(seconds)
         seconds = min(_PAUSES[1], seconds * 1.3)
+
+
+def find_no_start(run: Submitted, status: RunStatus, environ: Mapping[str, str]) -> CannotStart | None:
+    """Return the error for a run that waits and that Slurm does not start as it is; None if it may start.
+
+    The job is not cancelled, because an administrator can raise a limit.
+    """
+    word = can_never_start(status.detail) if status.waits_on_slurm else ""
+    if not word or (word == "DependencyNeverSatisfied" and not _stays_without_dependency(run)):
+        return None
+    queue = with_queue(status, environ).queue
+    # If a job may run in several partitions, Slurm shows the reason of one of them, and another may start it.
+    if queue is None or "," in queue.partition:
+        return None
+    return CannotStart(
+        f"`{status.run}` does not start as it is",
+        why=in_words(word),
+        hint=(
+            Command("hpcenv", "cancel", status.run),
+            "; if the site raises the limit, the job starts without a change",
+        ),
+    )
+
+
+def _stays_without_dependency(run: Submitted) -> bool:
+    """Whether the user told Slurm to keep the job whose dependency failed. Else Slurm cancels it soon."""
+    try:
+        return "--kill-on-invalid-dep=no" in run.folder.script.read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:

@@ -31,6 +31,11 @@ _FILES = (
 # Folders of such files. In `.aws/config`, for example, only the folder shows that the file has credentials.
 _FOLDERS = (".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "secrets", ".secrets")
 
+# A header of HTTP, with a token and not with a placeholder.
+_BEARER = (
+    r"(?i:authorization)[\"']?\]?[ \t]*[:=,][ \t]*[rbfu]?[\"']?[Bb]earer "
+    r"(?![A-Z_]+\b|(?i:your|my|token|auth|xxx))[\w.~+/-]{8,}"
+)
 # Patterns of tokens. Before each pattern is a text that all its matches contain. They are from config/gitleaks.toml of
 # gitleaks at b58d3f1 (2026-07-22); some are less strict here.
 _FORMS = tuple(
@@ -49,6 +54,7 @@ _FORMS = tuple(
         ("A", r"(?<!\w)(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}(?!\w)"),
         ("AIza", r"(?<!\w)AIza[\w-]{35}"),
         ("eyJ", r"(?<!\w)eyJ[A-Za-z0-9]{16,}\.ey[\w/-]{17,}\.[\w/-]{10,}"),
+        ("earer ", _BEARER),
         # A user and a password before a host.
         ("://", r"://[^\s/:@'\"{}$<>]+:(?!(?:pass|password|pwd|token)@)[^\s/:@'\"{}$<>*]{3,}@[\w.-]+"),
     )
@@ -60,7 +66,7 @@ _RANDOM = re.compile(r"(?=[A-Za-z+/]*[0-9])(?=[0-9+/]*[A-Za-z])[A-Za-z0-9+/]{20,
 
 # The end of such a name and the sign after it, in lower-case text: NAME = VALUE or NAME: VALUE. NAME may be in quotes.
 _ENDS = re.compile(
-    r"((?:token|key|secret|password|passwd|passphrase|pwd|cred|credential|auth)s?)[\"']?\]?[ \t]*"
+    r"((?:token|key|secret|password|passwd|passphrase|pass|pwd|cred|credential|auth)s?)[\"']?\]?[ \t]*"
     r"(?::[ \t]*(?:str|final(?:\[str\])?)[ \t]*=|:=|=|:)[ \t]*"
 )
 _WHOLE_NAME = re.compile(r"[A-Za-z][\w.-]*\Z")
@@ -75,7 +81,7 @@ _SHORTEST = 4
 _PLACEHOLDER = re.compile(
     r"[<\[({$%*/~]|x{3,}|\.{3}|(?:none|null|nil|true|false|yes|no|todo|dummy|redacted|example)\b|change[_-]?me|"
     r"your[_ -]|my[_ -]|insert|replace|enter|os\.|getenv|environ|env[:.]|file:|secret:|vault:|config\.|args\.|self\.|"
-    r"(?:password|passwd|secret|token|credential)s?\W*$|(?:\S+ ){3}",
+    r"(?:pass|password|passwd|secret|token|credential)s?\W*$|(?:\S+ ){3}",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")

@@ -13,7 +13,8 @@ from hpcenv.project import native_options
 from hpcenv.project.options import OPTIONS
 
 _BY_NAME = {row.sbatch: row for row in OPTIONS if row.sbatch}
-_SHORT = {row.short: row.sbatch for row in OPTIONS if row.short} | {
+# One-letter options of sbatch -> their long names.
+SHORT = {row.short: row.sbatch for row in OPTIONS if row.short} | {
     "G": "gpus",
     "n": "ntasks",
     "o": "output",
@@ -38,6 +39,9 @@ _SHAPE = (
     "cpus-per-task",
     "cpus-per-gpu",
 )
+_PER_TASK = ("gpus-per-task", "cpus-per-task")
+# Signs of a value that is a placeholder.
+_OPEN = r"[$<>{%]"
 
 
 def read(text: str) -> dict[str, str]:
@@ -61,19 +65,24 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             yield name, value if equals else following
-        elif word.startswith("-") and word[1:2] in _SHORT:
-            yield _SHORT[word[1]] or "", word[2:] or following
+        elif word.startswith("-") and word[1:2] in SHORT:
+            yield SHORT[word[1]] or "", word[2:] or following
 
 
 def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the arguments for `hpcenv submit`, and the options that have no translation, each with the reason."""
-    words, left = [*_shape(given)], {}
+    # sbatch knows the option by two names.
+    given = {"ntasks-per-node" if name == "tasks-per-node" else name: value for name, value in given.items()}
+    left = _without_shape(given)
+    given = {name: value for name, value in given.items() if name not in left}
+    words = [*_shape(given)]
     reasons = native_options.owned("sbatch")
     for name, value in given.items():
         row, stop = _BY_NAME.get(name), re.fullmatch(r"(?:[BR]+:)?(?:SIG)?(\w+)@(\d+)", value)
-        if name in _SHAPE or (name == "nodes" and not value.isdecimal()):
+        if name in _SHAPE:
             continue
-        if re.search(r"[$<>{%]", value) and name not in ("output", "error"):
+        # In `--array=1-4%2`, % is part of the value.
+        if re.search(r"[$<>{]" if name == "array" else _OPEN, value) and name not in ("output", "error"):
             left[name] = f"its value `{value}` is to be filled in"
         elif name == "signal" and stop:
             words += ["--grace", stop[2], "--stop-signal", stop[1]]
@@ -84,6 +93,33 @@ def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]
         else:
             words += ["--sbatch", f"{name}={value}" if value else name]
     return tuple(words), left
+
+
+def _without_shape(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the counts from which no shape follows that is equal on all nodes, each with the reason."""
+    left: dict[str, str] = {}
+    text = given.get("nodes", "1")
+    nodes = _number(text)
+    if not nodes:
+        left["nodes"] = (
+            f"its value `{text}` is to be filled in"
+            if re.search(_OPEN, text)
+            else f"hpcenv needs one number of nodes, and `{text}` is none"
+        )
+    of_node = {"ntasks": ("ntasks-per-node",), "gpus": ("gpus-per-node", "gpus-per-task", "gres")}
+    for name, instead in of_node.items():
+        count = _number(given.get(name, "").rpartition(":")[2])
+        if not count or any(one in given for one in instead):
+            continue
+        if not nodes:
+            left[name] = f"{count} for the job, and the number of nodes is open"
+        elif count % nodes:
+            left[name] = f"{count} do not divide by {nodes} nodes"
+    if "ntasks" in left:
+        left.update((name, "the ranks of a node are not known") for name in _PER_TASK if name in given)
+    if "cpus-per-gpu" in given and ("gpus" in left or "gpus-per-task" in left):
+        left["cpus-per-gpu"] = "the GPUs of a node are not known"
+    return left
 
 
 def _shape(given: Mapping[str, str]) -> Iterator[str]:
@@ -97,7 +133,7 @@ def _shape(given: Mapping[str, str]) -> Iterator[str]:
     kind, count = (kind, count) if count.isdecimal() else (count, "1" if count else "")
     gpus = _number(count)
     if not of_gpus and not given.get("gpus-per-node"):
-        gpus = gpus * max(tasks, 1) if given.get("gpus-per-task") else max(gpus // nodes, min(gpus, 1))
+        gpus = gpus * max(tasks, 1) if given.get("gpus-per-task") else gpus // nodes
     if gpus:
         yield from ("--gpus", str(gpus), *(("--gpu-type", kind) if kind else ()))
     elif tasks:

@@ -16,6 +16,7 @@ from hpcenv.submission import sbatch_directives
 _SHELL = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(?:/[^\s]*/)?(?P<name>bash|sh|zsh|dash|ksh|csh|tcsh)\b")
 # Programs with which most batch scripts start a Python script in their last line.
 _STARTERS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)\Z")
+_SHELL_NAME = re.compile(r"(?:.*/)?(?:ba|da|k|z)?sh\Z")
 _STARTS_ON_NODES = re.compile(r"(?:.*/)?(?:srun|mpirun|mpiexec)\Z")
 
 
@@ -76,13 +77,15 @@ def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequenc
 
 def _hint(text: str) -> Hint:
     """Return the command that submits the Python script that a shell script starts, as far as its text shows this."""
-    program, args = next(_python_commands(text), (("train.py",), ("--", "ARGS")))
+    program, args = next(_python_commands(text), (("SCRIPT",), ("--", "ARGS")))
     given = sbatch_directives.read(text)
     options, left = sbatch_directives.translate(given)
     if not given:
         options = ("--nodes", "N", "--gpus", "G")
     elif "--gpus" not in options:
         options = (*options, "--gpus", "0" if "--nproc" in options else "G")
+    if "nodes" in left:
+        options = ("--nodes", "N", *options)
     rest = "".join(f"\nLeft out: --{name} ({reason})." for name, reason in left.items())
     return (Command("hpcenv", "submit", *program, *options, *args), f"{rest}{_THE_REST}")
 
@@ -106,7 +109,7 @@ def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ..
     code = re.sub(r"(?m)^[ \t]*#.*", "", f"{text}\n")
     for line in re.sub(r"\\\r?\n", " ", code).splitlines():
         try:
-            words = shlex.split(line, comments=True)
+            words = _without_shell(shlex.split(line, comments=True))
         except ValueError:
             continue
         starter = next((n for n, word in enumerate(words) if _STARTERS.match(word)), None)
@@ -115,6 +118,15 @@ def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ..
             after = words.index(program[-1], starter or 0) + 1
             rest = [word if word.isprintable() and "$" not in word else "ARG" for word in words[after:]]
             yield program, (("--", *rest) if rest else ())
+
+
+def _without_shell(words: list[str]) -> list[str]:
+    """Return the words of a command; for `bash -c "COMMAND"`, the words of COMMAND."""
+    shell = next((n for n, word in enumerate(words) if _SHELL_NAME.match(word)), len(words))
+    for number in range(shell + 1, len(words) - 1):
+        if re.fullmatch(r"-\w*c", words[number]):
+            return shlex.split(words[number + 1], comments=True)
+    return words
 
 
 def _program(words: Sequence[str]) -> tuple[str, ...]:

@@ -431,3 +431,14 @@ def test_what_the_cluster_does_not_have_is_refused_with_the_keyword(
         executor.submit(divmod, 7, 2)
     assert str(caught.value.hint).endswith("; in Python `--exclude` is `exclude=`")
     assert slurm.calls("sbatch") == []
+
+
+def test_a_usage_error_names_the_keywords(project: Path) -> None:
+    """The hint had options of the command line only."""
+    (project / "t.py").write_text("")
+    for call in (api.submit, api.plan_job):
+        with pytest.raises(UsageError) as caught:
+            call("t.py", project=project)
+        assert "--gpus" in str(caught.value.hint)
+        assert "`--gpus` is `gpus=`" in str(caught.value.hint)
+        assert str(caught.value.hint).count("in Python") == 1

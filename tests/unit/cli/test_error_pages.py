@@ -80,6 +80,13 @@ def raised(call: Callable[[], object]) -> str:
     return shown(caught.value)
 
 
+def never_starts(scene: Scene) -> str:
+    run_folders.make_run(scene.project / "runs", "a", "7")
+    scene.slurm.answers("squeue", "7|PENDING|QOSMaxWallDurationPerJobLimit||0:00\n")
+    scene.slurm.answers("squeue---format=%P|%Q|%S|%u|%V", "batch|5|N/A|alice|2026-11-27T03:36:41\n")
+    return scene.typed("logs", "-f", "a", environ=scene.slurm.environ)
+
+
 def waiting(scene: Scene) -> str:
     scene.write("train.py", "import time\ntime.sleep(60)\n")
     started = scene._run("submit", "train.py", "--nproc", "1", "--cluster", "local", "--name", "a", cwd=scene.project)
@@ -195,6 +202,7 @@ EXAMPLES: dict[str, Callable[[Scene], str]] = {
     "run-not-running": ended,
     "job-failed": missing_result,
     "wait-timeout": waiting,
+    "cannot-start": never_starts,
     "node-rejected": lambda _: shown(launch._sif_changed(NODE, "/images/a.sif")),
     "nodes-unknown": lambda _: raised(
         lambda: secret.read_all(

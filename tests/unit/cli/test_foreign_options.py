@@ -23,6 +23,13 @@ import pytest
         ("submit t.py --gpus-per-task=4 -- x", "`--gpus-per-task`", "hpcenv submit t.py --gpus 4 -- x"),
         ("submit t.py --signal B:USR1@300", "`--signal`", "hpcenv submit t.py --grace 300 --stop-signal USR1"),
         ("submit t.py --ntasks-per-node=4", "`--ntasks-per-node`", "hpcenv submit t.py --nproc 4"),
+        ("submit t.py --tasks-per-node=4", "`--tasks-per-node`", "hpcenv submit t.py --nproc 4"),
+        ("submit t.py --gres gpu:4", "`--gres`", "hpcenv submit t.py --gpus 4"),
+        ("submit t.py --gres=nvme:100", "`--gres`", "hpcenv submit t.py --sbatch gres=nvme:100"),
+        ("submit t.py -n 4", "`-n`", "hpcenv submit t.py --nproc 4"),
+        ("submit t.py -n4 --mem 1G", "`-n`", "hpcenv submit t.py --nproc 4 --mem 1G"),
+        ("submit t.py -M c", "`-M`", "leave this one out"),
+        ("submit t.py -L a", "`-L`", "hpcenv submit t.py --sbatch licenses=a"),
         ("submit t.py --output=x", "`--output`", "leave this one out"),
         ("submit t.py --mail-type END", "`--mail-type`", "hpcenv submit t.py --sbatch mail-type=END"),
         ("submit --exclusive t.py", "`--exclusive`", "hpcenv submit --sbatch exclusive t.py"),
@@ -57,3 +64,10 @@ def test_a_batch_script_without_any_option_is_answered_with_the_whole_line(
     assert "`train.slurm` is a bash script" in done.stderr
     line = "hpcenv submit train.py --nproc 4 --nodes 2 --gpus 0 -- --lr 1"
     assert f"hint: `{line}`" in done.stderr
+
+
+@pytest.mark.parametrize("typed", ["submit t.py --requeue", "submit t.py --requeue --nodes 2", "submit --requeue t.py"])
+def test_requeue_of_sbatch_has_no_value(hpcenv: Any, tmp_path: Path, typed: str) -> None:
+    done = hpcenv(*typed.split(), cwd=tmp_path)
+    assert done.status == 2
+    assert "hint: --requeue always is what --requeue of sbatch means; saved and never are the others" in done.stderr

@@ -46,7 +46,8 @@ def test_a_project_without_a_lockfile(hpcenv: Any, tmp_path: Path) -> None:
 
 def test_a_locked_project_and_a_stale_one(hpcenv: Any, project: Path) -> None:
     assert _lines(hpcenv(cwd=project)) == {
-        "lockfile": "lockfiles are as hpcenv.toml asks", "latest run": "none", "next": SUBMIT,
+        "lockfile": "lockfiles are as hpcenv.toml asks; the environment was not looked at: hpcenv lock --check",
+        "latest run": "none", "next": SUBMIT,
     }  # fmt: skip
     with (project / "hpcenv.toml").open("a") as file:
         file.write('[env]\nA = "1"\n')

@@ -17,8 +17,8 @@ from hpcenv.cli import _other_words
     [
         ("ls", "no such command `hpcenv ls`", "hpcenv list"),
         ("kill 17", "no such command `hpcenv kill`", "hpcenv cancel RUN"),
-        ("watch", "no such command `hpcenv watch`", "hpcenv logs -f RUN"),
-        ("cost", "no such command `hpcenv cost`", "hpcenv report RUN --html FILE"),
+        ("watch", "no such command `hpcenv watch`", "hpcenv top RUN"),
+        ("cost", "no such command `hpcenv cost`", "hpcenv usage"),
         ("stop 17", "no such command `hpcenv stop`", "hpcenv cancel RUN"),
         ("tail", "no such command `hpcenv tail`", "hpcenv logs -f RUN"),
         ("exec ls", "no such command `hpcenv exec`", "hpcenv run -- COMMAND"),

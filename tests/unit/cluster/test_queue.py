@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcenv.cluster.queue import QueuePlace, find_place, in_words
+from hpcenv.cluster.queue import QueuePlace, can_never_start, find_place, in_words
 
 OWN = "squeue---format=%P|%Q|%S|%u|%V"
 QUEUE = "squeue---format=%i|%Q|%u|%r"
@@ -78,3 +78,31 @@ def test_the_reason_is_said_in_words(reason: str, words: str) -> None:
 
 def test_a_place_without_the_number_of_jobs_says_that_it_is_unknown() -> None:
     assert str(QueuePlace(partition="p")) == "its place in the queue is unknown; Slurm does not expect a start yet"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *(
+            "QOSMaxWallDurationPerJobLimit",
+            "AssocMaxCpuPerJobLimit",
+            "QOSMaxGRESPerNode",
+            "MaxMemPerLimit",
+            "QOSMinGRES",
+        ),
+        *("BadConstraints", "InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed"),
+        "DependencyNeverSatisfied",
+    ],
+)
+def test_a_request_that_slurm_does_not_start_as_it_is(reason: str) -> None:
+    """The end of other jobs does not help: part of the request is above a limit, or not allowed."""
+    assert can_never_start(f"preempted; {reason}; 2 ranks, 0 joined a process group")
+    assert "other jobs" not in in_words(reason)
+    assert "cancel it" in in_words(reason)
+
+
+@pytest.mark.parametrize(
+    "reason", ["", "Resources", "Priority", "QOSMaxGRESPerUser", "AssocGrpCpuLimit", "Dependency", "JobHeldUser", "BeginTime"]
+)  # fmt: skip
+def test_a_job_with_another_reason_may_start(reason: str) -> None:
+    assert not can_never_start(reason)

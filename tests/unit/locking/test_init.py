@@ -83,3 +83,9 @@ def test_the_home_folder_becomes_no_project_by_a_mistake(home: Path) -> None:
     assert list(home.iterdir()) == []
     init(home, environ={"HOME": str(home)}, force=True)
     assert (home / "hpcenv.toml").is_file()
+
+
+def test_a_python_that_does_not_exist_has_a_hint(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(HpcenvError) as caught:
+        init(tmp_path / "project", environ={"HOME": str(home)}, python="/nosuch")
+    assert caught.value.hint == "the Python in your environment, for example .venv/bin/python"

@@ -46,6 +46,7 @@ def test_other_options_are_passed_on(program: str) -> None:
         ("sbatch", "output", "the log of a run is job.log in its folder"),
         ("sbatch", "gpus-per-task", "the GPUs of each node are --gpus"),
         ("srun", "gres", "they belong to the whole job: --sbatch gres=LIST"),
+        ("sbatch", "tasks-per-node", "hpcenv starts one task on each node"),
         ("sbatch", "wrap", "the job is the script"),
         ("srun", "nodes", "hpcenv has its own option: --nodes"),
         ("srun", "partition", "it belongs to the whole job: --partition"),

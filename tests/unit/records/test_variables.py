@@ -10,13 +10,27 @@ from hpcenv.records.variables import WITHHELD, recorded_command, recorded_value
     [
         *("HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "api_key"),
         *("DB_PWD", "SSH_PASSPHRASE", "AWS_CREDS", "secretKey"),
+        *("PASS", "DB_PASS", "SMTP_PASS", "dbPass"),
     ],
 )
 def test_the_value_of_a_credential_is_not_recorded(name: str) -> None:
     assert recorded_value(name, "abc") == WITHHELD
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PATH", "PWD", "OLDPWD"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OMP_NUM_THREADS",
+        "TOKENIZERS_PARALLELISM",
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "PASSED",
+        "SSH_ASKPASS",
+        "BYPASS",
+        "NUM_PASS",
+    ],
+)
 def test_other_values_are_recorded(name: str) -> None:
     assert recorded_value(name, "abc") == "abc"
 

@@ -10,6 +10,7 @@ import pytest
 import run_folders as folders
 
 from hpcenv.errors import (
+    CannotStart,
     WaitTimeout,
 )
 from hpcenv.records.run_folder import RunFolder
@@ -142,3 +143,48 @@ def test_a_chain_whose_next_job_waits_has_not_ended_and_can_be_cancelled(tmp_pat
     (ended,) = cancel_all(tmp_path, ("a",), pause=pause, **where)
     assert [call.argv for call in fake_slurm.calls("scancel")] == [("7", "8")]
     assert (ended.state, ended.job_id, exit_status_of(ended)) == ("cancelled", "8", 25)
+
+
+OWN = "squeue---format=%P|%Q|%S|%u|%V"
+
+
+def _wait_shortly(start: Path, fake_slurm: Any) -> None:
+    wait_for(
+        find_all(start, ("a",), runs="runs"),
+        environ=fake_slurm.environ,
+        pause=lambda _seconds: None,
+        on_status=lambda _one: None,
+        timeout=0.05,
+    )
+
+
+def test_waiting_for_a_job_that_never_starts_ends_with_the_reason(tmp_path: Path, fake_slurm: Any) -> None:
+    folders.make_run(tmp_path / "runs", "a", "7")
+    fake_slurm.answers("squeue", "7|PENDING|QOSMaxWallDurationPerJobLimit||0:00\n")
+    fake_slurm.answers(OWN, "batch|5|N/A|alice|2026-11-27T03:36:41\n")
+    with pytest.raises(CannotStart, match="`a` does not start as it is") as caught:
+        _wait_shortly(tmp_path, fake_slurm)
+    assert "QOSMaxWallDurationPerJobLimit: a part of its request exceeds" in str(caught.value.why)
+    assert "`hpcenv cancel a`" in str(caught.value.hint)
+    assert fake_slurm.calls("scancel") == [], "an administrator may raise the limit"
+
+
+def test_a_job_for_several_partitions_is_waited_for(tmp_path: Path, fake_slurm: Any) -> None:
+    """Slurm shows the reason of one of them; another one may start the job."""
+    folders.make_run(tmp_path / "runs", "a", "7")
+    fake_slurm.answers("squeue", "7|PENDING|QOSMaxWallDurationPerJobLimit||0:00\n")
+    fake_slurm.answers(OWN, "short,long|5|N/A|alice|2026-11-27T03:36:41\n")
+    with pytest.raises(WaitTimeout):
+        _wait_shortly(tmp_path, fake_slurm)
+
+
+@pytest.mark.parametrize(("kill", "error"), [("no", CannotStart), ("yes", WaitTimeout)])
+def test_slurm_itself_cancels_a_job_whose_dependency_failed(
+    kill: str, error: type[Exception], tmp_path: Path, fake_slurm: Any
+) -> None:
+    folder = folders.make_run(tmp_path / "runs", "a", "7")
+    folder.script.write_text(f"#!/bin/bash\n#SBATCH --kill-on-invalid-dep={kill}\n")
+    fake_slurm.answers("squeue", "7|PENDING|DependencyNeverSatisfied||0:00\n")
+    fake_slurm.answers(OWN, "batch|5|N/A|alice|2026-11-27T03:36:41\n")
+    with pytest.raises(error):
+        _wait_shortly(tmp_path, fake_slurm)

@@ -55,6 +55,11 @@ def test_names_of_a_training_project(path: str) -> None:
         ("a.cfg", "url = postgres://alice:hunter22@db.example/x"),
         ("a.yaml", "token: 4f9a1c0b2d3e4f5a6b7c8d9e"),
         ("a.py", 'PASSWORD = "hunter22"'),
+        ("a.py", 'PASS = "hunter2-long"'),
+        ("a.yaml", "smtp_pass: hunter22"),
+        ("a.py", 'headers = {"Authorization": "Bearer abcdefghijkl"}'),
+        ("a.py", 'headers["Authorization"] = "Bearer abcdefghijkl"'),
+        ("a.sh", "curl -H 'Authorization: Bearer abcdefghijkl' https://x.example"),
         ("a.py", "api_key: str = 'abcdefgh'"),
         ("a.py", f'login(token="{HF}")'),
         ("a.py", 'os.environ["HF_TOKEN"] = "hf_AAAA"'),
@@ -91,6 +96,15 @@ def test_lines_that_look_like_a_credential(path: str, line: str) -> None:
         ("a.py", '    password: str = ""'),
         ("a.md", "Set https://user:password@host/ in your proxy."),
         ("a.md", "secret: The confidential key of a key pair."),
+        ("a.yaml", "bypass: everything"),
+        ("a.yaml", "passes: forward-only"),
+        ("a.yaml", "forward_pass: fused-kernel"),
+        ("a.yaml", "DB_PASS: pass"),
+        ("a.py", 'headers = {"Authorization": f"Bearer {token}"}'),
+        ("a.py", 'headers = {"Authorization": "Bearer " + token}'),
+        ("a.sh", "curl -H 'Authorization: Bearer $TOKEN' https://x.example"),
+        ("a.md", "Authorization: Bearer YOUR_TOKEN"),
+        ("a.md", "Authorization: Bearer authentication"),
         ("a.py", "# risk-" + "a1" * 20),
     ],
 )
@@ -117,6 +131,7 @@ def test_arguments_are_named_and_their_values_never() -> None:
     assert arguments(words) == ("--hf-token", "--password", "wandb_api_key")
     assert arguments(["--name", HF, HF, f"x={HF}"]) == ("--name", "argument 3", "x")
     assert arguments(["--hf-token", "--resume", "--secret", "env:X", "--use-auth-token", "true", "--key", "4"]) == ()
+    assert arguments(["--db-pass", "hunter2", "--num-pass", "1000", "--bypass", "hunter2"]) == ("--db-pass",)
     assert arguments(["--api-key"]) == arguments([]) == ()
 
 

@@ -195,3 +195,13 @@ def test_a_run_is_exported_again(project: Path, hpcenv: Any, fake_slurm: Any, tm
     done = hpcenv("rerun", "first", "--export", "other", cwd=project, environ=environ)
     assert done.status == 2
     assert "--allow-changed" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["NONE", "all", "NIL", "A=1", "ALL,LR=2"])
+def test_a_value_of_sbatchs_own_export_is_not_a_folder(value: str, hpcenv: Any, project: Path) -> None:
+    (project / "t.py").write_text("")
+    done = hpcenv("submit", "t.py", f"--export={value}", cwd=project)
+    assert done.status == 2
+    assert "--env" in done.stderr
+    assert f"./{value}" in done.stderr
+    assert not (project / value).exists()

@@ -19,6 +19,8 @@ from hpcenv.submission import sbatch_directives, shell_script
         ("--gres=gpu", "--gpus 1"),
         ("--nodes=2 --ntasks=8 --mem 10G", "--nproc 4 --nodes 2 --mem 10G"),
         ("--signal=B:USR1@300 --exclusive --mail-type=END", "--grace 300 --stop-signal USR1 --sbatch exclusive --sbatch mail-type=END"),
+        ("--array=1-4%2 --time 5", "--array 1-4%2 --time 5"),
+        ("--nodes=3 --ntasks=9 --gpus=6", "--gpus 2 --nodes 3"),
         ("--job-name=x   # a comment\n# SBATCH --time=1\n##SBATCH --qos=q\necho\n#SBATCH --mem=1G", "--name x"),
     ],
 )  # fmt: skip
@@ -34,6 +36,24 @@ def test_what_is_left_out_has_its_reason() -> None:
     assert left["output"] == "the log of a run is job.log in its folder"
     assert "--env" in left["export"]
     assert left["account"] == "its value `<account>` is to be filled in"
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "name", "reason"),
+    [
+        ({"nodes": "2-4", "gpus": "8"}, "", "nodes", "hpcenv needs one number of nodes, and `2-4` is none"),
+        ({"nodes": "2-4", "gpus": "8"}, "", "gpus", "8 for the job, and the number of nodes is open"),
+        ({"nodes": "3", "gpus": "a100:8"}, "--nodes 3", "gpus", "8 do not divide by 3 nodes"),
+        ({"nodes": "4", "ntasks": "10"}, "--nodes 4", "ntasks", "10 do not divide by 4 nodes"),
+    ],
+)
+def test_a_count_for_the_job_that_does_not_divide_is_left_out(
+    given: dict[str, str], words: str, name: str, reason: str
+) -> None:
+    """The hint had fewer GPUs or ranks than the file asks for, and did not say so."""
+    made, left = sbatch_directives.translate(given)
+    assert " ".join(made) == words
+    assert left[name] == reason
 
 
 def test_the_hint_is_the_whole_line() -> None:

@@ -35,7 +35,7 @@ def test_the_hint_is_the_command_for_the_python_script_that_it_starts() -> None:
 @pytest.mark.parametrize("head", ["#!/bin/sh", "#! /usr/bin/env bash", "#!/usr/bin/env -S zsh -e", "echo no line"])
 def test_every_kind_of_shell_script_is_recognised(head: str) -> None:
     text = answer("job.sh", f"{head}\nexit 0\n")
-    assert "hpcenv submit train.py --nodes N --gpus G -- ARGS" in text
+    assert "hpcenv submit SCRIPT --nodes N --gpus G -- ARGS" in text
 
 
 def test_a_program_is_recognised() -> None:
@@ -60,6 +60,11 @@ def test_a_python_script_passes(text: str) -> None:
             "python3 -m torch.distributed.launch --module package.train",
             "hpcenv submit -m package.train --nodes N --gpus G",
         ),
+        (
+            'srun bash -c "cd /x && python pretrain.py --lr 1"',
+            "hpcenv submit pretrain.py --nodes N --gpus G -- --lr 1",
+        ),
+        ('CMD="finetune.py --lr 1"\npython $CMD', "hpcenv submit SCRIPT --nodes N --gpus G -- ARGS"),
         ("python -m accelerate.commands.launch train.py", "hpcenv submit train.py --nodes N --gpus G"),
     ],
 )
