@@ -18,7 +18,7 @@ from hpcenv.runs.find import find_run
 from hpcenv.runs.logs import RankNodes, Selection, follow_selected, read_selected
 from hpcenv.runs.state import read_states, resolve_states
 from hpcenv.runs.status import read_details, read_status
-from hpcenv.runs.wait import exit_status_of, find_no_start
+from hpcenv.runs.wait import NoStart, exit_status_of
 
 
 @click.command("logs")
@@ -70,7 +70,7 @@ def _follow(run: Run, selection: Selection) -> int:
     Returns:
         The same exit status as `hpcenv wait` if the run ended before it had a log, else 0.
     """
-    show = LogPrinter(run)
+    show, no_start, began = LogPrinter(run), NoStart(os.environ), time.monotonic()
     with PendingLine(os.environ) as line:
 
         def ended() -> bool:
@@ -78,7 +78,7 @@ def _follow(run: Run, selection: Selection) -> int:
             if line.waits or resolved.state.state in ("pending", "requeued"):
                 status = read_details(run, resolved)
                 line.see(status)
-                if (never := find_no_start(run, status, os.environ)) is not None:
+                if (never := no_start.see(run, status, time.monotonic() - began)) is not None:
                     raise never
             return resolved.state.quiet
 

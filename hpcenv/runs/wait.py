@@ -15,6 +15,9 @@ from hpcenv.text import listed
 # sacct may show the end of a job some seconds after squeue has dropped it.
 _LOOKS_AFTER_GONE = 5
 
+# Slurm also gives such a reason for a moment, for example after a change of its nodes. So it counts after this time.
+_NO_START_SECONDS = 30.0
+
 # Shortest and longest pause in seconds between two queries. Pauses grow, to spare slurmctld.
 _PAUSES = (0.5, 10.0)
 
@@ -45,6 +48,7 @@ def wait_for(
     deadline = None if timeout is None else time.monotonic() + timeout
     last: dict[int, RunStatus] = {}
     stuck: dict[int, CannotStart | None] = {}
+    no_start, waited = NoStart(environ), 0.0
     looks_gone = dict.fromkeys(range(len(runs)), 0)
     seconds = _PAUSES[0]
     going = list(range(len(runs)))
@@ -54,7 +58,7 @@ def wait_for(
             if before is None or (current.state, current.detail) != (before.state, before.detail):
                 on_status(current)
                 seconds = _PAUSES[0]
-                stuck[number] = find_no_start(runs[number], current, environ)
+            stuck[number] = no_start.see(runs[number], current, waited)
             looks_gone[number] = looks_gone[number] + 1 if current.gone else 0
             last[number] = current
         going = [n for n in going if not last[n].ended and looks_gone[n] <= _LOOKS_AFTER_GONE]
@@ -68,10 +72,33 @@ def wait_for(
                 raise _wait_timeout([last[number] for number in going])
             seconds = max(left, 0.05)
         pause(seconds)
+        waited += seconds
         seconds = min(_PAUSES[1], seconds * 1.3)
 
 
-def find_no_start(run: Submitted, status: RunStatus, environ: Mapping[str, str]) -> CannotStart | None:
+class NoStart:
+    """Finds runs that wait, and that Slurm does not start as they are."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._since: dict[str, float] = {}
+
+    def see(self, run: Submitted, status: RunStatus, now: float) -> CannotStart | None:
+        """Return the error for a run that cannot start; None if it may start, or if it has not waited for 30 s.
+
+        Args:
+            run: the run.
+            status: its state now.
+            now: seconds since the first look.
+        """
+        error = _no_start(run, status, self._environ)
+        if error is None:
+            self._since.pop(status.run, None)
+            return None
+        return error if now - self._since.setdefault(status.run, now) >= _NO_START_SECONDS else None
+
+
+def _no_start(run: Submitted, status: RunStatus, environ: Mapping[str, str]) -> CannotStart | None:
     """Return the error for a run that waits and that Slurm does not start as it is; None if it may start.
 
     The job is not cancelled, because an administrator can raise a limit.

@@ -24,6 +24,9 @@ from hpcenv.launch import launch
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.project.hub_reference import parse_locked
 from hpcenv.records.manifest import Secret
+from hpcenv.runs.find import find_all
+from hpcenv.runs.status import read_statuses
+from hpcenv.runs.wait import NoStart
 from hpcenv.submission import function
 from tests import run_folders
 from tests.error_text import unwrapped, wrapped
@@ -84,7 +87,12 @@ def never_starts(scene: Scene) -> str:
     run_folders.make_run(scene.project / "runs", "a", "7")
     scene.slurm.answers("squeue", "7|PENDING|QOSMaxWallDurationPerJobLimit||0:00\n")
     scene.slurm.answers("squeue---format=%P|%Q|%S|%u|%V", "batch|5|N/A|alice|2026-11-27T03:36:41\n")
-    return scene.typed("logs", "-f", "a", environ=scene.slurm.environ)
+    (run,), no_start = find_all(scene.project, ("a",), runs="runs"), NoStart(scene.slurm.environ)
+    (status,) = read_statuses([run], scene.slurm.environ)
+    assert no_start.see(run, status, 0.0) is None, "Slurm gives such a reason for a moment, too"
+    error = no_start.see(run, status, 30.0)
+    assert error is not None
+    return shown(error)
 
 
 def waiting(scene: Scene) -> str:

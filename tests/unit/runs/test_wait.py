@@ -154,7 +154,7 @@ def _wait_shortly(start: Path, fake_slurm: Any) -> None:
         environ=fake_slurm.environ,
         pause=lambda _seconds: None,
         on_status=lambda _one: None,
-        timeout=0.05,
+        timeout=4,
     )
 
 
@@ -167,6 +167,22 @@ def test_waiting_for_a_job_that_never_starts_ends_with_the_reason(tmp_path: Path
     assert "QOSMaxWallDurationPerJobLimit: a part of its request exceeds" in str(caught.value.why)
     assert "`hpcenv cancel a`" in str(caught.value.hint)
     assert fake_slurm.calls("scancel") == [], "an administrator may raise the limit"
+
+
+def test_a_reason_for_a_moment_does_not_end_the_wait(tmp_path: Path, fake_slurm: Any) -> None:
+    folders.make_run(tmp_path / "runs", "a", "7")
+    fake_slurm.answers(OWN, "batch|5|N/A|alice|2026-11-27T03:36:41\n")
+    fake_slurm.answers("sacct", "7|COMPLETED|0:0|n1|00:00:01\n")
+    reasons = ["", *(8 * ["Priority", "BadConstraints"])]
+
+    def pause(_seconds: float) -> None:
+        reason = reasons.pop()
+        fake_slurm.answers("squeue", f"7|PENDING|{reason}||0:00\n" if reason else "7|COMPLETED|None|n1|0:01\n")
+
+    pause(0)
+    found = find_all(tmp_path, ("a",), runs="runs")
+    (status,) = wait_for(found, environ=fake_slurm.environ, pause=pause, on_status=lambda _one: None)
+    assert status.state == "completed"
 
 
 def test_a_job_for_several_partitions_is_waited_for(tmp_path: Path, fake_slurm: Any) -> None:
