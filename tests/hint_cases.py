@@ -394,6 +394,7 @@ NOT_FOLLOWED: dict[str, str] = {
     "runs/cancel.py: hpcenv status *": "a process must wait for a disk that does not answer",
     "runs/find.py: ls -ld *": "it shows the permissions that are missing; followed for project/workspace.py",
     "submission/early_checks.py: chmod 600 *": "it changes a file of the user",
+    "runs/wait.py: hpcenv cancel *": "it needs a job that Slurm does not start: tests/unit/runs/test_wait.py reads it",
     "runs/attach.py: hpcenv attach * -- COMMAND": "it needs a run that trains; tests/cluster/test_follow.py attaches",
     "runs/attach.py: hpcenv logs -f *": "it needs a run that is being checked; `logs -f` is followed for runs/wait.py",
     "runs/lost.py: scontrol show job *": "the run folder of a running job must be gone",
