@@ -25,7 +25,8 @@ from hpcenv.submission.request import SubmitOptions
 ENGINES = ("compose", "kubernetes", "trainjob", "skypilot")
 _WITH_CLAIMS = ("kubernetes", "trainjob")
 # A name of an object: Kubernetes 1.34, "Object Names and IDs", DNS subdomain names.
-_CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_CLAIM_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _LONGEST_CLAIM = 253
 
 
@@ -87,8 +88,8 @@ def _claim(volume: str | None, engine: str) -> Claim | None:
     problem = None
     if not colon or not _CLAIM_NAME.fullmatch(name) or len(name) > _LONGEST_CLAIM:
         problem = "a claim has a name of small letters, digits, `-` and `.` (RFC 1123), and `:` stands before the path"
-    elif not folder.startswith("/") or os.path.normpath(folder) != folder:
-        problem = "the path is an absolute path of a folder below /, without `..`"
+    elif not re.match("/[^/]", folder) or os.path.normpath(folder) != folder or ":" in folder:
+        problem = "the path is an absolute path of a folder below /, without `..` and `:`"
     elif folder == own or folder.startswith(f"{own}/"):
         problem = f"hpcenv mounts its own files below {own}"
     if problem is not None:

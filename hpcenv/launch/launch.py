@@ -37,6 +37,7 @@ from hpcenv.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.launch.run_variables import run_variables
 from hpcenv.launch.stopping import Stop, fuse_that_outlives
 from hpcenv.launch.supervise import Signals, caught_signals, supervise
+from hpcenv.machine.limits import job_memory
 from hpcenv.machine.network import port_errors
 from hpcenv.machine.this_node import ThisNode, find_local_rank
 from hpcenv.records.checked_sif import CheckedSif
@@ -453,7 +454,7 @@ def _begin(
         nodes=nodes,
         ranks=node.ranks,
         local_rank=node.local_rank,
-        memory=_memory(node.environ),
+        memory=job_memory(node.environ),
         ray_folder=_ray_folder(node, settings, stack) if manifest.launch.launcher == "ray" else "",
     )
     argv = agent_argv(
@@ -499,12 +500,6 @@ def _ray_folder(node: _Node, settings: NodeSettings, stack: ExitStack) -> str:
     folder = f"{above if len(above) <= _LONGEST_ABOVE_RAY else '/tmp'}/{name}"  # noqa: S108
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _memory(environ: Mapping[str, str]) -> int:
-    """Return the memory that Slurm gave to the job on this node, in MiB; 0 if unknown, or for the whole memory."""
-    given = environ.get("SLURM_MEM_PER_NODE", "")
-    return int(given) if given.isdecimal() else 0
 
 
 def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str, str]:

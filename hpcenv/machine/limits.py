@@ -131,16 +131,28 @@ def check_shm(manifest: Manifest, folder: Path) -> Iterator[CheckOutcome]:
         )
 
 
+def job_memory(environ: Mapping[str, str]) -> int:
+    """Return the memory that Slurm gave to the job on this node, in MiB; 0 if unknown, or for the whole memory.
+
+    Slurm sets SLURM_MEM_PER_NODE, or SLURM_MEM_PER_CPU if the job or the cluster counts memory for each CPU (sbatch(1),
+    OUTPUT ENVIRONMENT VARIABLES, Slurm 24.11).
+    """
+    node, cpu, cpus = (environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE"))
+    if node.isdecimal():
+        return int(node)
+    return int(cpu) * int(cpus) if cpu.isdecimal() and cpus.isdecimal() else 0
+
+
 def check_memory(environ: Mapping[str, str], proc: Path) -> CheckOutcome:
     """Compare the available memory of the node with the memory that Slurm gave to the job."""
-    given = environ.get("SLURM_MEM_PER_NODE", "")
-    if not given.isdecimal() or given == "0":
+    given = job_memory(environ)
+    if not given:
         return CheckOutcome(id="sys.memory", state="not-run", found="the job asked for no amount of memory")
     match = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     if match is None:
         return CheckOutcome(id="sys.memory", state="unknown", found=f"{proc}/meminfo has no MemAvailable")
     available = int(match[1]) // 1024
-    enough = available >= int(given) * _USUAL_PART
+    enough = available >= given * _USUAL_PART
     return CheckOutcome(
         id="sys.memory", state="fine" if enough else "failed", found=f"{available} MiB", limit=f"about {given} MiB"
     )

@@ -241,7 +241,18 @@ def test_a_claim_is_for_kubernetes(project: Path, hpcenv: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "volume", ["team:/", "Team_X:/team", "team:/team/../x", "team:/hpcenv/check", "team:/hpcenv", f"{'a' * 254}:/team"]
+    "volume",
+    [
+        "team:/",
+        "Team_X:/team",
+        "team:/team/../x",
+        "team:/hpcenv/check",
+        "team:/hpcenv",
+        f"{'a' * 254}:/team",
+        "team://hpcenv/check",
+        "a..b:/team",
+        "team:/a:b",
+    ],
 )
 def test_a_claim_that_kubernetes_would_refuse_or_misplace_is_refused(project: Path, hpcenv: Any, volume: str) -> None:
     folder, done = export(hpcenv, project, "kubernetes", "--volume", volume, status=2)

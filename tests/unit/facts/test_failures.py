@@ -304,6 +304,9 @@ def test_small_shared_memory(small, make_manifest):
 
 def test_little_memory(tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 4096000 kB\nMemAvailable:    1024000 kB\n")
+    assert limits.job_memory({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_ON_NODE": "4"}) == 4000
+    assert limits.job_memory({"SLURM_MEM_PER_NODE": "0", "SLURM_CPUS_ON_NODE": "4"}) == 0, "all memory of the node"
+    assert limits.job_memory({"SLURM_MEM_PER_CPU": "1000"}) == 0
     one = limits.check_memory({"SLURM_MEM_PER_NODE": "4000"}, tmp_path)
     assert_failed(of([one], "sys.memory"), "1000 MiB")
 
