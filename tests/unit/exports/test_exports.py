@@ -165,6 +165,18 @@ def test_a_pod_that_is_not_the_locked_one_is_not_tried_again(project: Path, hpce
     assert "--rdzv-endpoint=kubernetes-0.kubernetes:29500" in container["args"]
 
 
+def test_a_trainjob_whose_pod_is_not_the_locked_one_is_not_tried_again(project: Path, hpcenv: Any) -> None:
+    folder, _ = export(hpcenv, project, "trainjob")
+    (runtime,) = (one for one in documents(folder / "trainjob.yaml") if one["kind"] == "TrainingRuntime")
+    job_set = runtime["spec"]["template"]["spec"]
+    (rule,) = job_set["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    (replicated,) = job_set["replicatedJobs"]
+    assert replicated["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    first = replicated["template"]["spec"]["podFailurePolicy"]["rules"][0]
+    assert (first["action"], first["onExitCodes"]["values"]) == ("FailJob", [90, 91])
+
+
 def test_one_node_needs_no_other(project: Path, hpcenv: Any) -> None:
     for engine in ENGINES:
         folder, _ = export(hpcenv, project, engine, "--nodes", "1")
