@@ -16,7 +16,7 @@ from hpcenv.runs.find import find_any
 from hpcenv.runs.lost import LostRun, find_lost
 from hpcenv.runs.report_text import state_lines
 from hpcenv.runs.run_list import lines_of
-from hpcenv.runs.session import read_door
+from hpcenv.runs.session import read_doors
 from hpcenv.runs.status import RunStatus, read_status, with_queue
 
 
@@ -54,13 +54,16 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
 
 def _show_session(run: Run, status: RunStatus) -> None:
     """Print on which nodes a session is open, and the ports that its programs have opened."""
-    door = read_door(run, status)
-    if door is None:
+    doors = read_doors(run, status)
+    if not doors:
         return
-    services = f", with {', '.join(door.sockets)}" if door.sockets else ""
-    _render.say(f"  session   open on {door.node}{services}")
-    for port in door.ports:
-        _render.say(f"  port      {escape_control(port)}: other users can connect to it")
+    first = doors[0]
+    services = f", with {', '.join(first.sockets)}" if first.sockets else ""
+    _render.say(f"  session   open on {first.node}{services}")
+    for door in doors:
+        place = "" if door is first else f" on {door.node}"
+        for port in door.ports:
+            _render.say(f"  port      {escape_control(port)}{place}: other users can connect to it")
 
 
 def _show_sweep(sweep: Sweep, *, as_json: bool) -> None:

@@ -46,11 +46,22 @@ def find_session(start: Path, word: str | None, *, runs: str | None = None) -> t
 
 def read_door(run: Run, status: RunStatus) -> SessionNode | None:
     """Return the record of the session that the first node wrote; None while the session is not open."""
+    doors = read_doors(run, status)
+    return doors[0] if doors else None
+
+
+def read_doors(run: Run, status: RunStatus) -> tuple[SessionNode, ...]:
+    """Return the records that the nodes of a session wrote, the first node first; empty while none is open."""
+    found: list[SessionNode] = []
     try:
-        door = load_record(SessionNode, run.folder.session_of(nodes_of(status)[0]))
+        for node in nodes_of(status):
+            door = load_record(SessionNode, run.folder.session_of(node))
+            if door.attempt != status.attempt:
+                break
+            found.append(door)
     except (RecordInvalid, RunNotRunning):
-        return None
-    return door if door.attempt == status.attempt else None
+        pass  # the nodes after this one count when it is open
+    return tuple(found)
 
 
 def wait_until_open(

@@ -161,7 +161,8 @@ def _watch(
             last_used = time.monotonic()
         elif is_first and unused and time.monotonic() - last_used > unused:
             say(f"hpcenv: the session ends: no shell for {unused} s")
-            run.session_end.touch()
+            with contextlib.suppress(OSError):  # if the disk is full, a later check tries again
+                run.session_end.touch()
         for line in services.ended():
             say(f"hpcenv: {line}")
         now = replace(door, ports=ports.listening(environ), sockets=services.sockets)

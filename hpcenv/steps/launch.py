@@ -13,7 +13,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.steps.this_step import find_place, say
 from hpcenv.watch.process import beside
 
-# In this time, the services of a session save and its folder is removed. Slurm kills 30 s after TERM (KillWait).
+# In this time, the services of a session end, and its folder is removed. Slurm kills 30 s after TERM (KillWait).
 _SECONDS_TO_CLOSE = 15.0
 
 

@@ -8,6 +8,7 @@ import click
 
 from hpcenv.cli import _render
 from hpcenv.errors import RunNotRunning, UsageError
+from hpcenv.records.session import SessionOptions
 from hpcenv.runs.session import find_session, pages_of, read_door, read_token
 from hpcenv.runs.status import read_status
 
@@ -28,13 +29,27 @@ def command(name: str, runs: str | None, as_json: bool) -> None:
         raise RunNotRunning(f"the session `{session.name}` is not open", hint=f"hpcenv status {session.name}")
     if not door.sshd:
         why = "a web page comes through ssh, and openssh-server is not installed there"
-        raise UsageError(f"node {door.node} of the session `{session.name}` has no sshd", why=why)
+        hint = f"hpcenv attach {session.name} gives a shell without ssh"
+        raise UsageError(f"node {door.node} of the session `{session.name}` has no sshd", why=why, hint=hint)
     found = pages_of(session, door, read_token(status, door, os.environ))
     if not found:
-        raise UsageError(f"the session `{session.name}` has no web page", why="it was started without a service")
+        raise _no_page(session, is_ready=door.ready)
     if as_json:
         _render.success("session open", {"services": found})
         return
     for one in found:
         _render.say(one.line)
         _render.say(one.address)
+
+
+def _no_page(session: SessionOptions, *, is_ready: bool) -> UsageError:
+    if not session.services:
+        why, hint = (
+            "it was started without a service",
+            "start another one with --jupyter, --tensorboard RUN or --serve PORT",
+        )
+    elif not is_ready:
+        why, hint = "its services are still starting", f"try again, or look at the log: hpcenv logs {session.name}"
+    else:
+        why, hint = "its services have ended", f"the log says why: hpcenv logs {session.name}"
+    return UsageError(f"the session `{session.name}` has no web page", why=why, hint=hint)

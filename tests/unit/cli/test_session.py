@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_folders as folders
 
-from hpcenv.records.files import save_record
-from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions
+from hpcenv.records.files import load_record, save_record
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions, SessionService
 from hpcenv.records.submission import Submission
 from hpcenv.runs.session import plan_connect
 from hpcenv.submission.session import prepare_folder
@@ -125,8 +127,8 @@ def test_what_is_started_of_services(hpcenv: Any, slurm: Any, shared_project: Pa
     ]
 
 
-def _open_session(tmp_path: Path) -> Path:
-    options = SessionOptions(name="lab", folder=str(tmp_path / "lab"))
+def _open_session(tmp_path: Path, *services: SessionService) -> Path:
+    options = SessionOptions(name="lab", folder=str(tmp_path / "lab"), services=services)
     folder = folders.make_run(tmp_path / "runs", "lab-1", "7", session=options, script="")
     record = Submission(
         schema=1, run="lab-1", cluster="slurm", job_id="7", submitted=1.0, command=("x",), session="lab"
@@ -174,6 +176,42 @@ def test_open_and_status_say_what_is_there(hpcenv: Any, fake_slurm: Any, tmp_pat
     status = hpcenv("status", "lab", "--runs-dir", "runs", **where).stdout
     assert "open on n1, with port-8000" in status
     assert "0.0.0.0:80 (app): other users can connect to it" in status
+
+
+def test_a_port_on_a_further_node_is_named(hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
+    folder = RunFolder(_open_session(tmp_path))
+    folders.start(folder, ["n1", "n2"])
+    first = load_record(SessionNode, folder.session_of("n1"))
+    save_record(replace(first, node="n2", ports=("0.0.0.0:6006 (tensorboard)",)), folder.session_of("n2"))
+    fake_slurm.answers("squeue", "7|RUNNING|None|n[1-2]|0:01\n")
+    said = hpcenv("status", "lab", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ).stdout
+    assert "0.0.0.0:80 (app): other users can connect to it" in said
+    assert "0.0.0.0:6006 (tensorboard) on n2: other users can connect to it" in said
+
+
+@pytest.mark.parametrize(
+    ("services", "ready", "why", "hint"),
+    [
+        ((), True, "it was started without a service", "start another one with --jupyter"),
+        ((SessionService(kind="jupyter"),), False, "its services are still starting", "hpcenv logs lab"),
+        ((SessionService(kind="jupyter"),), True, "its services have ended", "hpcenv logs lab"),
+    ],
+)
+def test_a_session_without_a_page_says_why(
+    services: tuple[SessionService, ...],
+    ready: bool,
+    why: str,
+    hint: str,
+    hpcenv: Any,
+    fake_slurm: Any,
+    tmp_path: Path,
+) -> None:
+    folder = RunFolder(_open_session(tmp_path, *services))
+    fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
+    door = load_record(SessionNode, folder.session_of("n1"))
+    save_record(replace(door, sockets={}, ready=ready), folder.session_of("n1"))
+    done = hpcenv("session", "open", "lab", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ)
+    assert (done.status, why in done.stderr, hint in done.stderr) == (2, True, True), done.stderr
 
 
 def test_a_shell_needs_a_terminal(hpcenv: Any, slurm: Any, project: Path) -> None:
