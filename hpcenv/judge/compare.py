@@ -30,7 +30,7 @@ def compare(expected: Expectation, facts: Facts) -> Finding | None:
 
 
 def why_unknown(field: str, facts: Facts) -> str:
-    """Return why a value is missing: the reason for the field, or for the part of the check step that reads it."""
+    """Return why a value is missing: the recorded reason for its field, or for the part of the check that reads it."""
     part = {"host": "host", "code": "script", "container": "sif"}.get(field.split(".", maxsplit=1)[0], "probe")
     return facts.unknown.get(field) or facts.unknown.get(part) or "this node did not report it"
 

@@ -36,7 +36,7 @@ _OF_CLUSTER = (
 
 @dataclass(frozen=True, kw_only=True)
 class RungPlan:
-    """The job that is submitted for a rung.
+    """The job that `reproduce` submits for a rung: one of its four levels.
 
     Attributes:
         steps: the number of optimizer steps after which the training ends; None for all steps.

@@ -1,4 +1,4 @@
-"""The values that a site profile gives to a run, without submitting the run.
+"""The values that a run would get from a site profile. No run is submitted.
 
 Runs on: LOGIN NODE.
 """
