@@ -121,9 +121,7 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
             or _other_words.option(context.command_path, typed)
             or _no_such_option(typed, context)
         )
-    instead = None if context is None else _other_words.value(context.command_path, problem.message)
-    if "'--requeue'" in problem.format_message():
-        instead = "--requeue always is what --requeue of sbatch means; saved and never are the others"
+    instead = _other_words.value("" if context is None else context.command_path, problem)
     return UsageError(problem.format_message().rstrip("."), hint=instead or hint)
 
 

@@ -10,10 +10,14 @@ Runs on: LOGIN NODE. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hpcenv.errors import Command, Hint, UsageError
 from hpcenv.project.gone_options import GONE
 from hpcenv.project.options import in_place
+
+if TYPE_CHECKING:
+    import click
 
 # A command that does not exist -> the command to type instead.
 _COMMANDS = {
@@ -70,6 +74,8 @@ _VALUES = {
     ("hpcenv rerun", "deep"): _STRESSED,
     ("hpcenv submit", "deep"): _STRESSED,
 }
+# Option of sbatch without a value that hpcenv gives values -> which value means the same.
+_WITH_VALUE = {"--requeue": "--requeue always is what --requeue of sbatch means; saved and never are the others"}
 _GONE = {"--" + option.name.replace("_", "-"): option.instead for option in GONE}
 _KEYS = {option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option in in_place("project")}
 
@@ -105,12 +111,14 @@ def option(command_path: str, typed: str) -> UsageError | None:
     return None if hint is None else UsageError(f"no such option `{typed}` of `{command_path}`", hint=hint)
 
 
-def value(command_path: str, message: str) -> str | None:
-    """Return what to do instead of a value that a command no longer accepts; None for any other value.
+def value(command_path: str, problem: click.ClickException) -> str | None:
+    """Return what to type instead of a missing or unknown value; None if no replacement is known.
 
     Args:
-        command_path: the command, for example `hpcenv export`.
-        message: the message of click, which begins with the value in quotes.
+        command_path: the command, for example `hpcenv export`; empty if click does not say it.
+        problem: the error of click. Its message begins with the value in quotes; its full text names the option.
     """
-    typed, _, _ = message.partition(" is not one of ")
-    return _VALUES.get((command_path, typed.strip("'")))
+    said = problem.format_message()
+    typed, _, _ = problem.message.partition(" is not one of ")
+    bare = next((hint for flag, hint in _WITH_VALUE.items() if f"'{flag}'" in said), None)
+    return bare or _VALUES.get((command_path, typed.strip("'")))

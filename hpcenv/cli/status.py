@@ -54,7 +54,7 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
 
 def _show_session(run: Run, status: RunStatus) -> None:
     """Print on which nodes a session is open, and the ports that its programs have opened."""
-    doors = read_doors(run, status)
+    doors = tuple(read_doors(run, status))
     if not doors:
         return
     first = doors[0]

@@ -22,6 +22,8 @@ from hpcenv.records.manifest import Secret
 from hpcenv.records.run_folder import RunFolder
 
 _WIDTH = 118
+# What to do if a ConfigMap cannot hold the code.
+USE_A_CLAIM = "--volume CLAIM:/path names a claim that has the code"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class Files:
             raise UsageError(
                 f"`{link.relative_to(self.code.path / 'source')}` is a symbolic link that a ConfigMap cannot hold",
                 why="a ConfigMap has files only, and the link leads to a folder or to nothing",
-                hint="--volume CLAIM:/path names a claim that has the code; or replace the link by a copy",
+                hint=f"{USE_A_CLAIM}; or replace the link by a copy",
             )
         return [one for one in found if one.is_file()]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcenv.errors import NodeRejected, NodesUnknown, UsageError
-from hpcenv.exports.engine import Claim, EngineFiles, Files, with_header, yaml_text
+from hpcenv.exports.engine import USE_A_CLAIM, Claim, EngineFiles, Files, with_header, yaml_text
 from hpcenv.exports.training import CHECK, CODE, LOCK, Training
 
 # The largest ConfigMap that Kubernetes accepts, in bytes.
@@ -42,9 +42,7 @@ def _config_map(training: Training, name: str, files: Mapping[str, bytes]) -> di
             why=f"{len(files)} files"
             if name == "code"
             else "the lockfile of a large environment, or hpcenv's own code",
-            hint="--volume CLAIM:/path names a claim that has the code"
-            if name == "code"
-            else "use --format compose, or lock an environment with fewer packages",
+            hint=USE_A_CLAIM if name == "code" else "use --format compose, or lock an environment with fewer packages",
         )
     text, binary = {}, {}
     for key, content in files.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,22 +46,19 @@ def find_session(start: Path, word: str | None, *, runs: str | None = None) -> t
 
 def read_door(run: Run, status: RunStatus) -> SessionNode | None:
     """Return the record of the session that the first node wrote; None while the session is not open."""
-    doors = read_doors(run, status)
-    return doors[0] if doors else None
+    return next(read_doors(run, status), None)
 
 
-def read_doors(run: Run, status: RunStatus) -> tuple[SessionNode, ...]:
-    """Return the records that the nodes of a session wrote, the first node first; empty while none is open."""
-    found: list[SessionNode] = []
+def read_doors(run: Run, status: RunStatus) -> Iterator[SessionNode]:
+    """Yield the records that the nodes of a session wrote, from the first node to the first that is not open."""
     try:
         for node in nodes_of(status):
             door = load_record(SessionNode, run.folder.session_of(node))
             if door.attempt != status.attempt:
-                break
-            found.append(door)
+                return
+            yield door
     except (RecordInvalid, RunNotRunning):
-        pass  # the nodes after this one count when it is open
-    return tuple(found)
+        return
 
 
 def wait_until_open(

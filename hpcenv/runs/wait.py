@@ -47,26 +47,26 @@ def wait_for(
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     last: dict[int, RunStatus] = {}
-    stuck: dict[int, CannotStart | None] = {}
     no_start, waited = NoStart(environ), 0.0
     looks_gone = dict.fromkeys(range(len(runs)), 0)
     seconds = _PAUSES[0]
     going = list(range(len(runs)))
     while True:
+        stuck: list[CannotStart] = []
         for number, current in zip(going, read_statuses([runs[n] for n in going], environ), strict=True):
             before = last.get(number)
             if before is None or (current.state, current.detail) != (before.state, before.detail):
                 on_status(current)
                 seconds = _PAUSES[0]
-            stuck[number] = no_start.see(runs[number], current, waited)
+            if (error := no_start.see(runs[number], current, waited)) is not None:
+                stuck.append(error)
             looks_gone[number] = looks_gone[number] + 1 if current.gone else 0
             last[number] = current
         going = [n for n in going if not last[n].ended and looks_gone[n] <= _LOOKS_AFTER_GONE]
         if not going:
             return tuple(last[number] for number in range(len(runs)))
-        never = [error for n in going if (error := stuck[n]) is not None]
-        if len(never) == len(going):
-            raise never[0]
+        if len(stuck) == len(going):
+            raise stuck[0]
         if deadline is not None and (left := deadline - time.monotonic()) <= seconds:
             if left <= 0:
                 raise _wait_timeout([last[number] for number in going])
@@ -91,21 +91,19 @@ class NoStart:
             status: its state now.
             now: seconds since the first look.
         """
-        error = _no_start(run, status, self._environ)
-        if error is None:
+        word = can_never_start(status.detail) if status.waits_on_slurm else ""
+        if not word or (word == "DependencyNeverSatisfied" and not _stays_without_dependency(run)):
             self._since.pop(status.run, None)
             return None
-        return error if now - self._since.setdefault(status.run, now) >= _NO_START_SECONDS else None
+        waits = now - self._since.setdefault(status.run, now)
+        return _no_start(status, word, self._environ) if waits >= _NO_START_SECONDS else None
 
 
-def _no_start(run: Submitted, status: RunStatus, environ: Mapping[str, str]) -> CannotStart | None:
-    """Return the error for a run that waits and that Slurm does not start as it is; None if it may start.
+def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> CannotStart | None:
+    """Return the error for a run that Slurm does not start as it is; None if another partition may start it.
 
     The job is not cancelled, because an administrator can raise a limit.
     """
-    word = can_never_start(status.detail) if status.waits_on_slurm else ""
-    if not word or (word == "DependencyNeverSatisfied" and not _stays_without_dependency(run)):
-        return None
     queue = with_queue(status, environ).queue
     # If a job may run in several partitions, Slurm shows the reason of one of them, and another may start it.
     if queue is None or "," in queue.partition:

@@ -332,7 +332,7 @@ def make_request(options: SubmitOptions) -> Request:
 
 
 def require_literal(options: SubmitOptions) -> None:
-    """Refuse text that cannot be passed to a program, because it has a NUL or a surrogate that stands for no byte."""
+    """Refuse text that cannot be passed to a program, because it has a NUL or a surrogate that represents no byte."""
     words = {f"argument {n} of the script": word for n, word in enumerate(options.args, start=1)}
     words |= {f"--torchrun-args word {n}": word for n, word in enumerate(options.torchrun_args, start=1)}
     words |= {"the script": options.script or "", **{f"--env {name}": value for name, value in options.env.items()}}

@@ -40,8 +40,6 @@ _SHAPE = (
     "cpus-per-gpu",
 )
 _PER_TASK = ("gpus-per-task", "cpus-per-task")
-# Signs of a value that is a placeholder.
-_OPEN = r"[$<>{%]"
 
 
 def read(text: str) -> dict[str, str]:
@@ -82,8 +80,8 @@ def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]
         if name in _SHAPE:
             continue
         # In `--array=1-4%2`, % is part of the value.
-        if re.search(r"[$<>{]" if name == "array" else _OPEN, value) and name not in ("output", "error"):
-            left[name] = f"its value `{value}` is to be filled in"
+        if _is_open(value.replace("%", "") if name == "array" else value) and name not in ("output", "error"):
+            left[name] = _to_fill_in(value)
         elif name == "signal" and stop:
             words += ["--grace", stop[2], "--stop-signal", stop[1]]
         elif row is not None and name not in ("signal", "requeue"):
@@ -95,17 +93,23 @@ def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]
     return tuple(words), left
 
 
+def _is_open(value: str) -> bool:
+    """Return whether a value is a placeholder: of the shell, of a template, or of a person."""
+    return re.search(r"[$<>{%]", value) is not None
+
+
+def _to_fill_in(value: str) -> str:
+    return f"its value `{value}` is to be filled in"
+
+
 def _without_shape(given: Mapping[str, str]) -> dict[str, str]:
     """Return the counts from which no shape follows that is equal on all nodes, each with the reason."""
     left: dict[str, str] = {}
     text = given.get("nodes", "1")
     nodes = _number(text)
     if not nodes:
-        left["nodes"] = (
-            f"its value `{text}` is to be filled in"
-            if re.search(_OPEN, text)
-            else f"hpcenv needs one number of nodes, and `{text}` is none"
-        )
+        not_one = f"hpcenv needs one number of nodes, and `{text}` is none"
+        left["nodes"] = _to_fill_in(text) if _is_open(text) else not_one
     of_node = {"ntasks": ("ntasks-per-node",), "gpus": ("gpus-per-node", "gpus-per-task", "gres")}
     for name, instead in of_node.items():
         count = _number(given.get(name, "").rpartition(":")[2])
