@@ -16,7 +16,7 @@ from hpcenv.cli.wait import tell_exit_status, tell_state
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.logs import RankNodes, Selection, follow_selected, read_selected
-from hpcenv.runs.state import read_states, resolve_states
+from hpcenv.runs.state import resolve_states
 from hpcenv.runs.status import read_details, read_status
 from hpcenv.runs.wait import NoStart, exit_status_of
 
@@ -47,9 +47,7 @@ def command(
         with interruptible("the run continues", run or str(opened.folder.path), again=("logs", "-f")):
             return _follow(opened, selection)
     if follow:
-        pieces = follow_selected(
-            opened, selection, ended=lambda: read_states([opened], os.environ)[0].quiet, pause=time.sleep
-        )
+        pieces = follow_selected(opened, selection, ended=_has_ended(opened), pause=time.sleep)
     else:
         pieces = read_selected(opened, selection, word=run if runs is None else None)
     if as_json:
@@ -70,19 +68,9 @@ def _follow(run: Run, selection: Selection) -> int:
     Returns:
         The same exit status as `hpcenv wait` if the run ended before it had a log, else 0.
     """
-    show, no_start, began = LogPrinter(run), NoStart(os.environ), time.monotonic()
+    show = LogPrinter(run)
     with PendingLine(os.environ) as line:
-
-        def ended() -> bool:
-            resolved = resolve_states([run], os.environ)[0]
-            if line.waits or resolved.state.state in ("pending", "requeued"):
-                status = read_details(run, resolved)
-                line.see(status)
-                if (never := no_start.see(run, status, time.monotonic() - began)) is not None:
-                    raise never
-            return resolved.state.quiet
-
-        for piece in follow_selected(run, selection, ended=ended, pause=time.sleep):
+        for piece in follow_selected(run, selection, ended=_has_ended(run, line), pause=time.sleep):
             line.clear()
             show(piece)
     show.end()
@@ -92,6 +80,28 @@ def _follow(run: Run, selection: Selection) -> int:
     tell_state(status)
     tell_exit_status(status)
     return exit_status_of(status)
+
+
+def _has_ended(run: Run, line: PendingLine | None = None) -> Callable[[], bool]:
+    """Return a function that asks Slurm whether a run has ended; it raises `CannotStart` as `hpcenv wait` does.
+
+    Args:
+        run: the run.
+        line: shows why the run waits.
+    """
+    no_start, began = NoStart(os.environ), time.monotonic()
+
+    def has_ended() -> bool:
+        resolved = resolve_states([run], os.environ)[0]
+        if resolved.state.state in ("pending", "requeued") or (line is not None and line.waits):
+            status = read_details(run, resolved)
+            if line is not None:
+                line.see(status)
+            if (never := no_start.see(run, status, time.monotonic() - began)) is not None:
+                raise never
+        return resolved.state.quiet
+
+    return has_ended
 
 
 # Six colours that can be read on dark and light backgrounds (SGR 31 to 36).

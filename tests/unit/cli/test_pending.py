@@ -131,3 +131,15 @@ def test_the_line_is_repeated_every_ten_minutes_and_slurm_asked_every_minute(
     assert all(one.startswith(WORDS) and REASON in one for one in said)
     assert len(said) == 4
     assert _asked(fake_slurm) == 31
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [("wait",), ("logs", "-f"), ("logs", "-f", "--json")])
+def test_a_job_that_slurm_does_not_start_ends_each_command_that_waits(
+    words: tuple[str, ...], project: Path, fake_slurm: Any, hpcenv: Any
+) -> None:
+    """After half a minute. Without the end, a script waits for ever."""
+    fake_slurm.answers("squeue", "10|PENDING|QOSMaxWallDurationPerJobLimit||0:00\n")
+    done = hpcenv(*words, "waiting", cwd=project, environ=fake_slurm.environ)
+    assert done.status == 31, done.stderr
+    assert "`waiting` does not start as it is" in done.stdout + done.stderr
