@@ -22,13 +22,13 @@ from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
 from hpcenv.judge.compat.compat_table import Compat
-from hpcenv.judge.compat.libraries import fitting_pairs
+from hpcenv.judge.compat.libraries import PAIRS, check_pair, fitting_pairs
 from hpcenv.judge.compat.torch_builds import suggest_torch
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
-from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda, require_distribution
+from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda, named_distribution, require_distribution
 from hpcenv.recipes.compiled_packages import (
     PackageBuild,
     check_tool,
@@ -115,6 +115,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     combination = choose(table, torch=torch, cuda=cuda, python=request.python, distribution=request.distribution)
     # These checks come before a registry is contacted.
     require_distribution(combination, request.base or "")
+    require_distribution(combination, build.base or "")
     arch_list = _check_build(build, table, combination) if build.packages else ""
     notes = [] if pins is None else [*check_pins(pins, combination)]
     found = find_base(
@@ -128,6 +129,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     if build.packages:
         _require_separate(build, pins)
         compiled = _find_build(build, combination, pins, arch_list, environ=environ, plain_http=plain_http)
+    notes += pair_notes(pins, combination.torch, table)
     name, _, version = request.tag.partition(":")
     recipe = ImageRecipe(
         name=name,
@@ -163,6 +165,11 @@ def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
     notes = []
     if recipe.base_has_python and not is_official:
         notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
+    distribution = recipe.combination.distribution
+    if recipe.base.is_sif or named_distribution(recipe.base.name) is None:
+        notes.append(
+            f"whether the base is {distribution.name} is not known, its name does not say it; the build checks that"
+        )
     if has_cuda(recipe.base.name) and recipe.combination.cuda != CPU:
         notes.append(
             f"the base {recipe.base.name} has CUDA, and torch's wheels contain CUDA too: "
@@ -309,7 +316,8 @@ def resolve(
 ) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
     """Find wheels of torch, NumPy, more packages and their requirements on the index that pip is configured for.
 
-    torchvision and torchaudio can only have the version that the compatibility table names for torch.
+    torchvision and torchaudio can only have the version that the compatibility table names for torch. If the table
+    knows no version that fits, pip chooses one.
 
     Returns:
         The packages, and notes for the user.
@@ -327,15 +335,24 @@ def resolve(
         limits=tuple(f"{name}=={version}" for name, version in fitting.items()),
     )
     notes = ["pip resolved the packages now, from its index: commit requirements.lock"]
-    notes += [
-        f"{pin.name} {pin.version} is the release for torch {combination.torch}" for pin in pins if pin.name in fitting
-    ]
     if combination.python != f"{sys.version_info[0]}.{sys.version_info[1]}":
         notes.append(
             f"pip evaluates markers for its own Python, not for {combination.python}: "
             "if that matters, give a lock with --pylock"
         )
     return pins, tuple(notes)
+
+
+def pair_notes(pins: Sequence[PinnedPackage], torch: str, table: Compat) -> list[str]:
+    """Return a note for each of torchvision and torchaudio: what the table says about this version and this torch."""
+    notes = []
+    for pin in pins:
+        name = canonicalize_name(pin.name)
+        if name in PAIRS:
+            judged = check_pair(table, name, pin.version, torch).judgement
+            reason = "" if judged.result == "match" else judged.why
+            notes.append(judged.what + (f" ({reason})" if reason else "") + (f": {judged.hint}" if judged.hint else ""))
+    return notes
 
 
 def _how_to_lock(combination: Combination) -> str:

@@ -17,7 +17,7 @@ from hpcenv.cli._command_line import cli
 from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
 from hpcenv.locking.pins.pin import PinSource
 from hpcenv.recipes.init import pins_of, prepare, write
-from hpcenv.recipes.recipe_record import RecipeRequest, read_record
+from hpcenv.recipes.recipe_record import BuildRequest, RecipeRequest, read_record
 
 DIGEST = "sha256:" + "a" * 64
 BASE = f"registry.example:5000/team/base:1@{DIGEST}"
@@ -87,6 +87,11 @@ def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
         ({"apt": ("libgl1; rm -rf /",)}, "not a package of the distribution"),
         ({"base": f"nvidia/cuda:12.6.3-base-ubuntu22.04@{DIGEST}"}, "is ubuntu22.04, and the recipe is for bookworm"),
         ({"base": f"r.example/python:3.11-slim-trixie@{DIGEST}"}, "is trixie, and the recipe is for bookworm"),
+        ({"base": f"ubuntu:20.04@{DIGEST}"}, "is ubuntu20.04, and the recipe is for bookworm"),
+        ({"base": f"debian:bullseye-slim@{DIGEST}"}, "is bullseye, and the recipe is for bookworm"),
+        ({"base": f"rockylinux/rockylinux:9@{DIGEST}"}, "is rockylinux9, and the recipe is for bookworm"),
+        ({"base": f"python:3.11-alpine@{DIGEST}"}, "is alpine, and the recipe is for bookworm"),
+        ({"build": BuildRequest(packages=("x==1",), base=f"ubuntu:24.04@{DIGEST}")}, "is ubuntu24.04, and the recipe is for"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(tmp_path, words, says):
@@ -274,13 +279,48 @@ def test_more_packages_are_resolved_with_torch_and_get_the_release_that_fits(tmp
     )
     found = locked_in(made)
     assert {"numpy==1.26.4", "tiny-llm==1.0", "torch==2.1.2+cpu", "torchvision==0.16.2"} <= {*found}
-    assert "torchvision 0.16.2 is the release for torch 2.1.2" in made.notes
+    assert "torchvision 0.16.2 is made for torch ==2.1.2" in made.notes
     text = (made.folder / "requirements.lock").read_text()
     assert text.count("--hash=sha256:") == len(found)
     for name in ("Dockerfile", "image.def"):
         assert re.search(
             r"install --no-install-recommends .* libgl1 tini=0.19.0-1$", (made.folder / name).read_text(), re.M
         )
+
+
+def test_a_pair_that_the_table_doubts_is_left_to_pip_and_said(tmp_path):
+    environ = shelf_of(
+        tmp_path,
+        ("torch-2.15.0+cpu-cp311-cp311-linux_x86_64.whl", ""),
+        ("numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+        ("torchaudio-2.11.0-cp311-cp311-linux_x86_64.whl", ""),
+        ("torchaudio-2.11.1-cp311-cp311-linux_x86_64.whl", ""),
+    )
+    words = {"pylock": None, "torch": "2.15.0", "cuda": "cpu", "environ": environ}
+    made = make(tmp_path, packages=("torchaudio",), **words)
+    assert "torchaudio==2.11.1" in locked_in(made)
+    assert any(note.startswith("torchaudio 2.11.1 is not in the table") for note in made.notes)
+    made = make(tmp_path, packages=("torchaudio==2.11.0",), **words)
+    (note,) = (note for note in made.notes if "torchaudio" in note)
+    assert note.startswith("whether torchaudio 2.11.0 runs with torch 2.15.0 is not known (2.11.0 refuses a torch of")
+
+
+def test_a_locked_pair_that_does_not_fit_is_said(tmp_path):
+    (tmp_path / "with").mkdir()
+    lock = pylock(tmp_path / "with", WHEELS | {"torchvision": "torchvision-0.27.0-cp311-cp311-linux_x86_64.whl"})
+    made = make(tmp_path, pylock=lock)
+    (note,) = (note for note in made.notes if "torchvision" in note)
+    assert note.startswith("torchvision 0.27.0 requires torch ==2.12.0, here is 2.13.0")
+    assert note.endswith(": torchvision 0.28.0 fits torch 2.13.0")
+
+
+def test_a_base_whose_name_does_not_say_its_distribution(tmp_path):
+    said = "whether the base is bookworm is not known, its name does not say it; the build checks that"
+    made = make(tmp_path)
+    assert said in made.notes
+    for name in ("Dockerfile", "image.def"):
+        assert 'test "${VERSION_CODENAME:-}" = "bookworm" ||' in (made.folder / name).read_text()
+    assert said not in make(tmp_path, base=f"debian:12-slim@{DIGEST}").notes
 
 
 def test_a_requirements_file_without_hashes_decides_about_torch(tmp_path):
@@ -318,7 +358,7 @@ def test_a_lock_without_numpy_is_noted(tmp_path):
     assert any("add `numpy` to what is locked" in note for note in make(tmp_path).notes)
     with_numpy = WHEELS | {"numpy": "numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl"}
     (tmp_path / "with").mkdir()
-    assert make(tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True).notes == (ON_CPU,)
+    assert make(tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True, base=f"debian:bookworm@{DIGEST}").notes == (ON_CPU,)
 
 
 # -- the command ---------------------------------------------------------------------------
