@@ -28,7 +28,15 @@ from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.project import compatibility
 from hpcenv.recipes import image_recipe
-from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda, named_distribution, require_distribution
+from hpcenv.recipes.combination import (
+    CPU,
+    DISTRIBUTIONS,
+    Combination,
+    choose,
+    has_cuda,
+    named_distribution,
+    require_distribution,
+)
 from hpcenv.recipes.compiled_packages import (
     PackageBuild,
     check_tool,

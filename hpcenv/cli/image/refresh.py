@@ -64,7 +64,9 @@ def _show(result: Refreshed, lockfile: str) -> None:
         _list("packages of the distribution", result.system)
     _list(lockfile, result.lock)
     scan = Command("hpcenv", "export", "cyclonedx", "-o", "bom.cdx.json")
-    _render.tell(render_hint(("\nknown vulnerabilities of the Python packages: ", scan, ", then: grype sbom:bom.cdx.json")))
+    _render.tell(
+        render_hint(("\nknown vulnerabilities of the Python packages: ", scan, ", then: grype sbom:bom.cdx.json"))
+    )
     if result.sif is not None:
         _render.tell(f"of the distribution, too: {shlex.join(('grype', f'singularity:{result.sif}'))}")
 

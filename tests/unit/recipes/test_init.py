@@ -91,7 +91,10 @@ def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
         ({"base": f"debian:bullseye-slim@{DIGEST}"}, "is bullseye, and the recipe is for bookworm"),
         ({"base": f"rockylinux/rockylinux:9@{DIGEST}"}, "is rockylinux9, and the recipe is for bookworm"),
         ({"base": f"python:3.11-alpine@{DIGEST}"}, "is alpine, and the recipe is for bookworm"),
-        ({"build": BuildRequest(packages=("x==1",), base=f"ubuntu:24.04@{DIGEST}")}, "is ubuntu24.04, and the recipe is for"),
+        (
+            {"build": BuildRequest(packages=("x==1",), base=f"ubuntu:24.04@{DIGEST}")},
+            "is ubuntu24.04, and the recipe is for",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(tmp_path, words, says):
@@ -358,7 +361,9 @@ def test_a_lock_without_numpy_is_noted(tmp_path):
     assert any("add `numpy` to what is locked" in note for note in make(tmp_path).notes)
     with_numpy = WHEELS | {"numpy": "numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl"}
     (tmp_path / "with").mkdir()
-    assert make(tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True, base=f"debian:bookworm@{DIGEST}").notes == (ON_CPU,)
+    assert make(
+        tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True, base=f"debian:bookworm@{DIGEST}"
+    ).notes == (ON_CPU,)
 
 
 # -- the command ---------------------------------------------------------------------------
