@@ -339,7 +339,7 @@ def resolve(
         (combination.requirement, combination.numpy, *request.packages, *file),
         combination,
         environ,
-        hint=_how_to_lock(combination),
+        otherwise="give your own lock: --pylock FILE",
         limits=tuple(f"{name}=={version}" for name, version in fitting.items()),
     )
     notes = ["pip resolved the packages now, from its index: commit requirements.lock"]
@@ -361,12 +361,6 @@ def pair_notes(pins: Sequence[PinnedPackage], torch: str, table: Compat) -> list
             reason = "" if judged.result == "match" else judged.why
             notes.append(judged.what + (f" ({reason})" if reason else "") + (f": {judged.hint}" if judged.hint else ""))
     return notes
-
-
-def _how_to_lock(combination: Combination) -> str:
-    local = combination.requirement.partition("+")[2]
-    elsewhere = f"; builds `+{local}` are on another index, which pip must be configured for" if local else ""
-    return f"check `pip config list`{elsewhere},\nor give your own lock: --pylock FILE"
 
 
 # -- packages to compile --------------------------------------------------------------------------------------------
@@ -398,9 +392,9 @@ def _find_build(
         found = find_base(request.base, environ=environ, plain_http=plain_http, without_password=plain_http)
         base = f"{found.name}@{found.digest}"
     tools = tool_requirements(combination, request.tools, with_toolkit=has_wheels)
-    hint = "check `pip config list`; --build-base IMAGE takes compiler and CUDA toolkit from an image"
+    otherwise = "take compiler and CUDA toolkit from an image: --build-base IMAGE"
     # The image already has these packages: the build must not install another version of them.
-    found_tools = find_wheels(tools, combination, environ, hint=hint, constraints=pins)
+    found_tools = find_wheels(tools, combination, environ, otherwise=otherwise, constraints=pins)
     return PackageBuild(
         sources=find_sources([parse_request(text) for text in request.packages], environ),
         tools=found_tools,

@@ -344,6 +344,63 @@ def test_packages_that_do_not_go_together_are_pips_to_refuse(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "more", "why", "hint"),
+    [
+        (
+            {"packages": ("tiny-llm==9",)},
+            {},
+            "no wheel of tiny-llm==9 for Python 3.11 on bookworm is on pip's index; it has 1.0, 1.1",
+            "name a version that is there, or let pip choose: --with tiny-llm",
+        ),
+        ({"packages": ("nosuch",)}, {}, "no wheel of nosuch for Python 3.11 on bookworm", "--build nosuch==VERSION"),
+        (
+            {"packages": ("other-python",)},
+            {},
+            "no wheel of other-python for Python 3.11",
+            "--build other-python==VERSION",
+        ),
+        (
+            {"packages": ("tiny-llm==1.1", "needs-old")},
+            {},
+            "needs-old 1.0 depends on tiny-llm<1.1",
+            "name versions that go together",
+        ),
+        (
+            {"packages": ("needs-missing",)},
+            {},
+            "no wheel of tiny-llm>5 (from needs-missing)",
+            "name a version that is there, or let pip choose: --with needs-missing",
+        ),
+        ({"torch": "2.1.1"}, {}, "no wheel of torch==2.1.1+cpu", "builds `+cpu` are on another index"),
+        ({"torch": "2.1.1", "cuda": None}, {}, "it has 2.1.2+cpu", "name a version that is there: --torch VERSION"),
+        (
+            {},
+            {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://u:secret@127.0.0.1:9/simple", "PIP_RETRIES": "0"},
+            "pip could not reach http://***@127.0.0.1:9/simple/",
+            "check `pip config list` and the network, and try again",
+        ),
+    ],
+)
+def test_what_pip_did_not_find_and_what_to_do(tmp_path, words, more, why, hint):
+    shelf = (
+        *SHELF,
+        ("needs_old-1.0-py3-none-any.whl", "Requires-Dist: tiny-llm<1.1\n"),
+        ("needs_missing-1.0-py3-none-any.whl", "Requires-Dist: tiny-llm>5\n"),
+        ("other_python-1.0-cp312-cp312-linux_x86_64.whl", ""),
+    )
+    environ = shelf_of(tmp_path, *shelf) | more
+    words = {"pylock": None, "torch": "2.1.2", "cuda": "cpu", "environ": environ} | words
+    if more:
+        (tmp_path / "shelf" / SHELF[0][0]).unlink()
+    with pytest.raises(ToolFailed) as caught:
+        make(tmp_path, **words)
+    assert why in caught.value.why
+    assert hint in caught.value.hint
+    assert caught.value.hint.endswith(",\nor give your own lock: --pylock FILE")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("word", "says"),
     [
         ("torch==2.13.0", "names torch"),
