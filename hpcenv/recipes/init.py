@@ -26,7 +26,7 @@ from hpcenv.judge.compat.libraries import PAIRS, check_pair, fitting_pairs
 from hpcenv.judge.compat.torch_builds import suggest_torch
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import PinSource, marker_environment
-from hpcenv.project import compatibility
+from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import image_recipe
 from hpcenv.recipes.combination import (
     CPU,
@@ -45,6 +45,7 @@ from hpcenv.recipes.compiled_packages import (
     tool_requirements,
 )
 from hpcenv.recipes.compiled_packages import arch_list as architectures
+from hpcenv.recipes.image_lint import PACKAGED_TROUBLES, parse_troubles, troubles_of
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
 from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, require_names, torch_of_pins
 from hpcenv.recipes.pip_resolution import find_installer, find_sources, find_wheels
@@ -137,7 +138,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     if build.packages:
         _require_separate(build, pins)
         compiled = _find_build(build, combination, pins, arch_list, environ=environ, plain_http=plain_http)
-    notes += pair_notes(pins, combination.torch, table)
+    notes += [*pair_notes(pins, combination.torch, table), *_trouble_notes(pins)]
     name, _, version = request.tag.partition(":")
     recipe = ImageRecipe(
         name=name,
@@ -361,6 +362,16 @@ def pair_notes(pins: Sequence[PinnedPackage], torch: str, table: Compat) -> list
             reason = "" if judged.result == "match" else judged.why
             notes.append(judged.what + (f" ({reason})" if reason else "") + (f": {judged.hint}" if judged.hint else ""))
     return notes
+
+
+def _trouble_notes(pins: Sequence[PinnedPackage]) -> list[str]:
+    """Return a note for each package with known trouble; `hpcenv image lint` reports it in the finished image, too."""
+    troubles = parse_troubles(toml_files.read(PACKAGED_TROUBLES, error=SpecError))
+    versions: dict[str, str | None] = {canonicalize_name(pin.name): pin.version for pin in pins}
+    return [
+        f"{name} {versions[name]} has known trouble: {one.why}; {one.hint} ({one.source})"
+        for name, one in troubles_of(troubles, versions)
+    ]
 
 
 # -- packages to compile --------------------------------------------------------------------------------------------

@@ -271,24 +271,71 @@ def locked_in(result):
 @pytest.mark.parametrize("words", [("torchvision", "tiny-llm==1.0"), ("timm", "tiny_llm<1.1")])
 def test_more_packages_are_resolved_with_torch_and_get_the_release_that_fits(tmp_path, words):
     environ = shelf_of(tmp_path, *SHELF)
-    made = make(
-        tmp_path,
-        pylock=None,
-        torch="2.1.2",
-        cuda="cpu",
-        packages=words,
-        apt=("libgl1", "tini=0.19.0-1"),
-        environ=environ,
-    )
+    made = make(tmp_path, pylock=None, torch="2.1.2", cuda="cpu", packages=words, environ=environ)
     found = locked_in(made)
     assert {"numpy==1.26.4", "tiny-llm==1.0", "torch==2.1.2+cpu", "torchvision==0.16.2"} <= {*found}
     assert "torchvision 0.16.2 is made for torch ==2.1.2" in made.notes
-    text = (made.folder / "requirements.lock").read_text()
-    assert text.count("--hash=sha256:") == len(found)
+    assert (made.folder / "requirements.lock").read_text().count("--hash=sha256:") == len(found)
+
+
+# The list of the articles that the project was made from.
+SEEDS = ("transformers==4.36.0", "accelerate==0.25.0", "datasets==2.16.0", "wandb==0.16.1", "torchvision")
+SEEDS_APT = ("libgl1", "libglib2.0-0", "tini=0.19.0-1")  # the last one has a version
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    """Wheels that require what those of the list require, as far as it decides about versions; newer ones beside them."""
+    return shelf_of(
+        tmp_path,
+        *(one for one in SHELF if not one[0].startswith("torch-")),
+        ("torch-2.1.2-cp311-cp311-manylinux1_x86_64.whl", ""),
+        ("transformers-4.36.0-py3-none-any.whl", "Requires-Dist: tokenizers <0.19,>=0.14\n"),
+        ("tokenizers-0.15.2-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+        ("tokenizers-0.22.0-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+        ("accelerate-0.25.0-py3-none-any.whl", "Requires-Dist: numpy >=1.17\nRequires-Dist: torch >=1.10.0\n"),
+        ("datasets-2.16.0-py3-none-any.whl", "Requires-Dist: pyarrow >=8.0.0\n"),
+        ("pyarrow-25.0.0-cp311-cp311-manylinux_2_28_x86_64.whl", ""),
+        ("pyarrow-26.0.1-cp311-cp311-manylinux_2_28_x86_64.whl", ""),
+        ("wandb-0.16.1-py3-none-any.whl", "Requires-Dist: setuptools\n"),
+        ("setuptools-81.0.0-py3-none-any.whl", ""),
+        ("setuptools-84.2.1-py3-none-any.whl", ""),
+    )
+
+
+def test_the_list_of_the_seeds_is_one_line(tmp_path, seeds):
+    words = {"pylock": None, "torch": "2.1.2", "apt": SEEDS_APT, "environ": seeds, "base": f"debian:bookworm@{DIGEST}"}
+    made = make(tmp_path, packages=(*SEEDS, "pyarrow<26", "setuptools<82"), **words)
+    assert made.image == "train:v2.1.2-cuda12.1-bookworm"
+    assert {*locked_in(made)} == {
+        "accelerate==0.25.0",
+        "datasets==2.16.0",
+        "numpy==1.26.4",
+        "pyarrow==25.0.0",
+        "setuptools==81.0.0",
+        "tokenizers==0.15.2",
+        "torch==2.1.2",
+        "torchvision==0.16.2",
+        "transformers==4.36.0",
+        "wandb==0.16.1",
+    }
+    assert not any("known trouble" in note for note in made.notes)
     for name in ("Dockerfile", "image.def"):
-        assert re.search(
-            r"install --no-install-recommends .* libgl1 tini=0.19.0-1$", (made.folder / name).read_text(), re.M
-        )
+        text = (made.folder / name).read_text()
+        assert re.search(r"install --no-install-recommends .* libgl1 libglib2.0-0 tini=0.19.0-1$", text, re.M)
+
+
+def test_what_fails_at_the_import_is_said_before_the_build(tmp_path, seeds):
+    made = make(tmp_path, pylock=None, torch="2.1.2", packages=SEEDS, environ=seeds)
+    found = [note for note in made.notes if "known trouble" in note]
+    for note, begins, advice in zip(
+        found,
+        ("pyarrow 26.0.1 has known trouble: its import fails", "wandb 0.16.1 has known trouble: its import fails"),
+        ("; take pyarrow<26 (", "; take setuptools<82, or wandb 0.16.4 or later ("),
+        strict=True,
+    ):
+        assert note.startswith(begins)
+        assert advice in note
 
 
 def test_a_pair_that_the_table_doubts_is_left_to_pip_and_said(tmp_path):
