@@ -26,6 +26,7 @@ class Distribution:
 
     Attributes:
         codename: `VERSION_CODENAME` in its /etc/os-release.
+        release: the distribution with its number, as names of images have it, without dots: `debian12`.
         image: its official image.
         python: the Python version of its package `python3`.
         python_image: the official image of the distribution with a chosen Python; `{python}` stands for its version.
@@ -38,6 +39,7 @@ class Distribution:
 
     name: str
     codename: str
+    release: str
     image: str
     python: str
     python_image: str
@@ -54,6 +56,7 @@ DISTRIBUTIONS = {
         Distribution(
             name="bookworm",
             codename="bookworm",
+            release="debian12",
             image="debian:bookworm-slim",
             python="3.11",
             python_image="python:{python}-slim-bookworm",
@@ -63,6 +66,7 @@ DISTRIBUTIONS = {
         Distribution(
             name="trixie",
             codename="trixie",
+            release="debian13",
             image="debian:trixie-slim",
             python="3.13",
             python_image="python:{python}-slim-trixie",
@@ -72,6 +76,7 @@ DISTRIBUTIONS = {
         Distribution(
             name="ubuntu22.04",
             codename="jammy",
+            release="ubuntu2204",
             image="ubuntu:22.04",
             python="3.10",
             python_image="",
@@ -82,6 +87,7 @@ DISTRIBUTIONS = {
         Distribution(
             name="ubuntu24.04",
             codename="noble",
+            release="ubuntu2404",
             image="ubuntu:24.04",
             python="3.12",
             python_image="",
@@ -171,29 +177,51 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
     return Combination(torch=torch, cuda=cuda, python=python, distribution=chosen, requirement=requirement)
 
 
+# Words in names of images that say a distribution. Digits follow some of them: `ubuntu20.04`, `debian11`, `rocky9`.
+_NAMED_DISTRIBUTION = re.compile(
+    r"(?<![a-z])(?:ubuntu\d\d\.?\d\d(?!\d)|debian(?:8|9|1\d)(?!\d)"
+    r"|(?:bookworm|trixie|jammy|noble|jessie|stretch|buster|bullseye|forky|xenial|bionic|focal)(?![a-z])"
+    r"|(?:alma|rocky|alpine|centos|fedora|opensuse|oracle|rhel|sles|tumbleweed|ubi)(?:linux)?[\d.]*(?![a-z])"
+    r"|(?:alma|rocky|amazon|arch|azure|oracle)linux|el\d+|leap\d[\d.]*)"
+)
+
+
+def named_distribution(image: str) -> str | None:
+    """Return the distribution that the name of an image says, as `Distribution.name` if hpcenv has a recipe for it.
+
+    Examples: `cuda:12.6.3-base-ubuntu22.04` is ubuntu22.04, `debian:12-slim` is bookworm, `rocky:9` is rocky9.
+    The name of a folder or a registry does not count. None if the name says no distribution.
+    """
+    name = re.sub(r"(?<=[a-z])[:_-]+(?=\d)", "", image.rsplit("/", 1)[-1].partition("@")[0].lower())
+    words: list[str] = _NAMED_DISTRIBUTION.findall(name)
+    known = {word: one.name for one in DISTRIBUTIONS.values() for word in (one.codename, one.release)}
+    found = [known.get(word.replace(".", ""), word) for word in words]
+    return next((one for one in found if one in DISTRIBUTIONS), found[0] if found else None)
+
+
 def require_distribution(combination: Combination, base: str) -> None:
     """Refuse a base whose name says another distribution, which has other apt packages and another Python.
 
     Args:
-        base: an image; empty for the official image. A name that says no distribution is accepted.
+        base: an image; empty for the official image. A name that says no distribution is accepted: the build compares.
 
     Raises:
         SpecError: the base is another distribution.
     """
-    name = base.rsplit("/", 1)[-1].partition("@")[0].lower()
-    found = next((one for one in DISTRIBUTIONS.values() if _names_distribution(name, one)), None)
-    if found is not None and found != combination.distribution:
+    found = named_distribution(base)
+    if found is None or found == combination.distribution.name:
+        return
+    what = f"the base `{base[:200]}` is {found}, and the recipe is for {combination.distribution.name}"
+    other = DISTRIBUTIONS.get(found)
+    if other is None:
         raise SpecError(
-            f"the base `{base[:200]}` is {found.name}, and the recipe is for {combination.distribution.name}",
-            why=f"{found.name} has Python {found.python} and its own names of apt packages",
-            hint=f"--os {found.name}, or another --base",
+            what, why=f"hpcenv has no recipe for {found}", hint=f"take a base of one of: {', '.join(DISTRIBUTIONS)}"
         )
-
-
-def _names_distribution(image: str, distribution: Distribution) -> bool:
-    """Return whether an image's name says a distribution: `cuda:12.6.3-base-ubuntu22.04`, `python:3.10-slim-jammy`."""
-    official = re.escape(distribution.image.partition("-")[0]).replace(":", ":?")
-    return re.search(rf"{official}|(?<![a-z]){distribution.codename}(?![a-z])", image) is not None
+    raise SpecError(
+        what,
+        why=f"{found} has Python {other.python} and its own names of apt packages",
+        hint=f"--os {found}, or another --base",
+    )
 
 
 def has_cuda(image: str) -> bool:

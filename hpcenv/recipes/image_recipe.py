@@ -179,7 +179,11 @@ def _template(name: str) -> str:
 
 def _install_packages(recipe: ImageRecipe) -> str:
     """Return the shell lines of the stage `packages`."""
-    values = {"site_configuration": _template("site-configuration.sh").rstrip(), "choose_pip": _choose_pip(recipe)}
+    values = {
+        "site_configuration": _template("site-configuration.sh").rstrip(),
+        "codename": recipe.combination.distribution.codename,
+        "choose_pip": _choose_pip(recipe),
+    }
     parts = _parts(("install-python", not recipe.base_has_python))
     return fill(_template("install-packages.sh"), values, parts=parts).rstrip()
 

@@ -22,13 +22,21 @@ from hpcenv.image.reference import Platform, parse_reference
 from hpcenv.image.registry import source
 from hpcenv.image.registry.source import Access
 from hpcenv.judge.compat.compat_table import Compat
-from hpcenv.judge.compat.libraries import fitting_pairs
+from hpcenv.judge.compat.libraries import PAIRS, check_pair, fitting_pairs
 from hpcenv.judge.compat.torch_builds import suggest_torch
 from hpcenv.locking.pins.formats import read_pins
 from hpcenv.locking.pins.pin import PinSource, marker_environment
-from hpcenv.project import compatibility
+from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import image_recipe
-from hpcenv.recipes.combination import CPU, DISTRIBUTIONS, Combination, choose, has_cuda, require_distribution
+from hpcenv.recipes.combination import (
+    CPU,
+    DISTRIBUTIONS,
+    Combination,
+    choose,
+    has_cuda,
+    named_distribution,
+    require_distribution,
+)
 from hpcenv.recipes.compiled_packages import (
     PackageBuild,
     check_tool,
@@ -37,6 +45,7 @@ from hpcenv.recipes.compiled_packages import (
     tool_requirements,
 )
 from hpcenv.recipes.compiled_packages import arch_list as architectures
+from hpcenv.recipes.image_lint import PACKAGED_TROUBLES, parse_troubles, troubles_of
 from hpcenv.recipes.image_recipe import BaseImage, ImageRecipe
 from hpcenv.recipes.pinned_packages import PinnedPackage, check_pins, cuda_of_pins, require_names, torch_of_pins
 from hpcenv.recipes.pip_resolution import find_installer, find_sources, find_wheels
@@ -115,6 +124,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     combination = choose(table, torch=torch, cuda=cuda, python=request.python, distribution=request.distribution)
     # These checks come before a registry is contacted.
     require_distribution(combination, request.base or "")
+    require_distribution(combination, build.base or "")
     arch_list = _check_build(build, table, combination) if build.packages else ""
     notes = [] if pins is None else [*check_pins(pins, combination)]
     found = find_base(
@@ -128,6 +138,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     if build.packages:
         _require_separate(build, pins)
         compiled = _find_build(build, combination, pins, arch_list, environ=environ, plain_http=plain_http)
+    notes += [*pair_notes(pins, combination.torch, table), *_trouble_notes(pins)]
     name, _, version = request.tag.partition(":")
     recipe = ImageRecipe(
         name=name,
@@ -163,6 +174,11 @@ def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
     notes = []
     if recipe.base_has_python and not is_official:
         notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
+    distribution = recipe.combination.distribution
+    if recipe.base.is_sif or named_distribution(recipe.base.name) is None:
+        notes.append(
+            f"whether the base is {distribution.name} is not known, its name does not say it; the build checks that"
+        )
     if has_cuda(recipe.base.name) and recipe.combination.cuda != CPU:
         notes.append(
             f"the base {recipe.base.name} has CUDA, and torch's wheels contain CUDA too: "
@@ -309,7 +325,8 @@ def resolve(
 ) -> tuple[tuple[PinnedPackage, ...], tuple[str, ...]]:
     """Find wheels of torch, NumPy, more packages and their requirements on the index that pip is configured for.
 
-    torchvision and torchaudio can only have the version that the compatibility table names for torch.
+    torchvision and torchaudio can only have the version that the compatibility table names for torch. If the table
+    knows no version that fits, pip chooses one.
 
     Returns:
         The packages, and notes for the user.
@@ -323,13 +340,10 @@ def resolve(
         (combination.requirement, combination.numpy, *request.packages, *file),
         combination,
         environ,
-        hint=_how_to_lock(combination),
+        otherwise="give your own lock: --pylock FILE",
         limits=tuple(f"{name}=={version}" for name, version in fitting.items()),
     )
     notes = ["pip resolved the packages now, from its index: commit requirements.lock"]
-    notes += [
-        f"{pin.name} {pin.version} is the release for torch {combination.torch}" for pin in pins if pin.name in fitting
-    ]
     if combination.python != f"{sys.version_info[0]}.{sys.version_info[1]}":
         notes.append(
             f"pip evaluates markers for its own Python, not for {combination.python}: "
@@ -338,10 +352,26 @@ def resolve(
     return pins, tuple(notes)
 
 
-def _how_to_lock(combination: Combination) -> str:
-    local = combination.requirement.partition("+")[2]
-    elsewhere = f"; builds `+{local}` are on another index, which pip must be configured for" if local else ""
-    return f"check `pip config list`{elsewhere},\nor give your own lock: --pylock FILE"
+def pair_notes(pins: Sequence[PinnedPackage], torch: str, table: Compat) -> list[str]:
+    """Return a note for each of torchvision and torchaudio: what the table says about this version and this torch."""
+    notes = []
+    for pin in pins:
+        name = canonicalize_name(pin.name)
+        if name in PAIRS:
+            judged = check_pair(table, name, pin.version, torch).judgement
+            reason = "" if judged.result == "match" else judged.why
+            notes.append(judged.what + (f" ({reason})" if reason else "") + (f": {judged.hint}" if judged.hint else ""))
+    return notes
+
+
+def _trouble_notes(pins: Sequence[PinnedPackage]) -> list[str]:
+    """Return a note for each package with known trouble; `hpcenv image lint` reports it in the finished image, too."""
+    troubles = parse_troubles(toml_files.read(PACKAGED_TROUBLES, error=SpecError))
+    versions: dict[str, str | None] = {canonicalize_name(pin.name): pin.version for pin in pins}
+    return [
+        f"{name} {versions[name]} has known trouble: {one.why}; {one.hint} ({one.source})"
+        for name, one in troubles_of(troubles, versions)
+    ]
 
 
 # -- packages to compile --------------------------------------------------------------------------------------------
@@ -373,9 +403,9 @@ def _find_build(
         found = find_base(request.base, environ=environ, plain_http=plain_http, without_password=plain_http)
         base = f"{found.name}@{found.digest}"
     tools = tool_requirements(combination, request.tools, with_toolkit=has_wheels)
-    hint = "check `pip config list`; --build-base IMAGE takes compiler and CUDA toolkit from an image"
+    otherwise = "take compiler and CUDA toolkit from an image: --build-base IMAGE"
     # The image already has these packages: the build must not install another version of them.
-    found_tools = find_wheels(tools, combination, environ, hint=hint, constraints=pins)
+    found_tools = find_wheels(tools, combination, environ, otherwise=otherwise, constraints=pins)
     return PackageBuild(
         sources=find_sources([parse_request(text) for text in request.packages], environ),
         tools=found_tools,

@@ -33,7 +33,7 @@ def find_wheels(
     combination: Combination,
     environ: Mapping[str, str],
     *,
-    hint: str,
+    otherwise: str,
     constraints: Sequence[PinnedPackage] = (),
     limits: Sequence[str] = (),
 ) -> tuple[PinnedPackage, ...]:
@@ -45,7 +45,7 @@ def find_wheels(
         requirements: the requirements for pip, or `--requirement=FILE`.
         combination: Python and distribution that the wheels must run on.
         environ: the user's environment; pip finds its configuration through it.
-        hint: what to do if pip finds no wheels.
+        otherwise: what else the user can do if pip finds no wheels; it ends the hint.
         constraints: packages whose version is decided already; they are left out of the result.
         limits: requirements that a package must meet if it is needed.
 
@@ -67,11 +67,12 @@ def find_wheels(
         try:
             process.run([*argv, *requirements], timeout=_RESOLVE_SECONDS, env=environ, cwd=Path(scratch))
         except ToolFailed as error:
+            why, hint = _cause(_log_lines(Path(scratch) / "log"), error.stderr, combination)
             raise ToolFailed(
                 f"pip found no wheels of {_listed(requirements)}, and of their requirements",
                 status=error.status,
-                why=_conflict(Path(scratch) / "log") or _without_credentials(error.stderr)[-1500:],
-                hint=hint,
+                why=_without_credentials(why)[-1500:],
+                hint=",\nor ".join(filter(None, (hint, otherwise))),
             ) from None
         pins = _pins_of_report(report)
     known = {canonicalize_name(pin.name) for pin in constraints}
@@ -86,7 +87,7 @@ def find_installer(combination: Combination, environ: Mapping[str, str]) -> Pinn
     """
     if not (combination.distribution.old_pip and combination.has_distribution_python):
         return None
-    (found,) = find_wheels(("pip",), combination, environ, hint=_CHECK_PIP)
+    (found,) = find_wheels(("pip",), combination, environ, otherwise="")
     return found
 
 
@@ -94,13 +95,42 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _conflict(log: Path) -> str:
-    """Return the requirements that contradict each other, from pip's log; empty if pip failed for another reason."""
+def _log_lines(log: Path) -> str:
+    """Return pip's log without the time, with which each line begins; empty if pip wrote none."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    # Each line begins with the time.
-    said = "\n".join(line.partition(" ")[2] for line in text.splitlines())
-    found = re.search(r"The conflict is caused by:\n(.*?)\n\s*\n", said, re.DOTALL)
-    return "" if found is None else _without_credentials(textwrap.dedent(found[1]))[-1500:]
+    return "\n".join(line.partition(" ")[2] for line in text.splitlines())
+
+
+def _cause(log: str, stderr: str, combination: Combination) -> tuple[str, str]:
+    """Return why pip found no wheels, and what the user can do."""
+    if found := re.search(r"The conflict is caused by:\n(.*?)\n\s*\n", log, re.DOTALL):
+        return textwrap.dedent(found[1]), "name versions that go together, or let pip choose: --with NAME"
+    # Status 404 only means that one of several indexes does not have the package.
+    if found := re.search(r"Could not fetch URL (\S+: (?!404).*?)(?: - skipping)?$", log, re.MULTILINE):
+        return f"pip could not reach {found[1]}", f"{_CHECK_PIP}, and try again"
+    found = re.search(r"satisfies the requirement (.+?) \(from versions: ([^)]*)\)", stderr)
+    if found is None:
+        return stderr, "check `pip config list`"
+    wanted, versions = found[1], [] if found[2] == "none" else found[2].split(", ")
+    why = f"no wheel of {wanted} for Python {combination.python} on {combination.distribution.name} is on pip's index"
+    name = re.split(r"[^\w.-]", wanted)[0]
+    if combination.requirement == wanted and "+" in wanted:
+        hint = f"builds `+{wanted.partition('+')[2]}` are on another index, which pip must be configured for"
+    elif versions:
+        why += f"; it has {', '.join(versions[-_SHOWN:])}"
+        requiring = re.search(r"\(from (?!-)([\w.-]+)", wanted)
+        hint = f"name a version that is there, or let pip choose: --with {requiring[1] if requiring else name}"
+        if name == "torch":
+            hint = "name a version that is there: --torch VERSION"
+    else:
+        hint = (
+            f"check the name {name}, and `pip config list`; compile a package without wheels: --build {name}==VERSION"
+        )
+    return why, hint
+
+
+# An error lists this many of the versions that an index has, the newest ones.
+_SHOWN = 5
 
 
 def _without_credentials(text: str) -> str:

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from hpcenv.errors import SpecError
 from hpcenv.image.convert import definition as definition_file
-from hpcenv.recipes import dockerfile, exposed
+from hpcenv.recipes import dockerfile, exposed, mirrors
 from hpcenv.recipes.combination import has_cuda
 from hpcenv.recipes.image_lint import (
     ALLOW,
@@ -503,6 +503,7 @@ def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
 _NO_PYTHON = re.compile(r"(docker\.io/|nvcr\.io/)?((library/)?(ubuntu|debian)|nvidia/cuda)(:|@|$)")
 _HAS_PYTHON = re.compile(r"/(usr(/local|/bin)?|opt|opt/[\w.-]*(conda|python|mamba)[\w.-]*)?/?|.*/bin/python[\d.]*")
 _PYTHON_WORD = re.compile(r"(?i)(.*/)?(pip|python)[\d.]*(-\w+)*(=.*)?$|.*(conda|mamba|pyenv|pixi)|uv$")
+_RUNS_PYTHON = re.compile(r"(?i)(pip|python)[\d.]*$")
 
 
 def _without_python(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
@@ -512,34 +513,30 @@ def _without_python(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
         return
     if not any(_pip_arguments(command.argv) for one in recipe.stages if one not in chain for command in one.commands):
         return
-    words = [word for one in chain for command in one.commands for word in command.argv]
+    commands = [command.argv for one in chain for command in one.commands]
+    runs_script = any(word.endswith(".sh") or word == "make" for argv in commands for word in argv)
+    # A command that runs Python does not put it there. But the script before it may do so.
+    words = [word for argv in commands if runs_script or not _RUNS_PYTHON.match(_program(argv)) for word in argv]
     copied = [path for one in chain for copy in one.copies if copy.from_stage for path in copy.sources]
     if not (any(map(_PYTHON_WORD.match, words)) or any(map(_HAS_PYTHON.fullmatch, copied))):
         yield "no-python", stage.line, f"nothing puts Python into the last stage, and `{chain[-1].base[:100]}` has none"
 
 
-_PACKAGE_SETTINGS = re.compile(r"/etc/(apt/sources\.list|pip\.conf)|\.(config/)?pip/pip\.conf")
-_WITH_SERVER = re.compile(r"(?i)https?://|mirror")
-
-
 def _mirror(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
-    """Find settings of pip and apt that stay in the image."""
+    """Find mirrors and indexes of packages that stay in the image."""
     if stage not in recipe.chain(recipe.stages[-1]):
         return
-    for line, argv, _ in stage.commands:
-        text = " ".join(argv)
-        if re.search(r"\bpip[\d.]* config .*\bset\b", text):
-            yield "mirror-left", line, f"`{_without_secrets(text)[:80]}` stays in the image"
-        elif (
-            _PACKAGE_SETTINGS.search(text) and _WITH_SERVER.search(text) and _program(argv) in ("sed", "echo", "printf")
-        ):
-            yield "mirror-left", line, f"`{_program(argv)}` writes a server into the settings of apt or pip"
+    for setting in mirrors.left(stage.commands, recipe.lines):
+        yield "mirror-left", setting.line, setting.what
+    final = recipe.variables(recipe.stages[-1])
     for line, kind, name, value in stage.variables:
-        if kind == "ENV" and value and re.fullmatch(r"(PIP|UV)_(EXTRA_|DEFAULT_)?INDEX(_URL)?", name):
+        if kind == "ENV" and value and final.get(name) == value and mirrors.VARIABLE.fullmatch(name):
             yield "mirror-left", line, f"ENV {name} stays in the image"
     for copy in stage.copies:
-        if _PACKAGE_SETTINGS.search(copy.destination):
-            yield "mirror-left", copy.line, f"{copy.destination[:80]} stays in the image"
+        for file in filter(None, (mirrors.copied(source, copy.destination) for source in copy.sources)):
+            setting = mirrors.LeftSetting(copy.line, f"{file[:80]} stays in the image", file)
+            if not mirrors.removed(setting, stage.commands):
+                yield "mirror-left", setting.line, setting.what
 
 
 def _installs_cuda_torch(argv: Sequence[str]) -> bool:

@@ -6,7 +6,8 @@ Runs on: LOGIN NODE. Like `hpcenv image init`, it asks a registry for the base, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from hpcenv.project.context import Context
 from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace, read_lockfile
 from hpcenv.recipes.init import PreparedRecipe, prepare, write
-from hpcenv.recipes.recipe_record import read_record
+from hpcenv.recipes.recipe_record import RECORD, read_record, require_replaceable
 from hpcenv.records.manifest import Bind
 
 _PINNED = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
@@ -64,16 +65,17 @@ class Refreshed:
     notes: tuple[str, ...]
 
 
-def plan_refresh(folder: Path, *, environ: Mapping[str, str], plain_http: Sequence[str] = ()) -> RefreshPlan:
+def plan_refresh(workspace: Workspace, folder: Path, *, environ: Mapping[str, str], force: bool) -> RefreshPlan:
     """Ask the registry and pip's index what the recipe would name now; write nothing.
 
     Args:
         folder: the folder with the files of `hpcenv image init`.
         environ: the user's environment.
-        plain_http: registries that are contacted without TLS.
+        force: accept files that were edited.
 
     Raises:
-        SpecError: the folder has no recipe.
+        SpecError: the folder has no recipe, or hpcenv.toml does not name the recipe's definition file.
+        WouldOverwrite: a file of the recipe was edited.
         HpcenvError: see `prepare`.
     """
     record = read_record(folder)
@@ -83,7 +85,9 @@ def plan_refresh(folder: Path, *, environ: Mapping[str, str], plain_http: Sequen
             why="`hpcenv image init` writes there what was asked for",
             hint=("write the recipe again: ", Command("hpcenv", "image", "init", "--torch", "VERSION")),
         )
-    prepared = prepare(record.request, environ=environ, plain_http=plain_http)
+    _require_own_image(workspace, folder)
+    prepared = prepare(record.request, environ=environ, plain_http=workspace.project.plain_http)
+    require_replaceable(folder, prepared.files, force=force)
     base = prepared.recipe.base.pinned
     changes = [] if base == record.base else [f"base {record.base} -> {base}"]
     locked = folder / "requirements.lock"
@@ -96,23 +100,23 @@ def plan_refresh(folder: Path, *, environ: Mapping[str, str], plain_http: Sequen
 def refresh(workspace: Workspace, plan: RefreshPlan, context: Context, on_event: OnEvent, *, force: bool) -> Refreshed:
     """Write the recipe, build its image anew, and lock it.
 
-    The build runs even if the recipe is the same: the distribution may have newer packages.
+    The build runs even if the recipe is the same: the distribution may have newer packages. If it fails, the recipe is
+    again as before, so that the next call lists the same changes.
 
     Args:
         force: replace files that were edited.
 
     Raises:
-        SpecError: hpcenv.toml does not name the recipe's definition file.
         WouldOverwrite: a file of the recipe was edited.
         HpcenvError: see `build` and `lock`.
     """
-    _require_own_image(workspace, plan.folder)
     before = _locked_system(workspace)
-    write(plan.prepared, plan.folder, force=force)
     site = Bind(source=str(plan.folder / "site"), target="/mnt", read_only=True)
     options = BuildOptions(binds=(site,), anew=True)
-    build(workspace, before=None, environ=context.environ, on_event=on_event, options=options)
-    locked = lock(workspace, LockOptions(upgrade=True), context, on_event)
+    with _restored_on_failure([plan.folder / name for name in (*plan.prepared.files, RECORD)]):
+        write(plan.prepared, plan.folder, force=force)
+        build(workspace, before=None, environ=context.environ, on_event=on_event, options=options)
+        locked = lock(workspace, LockOptions(upgrade=True), context, on_event)
     now = None if locked.sif is None else system_packages(locked.sif)
     return Refreshed(
         recipe=plan.changes,
@@ -122,6 +126,21 @@ def refresh(workspace: Workspace, plan: RefreshPlan, context: Context, on_event:
         sif=locked.sif,
         notes=(*plan.prepared.notes, *locked.notes),
     )
+
+
+@contextmanager
+def _restored_on_failure(paths: Sequence[Path]) -> Iterator[None]:
+    """Give files their former content if the block ends with an exception; Ctrl-C is one."""
+    before = {path: path.read_bytes() if path.exists() else None for path in paths}
+    try:
+        yield
+    except BaseException:
+        for path, content in before.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(content)
+        raise
 
 
 def _require_own_image(workspace: Workspace, folder: Path) -> None:

@@ -11,6 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from hpcenv.hub.access import find_access
+from hpcenv.hub.fetch import fetch
+from hpcenv.image.store.store_folder import open_store
+from hpcenv.project.hub_reference import parse_locked
+from hpcenv.project.spec import DataTable
+from hpcenv.project.store_config import StorePlace
+from hpcenv.records.run_folder import RunFolder
+from hpcenv.submission import hub_cache
+from tests.hub_server import COMMIT, Hub
+
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = os.environ.get("HPCENV_TEST_TORCH_PYTHON", sys.executable)
 # One that also has what tests/packages/frameworks.in names; `scripts/testbed frameworks` makes one.
@@ -37,12 +47,12 @@ def environment(checkpoints):
     return {**kept, **own, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def train(script, checkpoints, ranks, *args, python=TORCH):
+def train(script, checkpoints, ranks, *args, python=TORCH, variables=None):
     """Train 6 steps with a checkpoint after 3; return the loss of each step as it was printed, and stderr."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     words = (str(ROOT / "examples" / script), "--steps", "6", "--save-every", "3", "--log-every", "1", *args)
     process = subprocess.Popen(
-        [python, *launcher, *words], env=environment(checkpoints), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [python, *launcher, *words], env=environment(checkpoints) | (variables or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip
     try:
@@ -197,6 +207,26 @@ def test_finetune(tmp_path, given):
         subprocess.run([FRAMEWORKS, "-c", SMALL_MODEL, str(tmp_path / "model")], check=True, env=environment(ROOT))
         words += ("--model", str(tmp_path / "model"), "--train-blocks", "1", "--length", "16")
     resumes_bit_for_bit(tmp_path, "finetune.py", RANKS, *words, python=FRAMEWORKS)
+
+
+@pytest.mark.long
+def test_finetune_reads_a_model_that_the_hub_table_names(tmp_path):
+    needs(FRAMEWORKS, "torch", "transformers")
+    subprocess.run([FRAMEWORKS, "-c", SMALL_MODEL, str(tmp_path / "model")], check=True, env=environment(ROOT))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    hub, wanted, place = Hub(files, repository="lab/small"), f"lab/small@{COMMIT}", StorePlace(root=tmp_path / "store")
+    fetch(parse_locked(wanted), (), find_access(hub.environ()), open_store(place.root, create=True))
+    hub.close()
+    # What the run has: the fetched files in its folder, and variables that name them. The hub is gone.
+    cache = hub_cache.plan_cache([hub_cache.find_fetched(DataTable(hub=wanted), place)])
+    hub_cache.write(cache, RunFolder(tmp_path / "run"))
+    variables = {one.name: one.value for one in hub_cache.variables(cache, tmp_path / "run")}
+    words = ("--model", "lab/small", "--train-blocks", "1", "--length", "16", "--batch-size", "2")
+    losses, _ = train("finetune.py", tmp_path / "whole", 2, *words, python=FRAMEWORKS, variables=variables)
+    assert float(losses["6"]) < float(losses["1"])
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(AssertionError, match="find them in the cached files"):
+        train("finetune.py", tmp_path / "none", 1, *words, python=FRAMEWORKS, variables=variables)
 
 
 # A Llama with random weights, and a tokenizer of characters, as `save_pretrained` writes them.

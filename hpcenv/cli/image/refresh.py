@@ -6,6 +6,7 @@ Runs on: LOGIN NODE.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,13 +35,15 @@ def command(folder: str, dry_run: bool, force: bool, accept: str | None, as_json
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)
     place = Path(os.path.abspath(_render.cwd() / folder))
-    plan = plan_refresh(place, environ=os.environ, plain_http=workspace.project.plain_http)
+    plan = plan_refresh(workspace, place, environ=os.environ, force=force)
     if dry_run and as_json:
         _render.success("image refresh", {"recipe": plan.changes, "notes": plan.prepared.notes})
         return 0
     if not as_json:
         _list("base and Python packages", plan.changes)
     if dry_run:
+        for note in plan.prepared.notes:
+            _render.tell(f"note: {note}")
         _render.tell("the packages of the distribution are known after the build")
         return 0
     with _progress.shown(as_json=as_json) as on_event:
@@ -61,7 +64,11 @@ def _show(result: Refreshed, lockfile: str) -> None:
         _list("packages of the distribution", result.system)
     _list(lockfile, result.lock)
     scan = Command("hpcenv", "export", "cyclonedx", "-o", "bom.cdx.json")
-    _render.tell(render_hint(("\nknown vulnerabilities: ", scan, ", then: grype sbom:bom.cdx.json")))
+    _render.tell(
+        render_hint(("\nknown vulnerabilities of the Python packages: ", scan, ", then: grype sbom:bom.cdx.json"))
+    )
+    if result.sif is not None:
+        _render.tell(f"of the distribution, too: {shlex.join(('grype', f'singularity:{result.sif}'))}")
 
 
 def _list(title: str, changes: Sequence[str]) -> None:

@@ -119,9 +119,15 @@ def check_pair(compat: Compat, name: str, version: str, torch: str) -> Fit:
     return Fit(field=f"compat.{name}", wanted=wanted, found=version, judgement=judged, patch_only=patch_only)
 
 
-def _without_doubt(pair: Pair, version: str, torch: str, requirement: str) -> Judgement:
+def _doubt(pair: Pair, version: str, torch: str) -> str | None:
+    """Return why it is doubtful that a version runs with this torch; None if nothing makes it doubtful."""
     when, why = pair.doubt.get(public(version), ("", ""))
-    if when and fits(numbers(public(torch)) or (), when):
+    return why if when and fits(numbers(public(torch)) or (), when) else None
+
+
+def _without_doubt(pair: Pair, version: str, torch: str, requirement: str) -> Judgement:
+    why = _doubt(pair, version, torch)
+    if why is not None:
         return Judgement(
             result="unknown", what=f"whether {pair.name} {version} runs with torch {torch} is not known", why=why
         )
@@ -136,12 +142,19 @@ def _right_one(pair: Pair, torch: str) -> str:
 
 def _fitting(pair: Pair, torch: str) -> str | None:
     have = numbers(public(torch)) or ()
-    right = [version for version, requirement in pair.torch.items() if fits(have, requirement)]
+    right = [
+        version
+        for version, requirement in pair.torch.items()
+        if fits(have, requirement) and _doubt(pair, version, torch) is None
+    ]
     return max(right, key=sort_key) if right else None
 
 
 def fitting_pairs(compat: Compat, torch: str) -> dict[str, str]:
-    """Return the newest torchvision and torchaudio that fit a torch. If the table knows none, the name is left out."""
+    """Return the newest torchvision and torchaudio that fit a torch.
+
+    If the table knows no version that fits, the name is left out. A version that the table doubts does not count.
+    """
     found = {name: _fitting(pair, torch) for name, pair in compat.pairs.items()}
     return {name: version for name, version in found.items() if version is not None}
 

@@ -1,4 +1,7 @@
 @{site_configuration}
+# The names of apt packages, and the wheels that start, are those of one distribution.
+. /etc/os-release
+test "${VERSION_CODENAME:-}" = "@{codename}" || { echo "the base is not @{codename}" >&2; exit 1; }
 #@if install-python
 $apt update
 $apt install --no-install-recommends ca-certificates python3 python3-pip python3-venv

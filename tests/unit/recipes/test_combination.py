@@ -6,6 +6,7 @@ import pytest
 from recipe_cases import choose
 
 from hpcenv.errors import SpecError
+from hpcenv.recipes.combination import named_distribution
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,42 @@ def test_every_patch_release_is_known(torch):
 def test_a_python_without_wheels_is_refused_at_both_ends(torch, python):
     with pytest.raises(SpecError, match=rf"torch {torch} has no wheel for Python {python}"):
         choose(torch=torch, python=python)
+
+
+@pytest.mark.parametrize(
+    ("image", "distribution"),
+    [
+        ("debian:bookworm-slim", "bookworm"),
+        ("debian:12-slim", "bookworm"),
+        ("r.example:5000/library/debian:13", "trixie"),
+        ("python:3.11-slim-trixie", "trixie"),
+        ("nvidia/cuda:12.6.3-base-ubuntu22.04", "ubuntu22.04"),
+        ("r.example/cuda:12.6-ubuntu2404", "ubuntu24.04"),
+        ("ubuntu:jammy-20260101", "ubuntu22.04"),
+        ("ubuntu:20.04", "ubuntu20.04"),
+        ("nvidia/cuda:12.1.1-runtime-ubuntu20.04", "ubuntu20.04"),
+        ("ubuntu:focal", "focal"),
+        ("debian:bullseye-slim", "bullseye"),
+        ("debian:11", "debian11"),
+        ("python:3.11-bullseye", "bullseye"),
+        ("rockylinux:9", "rockylinux9"),
+        ("rockylinux/rockylinux:9-minimal", "rockylinux9"),
+        ("nvidia/cuda:12.6.3-base-rockylinux8", "rockylinux8"),
+        ("nvidia/cuda:12.6.3-base-ubi9", "ubi9"),
+        ("python:3.11-alpine3.20", "alpine3.20"),
+        ("alpine", "alpine"),
+        ("opensuse/leap:15.6", "leap15.6"),
+        ("r.example/team/train-el9:1", "el9"),
+        ("fedora:42", "fedora42"),
+        # The name does not say it.
+        ("python:3.11-slim", None),
+        ("debian:latest", None),
+        ("alpine/team/base:1", None),
+        ("r.example/team/focalnet:2", None),
+        ("nvcr.io/nvidia/pytorch:25.01-py3", None),
+        ("r.example/team/model1:20.04", None),
+    ],
+)
+def test_the_distribution_that_a_name_says(image, distribution):
+    assert named_distribution(image) == distribution
+    assert named_distribution(f"{image}@sha256:{'a' * 64}") == distribution

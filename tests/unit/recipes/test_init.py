@@ -17,7 +17,7 @@ from hpcenv.cli._command_line import cli
 from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
 from hpcenv.locking.pins.pin import PinSource
 from hpcenv.recipes.init import pins_of, prepare, write
-from hpcenv.recipes.recipe_record import RecipeRequest, read_record
+from hpcenv.recipes.recipe_record import BuildRequest, RecipeRequest, read_record
 
 DIGEST = "sha256:" + "a" * 64
 BASE = f"registry.example:5000/team/base:1@{DIGEST}"
@@ -87,6 +87,14 @@ def test_a_recipe_from_a_lock_and_a_digest_asks_nobody(tmp_path):
         ({"apt": ("libgl1; rm -rf /",)}, "not a package of the distribution"),
         ({"base": f"nvidia/cuda:12.6.3-base-ubuntu22.04@{DIGEST}"}, "is ubuntu22.04, and the recipe is for bookworm"),
         ({"base": f"r.example/python:3.11-slim-trixie@{DIGEST}"}, "is trixie, and the recipe is for bookworm"),
+        ({"base": f"ubuntu:20.04@{DIGEST}"}, "is ubuntu20.04, and the recipe is for bookworm"),
+        ({"base": f"debian:bullseye-slim@{DIGEST}"}, "is bullseye, and the recipe is for bookworm"),
+        ({"base": f"rockylinux/rockylinux:9@{DIGEST}"}, "is rockylinux9, and the recipe is for bookworm"),
+        ({"base": f"python:3.11-alpine@{DIGEST}"}, "is alpine, and the recipe is for bookworm"),
+        (
+            {"build": BuildRequest(packages=("x==1",), base=f"ubuntu:24.04@{DIGEST}")},
+            "is ubuntu24.04, and the recipe is for",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(tmp_path, words, says):
@@ -263,24 +271,106 @@ def locked_in(result):
 @pytest.mark.parametrize("words", [("torchvision", "tiny-llm==1.0"), ("timm", "tiny_llm<1.1")])
 def test_more_packages_are_resolved_with_torch_and_get_the_release_that_fits(tmp_path, words):
     environ = shelf_of(tmp_path, *SHELF)
-    made = make(
-        tmp_path,
-        pylock=None,
-        torch="2.1.2",
-        cuda="cpu",
-        packages=words,
-        apt=("libgl1", "tini=0.19.0-1"),
-        environ=environ,
-    )
+    made = make(tmp_path, pylock=None, torch="2.1.2", cuda="cpu", packages=words, environ=environ)
     found = locked_in(made)
     assert {"numpy==1.26.4", "tiny-llm==1.0", "torch==2.1.2+cpu", "torchvision==0.16.2"} <= {*found}
-    assert "torchvision 0.16.2 is the release for torch 2.1.2" in made.notes
-    text = (made.folder / "requirements.lock").read_text()
-    assert text.count("--hash=sha256:") == len(found)
+    assert "torchvision 0.16.2 is made for torch ==2.1.2" in made.notes
+    assert (made.folder / "requirements.lock").read_text().count("--hash=sha256:") == len(found)
+
+
+# The list of the articles that the project was made from.
+SEEDS = ("transformers==4.36.0", "accelerate==0.25.0", "datasets==2.16.0", "wandb==0.16.1", "torchvision")
+SEEDS_APT = ("libgl1", "libglib2.0-0", "tini=0.19.0-1")  # the last one has a version
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    """Wheels that require what those of the list require, as far as it decides about versions; newer ones beside them."""
+    return shelf_of(
+        tmp_path,
+        *(one for one in SHELF if not one[0].startswith("torch-")),
+        ("torch-2.1.2-cp311-cp311-manylinux1_x86_64.whl", ""),
+        ("transformers-4.36.0-py3-none-any.whl", "Requires-Dist: tokenizers <0.19,>=0.14\n"),
+        ("tokenizers-0.15.2-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+        ("tokenizers-0.22.0-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+        ("accelerate-0.25.0-py3-none-any.whl", "Requires-Dist: numpy >=1.17\nRequires-Dist: torch >=1.10.0\n"),
+        ("datasets-2.16.0-py3-none-any.whl", "Requires-Dist: pyarrow >=8.0.0\n"),
+        ("pyarrow-25.0.0-cp311-cp311-manylinux_2_28_x86_64.whl", ""),
+        ("pyarrow-26.0.1-cp311-cp311-manylinux_2_28_x86_64.whl", ""),
+        ("wandb-0.16.1-py3-none-any.whl", "Requires-Dist: setuptools\n"),
+        ("setuptools-81.0.0-py3-none-any.whl", ""),
+        ("setuptools-84.2.1-py3-none-any.whl", ""),
+    )
+
+
+def test_the_list_of_the_seeds_is_one_line(tmp_path, seeds):
+    words = {"pylock": None, "torch": "2.1.2", "apt": SEEDS_APT, "environ": seeds, "base": f"debian:bookworm@{DIGEST}"}
+    made = make(tmp_path, packages=(*SEEDS, "pyarrow<26", "setuptools<82"), **words)
+    assert made.image == "train:v2.1.2-cuda12.1-bookworm"
+    assert {*locked_in(made)} == {
+        "accelerate==0.25.0",
+        "datasets==2.16.0",
+        "numpy==1.26.4",
+        "pyarrow==25.0.0",
+        "setuptools==81.0.0",
+        "tokenizers==0.15.2",
+        "torch==2.1.2",
+        "torchvision==0.16.2",
+        "transformers==4.36.0",
+        "wandb==0.16.1",
+    }
+    assert not any("known trouble" in note for note in made.notes)
     for name in ("Dockerfile", "image.def"):
-        assert re.search(
-            r"install --no-install-recommends .* libgl1 tini=0.19.0-1$", (made.folder / name).read_text(), re.M
-        )
+        text = (made.folder / name).read_text()
+        assert re.search(r"install --no-install-recommends .* libgl1 libglib2.0-0 tini=0.19.0-1$", text, re.M)
+
+
+def test_what_fails_at_the_import_is_said_before_the_build(tmp_path, seeds):
+    made = make(tmp_path, pylock=None, torch="2.1.2", packages=SEEDS, environ=seeds)
+    found = [note for note in made.notes if "known trouble" in note]
+    for note, begins, advice in zip(
+        found,
+        ("pyarrow 26.0.1 has known trouble: its import fails", "wandb 0.16.1 has known trouble: its import fails"),
+        ("; take pyarrow<26 (", "; take setuptools<82, or wandb 0.16.4 or later ("),
+        strict=True,
+    ):
+        assert note.startswith(begins)
+        assert advice in note
+
+
+def test_a_pair_that_the_table_doubts_is_left_to_pip_and_said(tmp_path):
+    environ = shelf_of(
+        tmp_path,
+        ("torch-2.15.0+cpu-cp311-cp311-linux_x86_64.whl", ""),
+        ("numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl", ""),
+        ("torchaudio-2.11.0-cp311-cp311-linux_x86_64.whl", ""),
+        ("torchaudio-2.11.1-cp311-cp311-linux_x86_64.whl", ""),
+    )
+    words = {"pylock": None, "torch": "2.15.0", "cuda": "cpu", "environ": environ}
+    made = make(tmp_path, packages=("torchaudio",), **words)
+    assert "torchaudio==2.11.1" in locked_in(made)
+    assert any(note.startswith("torchaudio 2.11.1 is not in the table") for note in made.notes)
+    made = make(tmp_path, packages=("torchaudio==2.11.0",), **words)
+    (note,) = (note for note in made.notes if "torchaudio" in note)
+    assert note.startswith("whether torchaudio 2.11.0 runs with torch 2.15.0 is not known (2.11.0 refuses a torch of")
+
+
+def test_a_locked_pair_that_does_not_fit_is_said(tmp_path):
+    (tmp_path / "with").mkdir()
+    lock = pylock(tmp_path / "with", WHEELS | {"torchvision": "torchvision-0.27.0-cp311-cp311-linux_x86_64.whl"})
+    made = make(tmp_path, pylock=lock)
+    (note,) = (note for note in made.notes if "torchvision" in note)
+    assert note.startswith("torchvision 0.27.0 requires torch ==2.12.0, here is 2.13.0")
+    assert note.endswith(": torchvision 0.28.0 fits torch 2.13.0")
+
+
+def test_a_base_whose_name_does_not_say_its_distribution(tmp_path):
+    said = "whether the base is bookworm is not known, its name does not say it; the build checks that"
+    made = make(tmp_path)
+    assert said in made.notes
+    for name in ("Dockerfile", "image.def"):
+        assert 'test "${VERSION_CODENAME:-}" = "bookworm" ||' in (made.folder / name).read_text()
+    assert said not in make(tmp_path, base=f"debian:12-slim@{DIGEST}").notes
 
 
 def test_a_requirements_file_without_hashes_decides_about_torch(tmp_path):
@@ -301,6 +391,63 @@ def test_packages_that_do_not_go_together_are_pips_to_refuse(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "more", "why", "hint"),
+    [
+        (
+            {"packages": ("tiny-llm==9",)},
+            {},
+            "no wheel of tiny-llm==9 for Python 3.11 on bookworm is on pip's index; it has 1.0, 1.1",
+            "name a version that is there, or let pip choose: --with tiny-llm",
+        ),
+        ({"packages": ("nosuch",)}, {}, "no wheel of nosuch for Python 3.11 on bookworm", "--build nosuch==VERSION"),
+        (
+            {"packages": ("other-python",)},
+            {},
+            "no wheel of other-python for Python 3.11",
+            "--build other-python==VERSION",
+        ),
+        (
+            {"packages": ("tiny-llm==1.1", "needs-old")},
+            {},
+            "needs-old 1.0 depends on tiny-llm<1.1",
+            "name versions that go together",
+        ),
+        (
+            {"packages": ("needs-missing",)},
+            {},
+            "no wheel of tiny-llm>5 (from needs-missing)",
+            "name a version that is there, or let pip choose: --with needs-missing",
+        ),
+        ({"torch": "2.1.1"}, {}, "no wheel of torch==2.1.1+cpu", "builds `+cpu` are on another index"),
+        ({"torch": "2.1.1", "cuda": None}, {}, "it has 2.1.2+cpu", "name a version that is there: --torch VERSION"),
+        (
+            {},
+            {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://u:secret@127.0.0.1:9/simple", "PIP_RETRIES": "0"},
+            "pip could not reach http://***@127.0.0.1:9/simple/",
+            "check `pip config list` and the network, and try again",
+        ),
+    ],
+)
+def test_what_pip_did_not_find_and_what_to_do(tmp_path, words, more, why, hint):
+    shelf = (
+        *SHELF,
+        ("needs_old-1.0-py3-none-any.whl", "Requires-Dist: tiny-llm<1.1\n"),
+        ("needs_missing-1.0-py3-none-any.whl", "Requires-Dist: tiny-llm>5\n"),
+        ("other_python-1.0-cp312-cp312-linux_x86_64.whl", ""),
+    )
+    environ = shelf_of(tmp_path, *shelf) | more
+    words = {"pylock": None, "torch": "2.1.2", "cuda": "cpu", "environ": environ} | words
+    if more:
+        (tmp_path / "shelf" / SHELF[0][0]).unlink()
+    with pytest.raises(ToolFailed) as caught:
+        make(tmp_path, **words)
+    assert why in caught.value.why
+    assert hint in caught.value.hint
+    assert caught.value.hint.endswith(",\nor give your own lock: --pylock FILE")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("word", "says"),
     [
         ("torch==2.13.0", "names torch"),
@@ -318,7 +465,9 @@ def test_a_lock_without_numpy_is_noted(tmp_path):
     assert any("add `numpy` to what is locked" in note for note in make(tmp_path).notes)
     with_numpy = WHEELS | {"numpy": "numpy-2.4.6-cp311-cp311-manylinux_2_17_x86_64.whl"}
     (tmp_path / "with").mkdir()
-    assert make(tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True).notes == (ON_CPU,)
+    assert make(
+        tmp_path, pylock=pylock(tmp_path / "with", with_numpy), force=True, base=f"debian:bookworm@{DIGEST}"
+    ).notes == (ON_CPU,)
 
 
 # -- the command ---------------------------------------------------------------------------

@@ -382,15 +382,82 @@ def test_the_faults_of_the_seeds_dockerfile():
         "COPY --from=builder /opt/python3.11/bin/python3.11 /usr/bin/python3",
         "RUN curl -O https://h.example/Miniconda3.sh && bash Miniconda3.sh -b",
         "RUN uv python install 3.11",
+        "COPY setup.sh /\nRUN bash /setup.sh && python3 -c 'import torch'",
     ],
 )
 def test_a_last_stage_with_a_python(line):
     assert "no-python" not in {rule for rule, _ in found_in(SEEDS + line + "\n")}
 
 
-@pytest.mark.parametrize("line", ["COPY --from=builder /opt/venv /opt/venv", "RUN apt-get install -y git"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "COPY --from=builder /opt/venv /opt/venv",
+        "RUN apt-get install -y git",
+        "RUN python3 -c 'import torch'",
+        "RUN pip3 config list",
+        "RUN PYTHONPATH=/x /usr/bin/python3 -m torch.utils.collect_env",
+    ],
+)
 def test_a_virtual_environment_is_no_python(line):
     assert "no-python" in {rule for rule, _ in found_in(SEEDS + line + "\n")}
+
+
+LEFT = (
+    "RUN pip config --global set global.index-url https://pkgs.example.org/simple",
+    "RUN python3 -m pip config --user set global.extra-index-url https://pkgs.example.org/simple",
+    "RUN pip3 config set global.index-url https://pkgs.example.org/simple && pip3 config unset global.extra-index-url",
+    "RUN conda config --system --add channels https://pkgs.example.org/conda/main",
+    "RUN conda config --set channel_alias https://pkgs.example.org/conda",
+    "RUN npm config set registry https://pkgs.example.org/npm",
+    "RUN git config --global url.https://git.example.org/.insteadOf https://git.example.com/",
+    "RUN sed -i 's@archive.example.com@pkgs.example.org@g' /etc/apt/sources.list",
+    "RUN sed -i 's|http://deb\\.example\\.com|https://pkgs.example.org|' /etc/apt/sources.list.d/debian.sources",
+    "RUN sed -i 's/deb.example.com/pkgs.example.org/g' /etc/apt/sources.list.d/*.sources",
+    'RUN sed -i "s#//.*archive.example.com#//$UBUNTU_MIRROR#" /etc/apt/sources.list',
+    "RUN sed -i.bak -e 's,deb.example.com,pkgs.example.org,' /etc/apt/sources.list",
+    "RUN echo 'deb http://pkgs.example.org/ubuntu jammy main' > /etc/apt/sources.list",
+    "RUN echo 'deb http://pkgs.example.org/ubuntu jammy main' | tee /etc/apt/sources.list",
+    "RUN printf '[global]\\nindex-url = https://pkgs.example.org/simple\\n' > /etc/pip.conf",
+    "RUN mkdir -p ~/.pip && echo 'index-url = https://pkgs.example.org/simple' >> ~/.pip/pip.conf",
+    "RUN { echo '[global]'; echo 'index-url = https://pkgs.example.org/simple'; } > /root/.config/pip/pip.conf",
+    "RUN cat > /etc/pip.conf <<EOF\n[global]\nindex-url = https://pkgs.example.org/simple\nEOF",
+    "RUN echo 'channels: [https://pkgs.example.org/conda]' > ~/.condarc",
+    "RUN echo 'export PIP_INDEX_URL=https://pkgs.example.org/simple' >> ~/.bashrc",
+    "COPY pip.conf /root/.pip/pip.conf",
+    "COPY conf/pip.conf /etc/",
+    "COPY pip.conf /root/.config/pip/pip.conf",
+    "COPY debian.sources /etc/apt/sources.list.d/",
+    "COPY pip.conf /etc/pip.conf\nRUN pip install x && rm /etc/apt/sources.list",
+    "ENV UV_INDEX_URL=https://pkgs.example.org/simple",
+    "ENV UV_DEFAULT_INDEX=https://pkgs.example.org/simple",
+    "ENV HF_ENDPOINT=https://hub.example.org",
+)
+NOT_LEFT = (
+    "RUN pip config set global.timeout 60",
+    "RUN pip config set global.index-url https://pkgs.example.org/simple && pip install x && pip config unset global.index-url",
+    "RUN pip config set global.index-url https://pkgs.example.org/simple\nRUN pip config unset global.index-url",
+    "RUN echo 'index-url = https://pkgs.example.org/simple' > /etc/pip.conf && pip install x && rm -f /etc/pip.conf",
+    "RUN echo 'index-url = https://pkgs.example.org/simple' > ~/.pip/pip.conf && pip install x && rm -r /root/.pip",
+    "RUN cp /etc/apt/sources.list /tmp/old && sed -i s/archive.example.com/pkgs.example.org/ /etc/apt/sources.list && mv /tmp/old /etc/apt/sources.list",
+    "COPY pip.conf /etc/pip.conf\nRUN pip install x && rm /etc/pip.conf",
+    "ENV PIP_INDEX_URL=https://pkgs.example.org/simple\nRUN pip install x\nENV PIP_INDEX_URL=",
+    "RUN PIP_INDEX_URL=https://pkgs.example.org/simple pip install x",
+    "RUN export PIP_INDEX_URL=https://pkgs.example.org/simple && pip install x",
+    "ARG UV_DEFAULT_INDEX=https://pkgs.example.org/simple",
+    "RUN sed -i 's/deb.example.com/old.example.com/g' /etc/apt/sources.list",
+    "RUN sed -i 's,http://,https://,' /etc/apt/sources.list",
+    "RUN sed -i '/security/d' /etc/apt/sources.list",
+    "RUN sed 's/deb.example.com/pkgs.example.org/' /etc/apt/sources.list",
+    "RUN echo 'deb [signed-by=/k.gpg] https://apt.example.org/rocm/6.0/ubuntu jammy main' > /etc/apt/sources.list.d/rocm.list",
+    "RUN printf '[global]\\nbreak-system-packages = true\\n' > /etc/pip.conf",
+    "RUN cat /etc/apt/sources.list && curl -O https://pkgs.example.org/x",
+    "RUN conda config --add channels conda-forge",
+    "RUN git config --global url.https://git.example.com/.insteadOf git@git.example.com:",
+    "RUN npm config set fund false",
+    "COPY cuda.list /etc/apt/sources.list.d/cuda.list",
+    "COPY pip.conf /app/pip.conf",
+)
 
 
 @pytest.mark.parametrize(
@@ -405,6 +472,8 @@ def test_a_virtual_environment_is_no_python(line):
         ("RUN sed -i s/main/main\\ contrib/ /etc/apt/sources.list", False),
         ("RUN pip config set --global global.index-url https://mirror.example/simple", True),
         ("RUN pip config list", False),
+        *((line, True) for line in LEFT),
+        *((line, False) for line in NOT_LEFT),
     ],
 )
 def test_a_mirror_that_stays_in_the_image(line, is_left):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from hpcenv.errors import SpecError, WouldOverwrite
+from hpcenv.errors import SpecError, ToolFailed, WouldOverwrite
 from hpcenv.project.workspace import open_workspace, read_lockfile
 from hpcenv.recipes.init import prepare, write
 from hpcenv.recipes.recipe_record import RecipeRequest
@@ -48,12 +49,13 @@ def distribution(tmp_path: Path, text: str) -> None:
     (place / "dpkg-packages.txt").write_text(text)
 
 
-def plan(folder: Path):
-    return plan_refresh(folder, environ=os.environ, plain_http=open_workspace(folder).project.plain_http)
+def plan(folder: Path, *, force: bool = False):
+    return plan_refresh(open_workspace(folder), folder, environ=os.environ, force=force)
 
 
 def refreshed(folder: Path, *, force: bool = False):
-    return refresh(open_workspace(folder), plan(folder), context(dict(os.environ)), lambda _: None, force=force)
+    made = plan(folder, force=force)
+    return refresh(open_workspace(folder), made, context(dict(os.environ)), lambda _: None, force=force)
 
 
 def builds(tmp_path: Path) -> int:
@@ -105,6 +107,20 @@ def test_of_two_builds_in_one_second_the_later_one_is_locked(
     assert refreshed(folder).system == ("libc6 2.36-9+deb12u9 -> 2.36-9+deb12u13",)
 
 
+def test_after_a_build_that_failed_the_changes_are_still_listed(folder: Path, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "shelf", "tiny_llm-1.2-py3-none-any.whl")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    program = tmp_path / "tools" / "apptainer"
+    works = program.read_text()
+    program.write_text(works.replace('elif words[0] == "build":', 'elif words[0] == "build" and sys.exit("no space"):'))
+    with pytest.raises(ToolFailed):
+        refreshed(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    program.write_text(works)
+    assert plan(folder).changes == ("tiny-llm 1.0 -> 1.2",)
+    assert refreshed(folder).recipe == ("tiny-llm 1.0 -> 1.2",)
+
+
 def test_without_the_image_before_the_packages_are_not_known(folder: Path) -> None:
     for sif in (open_workspace(folder).store / "images").glob("*.sif"):
         sif.unlink()
@@ -115,7 +131,7 @@ def test_an_edited_recipe_is_kept(folder: Path, tmp_path: Path) -> None:
     (folder / "image.def").write_text((folder / "image.def").read_text() + "# mine\n")
     before = builds(tmp_path)
     with pytest.raises(WouldOverwrite, match="was edited"):
-        refreshed(folder)
+        plan(folder)
     assert builds(tmp_path) == before
     refreshed(folder, force=True)
     assert "# mine" not in (folder / "image.def").read_text()
@@ -126,10 +142,8 @@ def test_what_has_no_recipe_or_another_image_is_refused(folder: Path, tmp_path: 
         plan(folder.parent)
     spec = folder.parent / "hpcenv.toml"
     spec.write_text(spec.read_text().replace("image/image.def", "other.sif"))
-    before = builds(tmp_path)
     with pytest.raises(SpecError, match="is not made from"):
-        refreshed(folder)
-    assert builds(tmp_path) == before
+        plan(folder)
 
 
 def test_the_command_lists_what_changed(folder: Path, tmp_path: Path, hpcenv) -> None:
@@ -138,11 +152,14 @@ def test_the_command_lists_what_changed(folder: Path, tmp_path: Path, hpcenv) ->
     asked = hpcenv("image", "refresh", "--dry-run", cwd=folder.parent, environ=environ)
     assert asked.status == 0, asked.stderr
     assert asked.stdout == "base and Python packages: changed\n  tiny-llm 1.0 -> 1.2\n"
+    assert "note: pip resolved the packages now" in asked.stderr
     done = hpcenv("image", "refresh", cwd=folder.parent, environ=environ)
     assert done.status == 0, done.stderr
     assert "packages of the distribution: no change\n" in done.stdout
     assert "lockfiles/default.lock.toml: " in done.stdout
     assert "`hpcenv export cyclonedx -o bom.cdx.json`, then: grype sbom:bom.cdx.json" in done.stderr
+    scanned = re.search(r"^of the distribution, too: grype singularity:(\S+)$", done.stderr, re.M)
+    assert Path(scanned[1]).is_file()
     again = hpcenv("image", "refresh", "--dry-run", "--json", cwd=folder.parent, environ=environ)
     assert again.envelope["data"]["recipe"] == []
 

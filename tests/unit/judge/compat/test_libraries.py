@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcenv.judge.compat.libraries import check_library, check_pair, judge_environment, library_of
+from hpcenv.judge.compat.libraries import check_library, check_pair, fitting_pairs, judge_environment, library_of
 from hpcenv.judge.compat.versions import fits, numbers
 from hpcenv.project import compatibility
 
@@ -63,6 +63,12 @@ def test_pairs(name, version, torch, result, patch_only):
 
 def test_a_wrong_pair_is_told_the_right_one():
     assert check_pair(TABLE, "torchvision", "0.24.0", "2.9.1").judgement.hint == "torchvision 0.24.1 fits torch 2.9.1"
+
+
+@pytest.mark.parametrize("torch", [release.version for release in TABLE.torches])
+def test_a_version_that_is_chosen_for_a_torch_is_one_that_the_table_calls_fitting(torch):
+    for name, version in fitting_pairs(TABLE, torch).items():
+        assert check_pair(TABLE, name, version, torch).judgement.result == "match", (name, version)
 
 
 def test_an_environment_is_judged_in_all_that_it_has():
