@@ -87,6 +87,23 @@ def unpacked(hpcenv: Any, reader: Path, name: str) -> Path:
     return project
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bundle_of_an_older_version_is_reproduced(hpcenv: Any, reader: Path, project: Path, name: str) -> None:
+    # The Python of that run is not on this machine. So the reader names another one, and locks it.
+    own = shutil.ignore_patterns("hpcenv.toml", "*.lock.toml")
+    shutil.copytree(unpacked(hpcenv, reader, name), project, dirs_exist_ok=True, ignore=own)
+    for rung in ("1", "2", "3"):
+        words = ("--rung", rung, "--cluster", "local", "--allow-changed", "--lock", "default", "--json")
+        done = hpcenv("reproduce", str(reader / "run"), *words, cwd=project)
+        assert done.status == 0, done.stdout + done.stderr
+        page = done.envelope["data"]
+        assert page["verdict"] == "reproduced-bitwise"
+        assert "equal to the last bit: 5 values" in page["headline"]
+        assert [note for note in page["notes"] if "differ from those of the run" in note] == [
+            "these files differ from those of the run: hpcenv.toml"
+        ]
+
+
 @pytest.mark.parametrize("under_git", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_authors_repository_is_its_code_with_and_without_git(
