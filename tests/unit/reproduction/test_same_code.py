@@ -16,6 +16,7 @@ import pytest
 from hpcenv.project.code_listing import changed_files
 from hpcenv.records.code_listing import Listing, content_of, digest_of
 from hpcenv.records.files import load_record, save_record
+from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.repetition import TracedSteps, earlier_repetitions
 from hpcenv.runs.entries import open_run
@@ -302,15 +303,18 @@ FIRST_STEP = TracedSteps(first=1, last=1)
 
 
 @pytest.fixture
-def two_commits(hpcenv: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A project in git whose code is that of neither of two submissions; the function submits at another commit."""
+def two_codes(hpcenv: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A project in git whose code is that of neither of two submissions; the function submits other code."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (project / ".gitignore").write_text("runs/\n")
 
-    def submit(*words: str, top: str) -> None:
+    def submit(*words: str, top: str, committed: bool = True) -> None:
+        if not committed:
+            commit(project)
         (project / "train.py").write_text(PLAIN.format(top=top))
-        commit(project)
+        if committed:
+            commit(project)
         done = hpcenv(*SUBMIT, *words, cwd=project)
         assert done.status == 0, done.stderr
         (project / "train.py").write_text(PLAIN.format(top="5.0"))
@@ -324,11 +328,11 @@ def changed_in(folder: Path) -> str:
     ).stdout
 
 
-def test_a_repetition_at_another_commit_is_found_again(hpcenv: Any, project: Path, two_commits: Any) -> None:
-    two_commits("one", top="3.0")
+def test_a_repetition_at_another_commit_is_found_again(hpcenv: Any, project: Path, two_codes: Any) -> None:
+    two_codes("one", top="3.0")
     traced = ("--frozen", "--trace-steps", "1:1", "--stop-after-steps", "1")
-    two_commits("one-trace", *traced, top="3.0")
-    two_commits("two-trace", *traced, top="4.0")
+    two_codes("one-trace", *traced, top="3.0")
+    two_codes("two-trace", *traced, top="4.0")
     assert hpcenv("cancel", "one", "one-trace", "two-trace", cwd=project).status == 0
     found = list(earlier_repetitions(open_run(project / "runs/one"), FIRST_STEP))
     assert [one.path.name for one in found] == ["one-trace"]
@@ -336,11 +340,15 @@ def test_a_repetition_at_another_commit_is_found_again(hpcenv: Any, project: Pat
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("committed", [True, False])
 def test_runs_of_two_commits_are_repeated_from_copies_that_do_not_stay(
-    hpcenv: Any, project: Path, tmp_path: Path, two_commits: Any
+    hpcenv: Any, project: Path, tmp_path: Path, two_codes: Any, committed: bool
 ) -> None:
     for name, top in (("one", "3.0"), ("two", "4.0")):
-        two_commits(name, "--wait", top=top)
+        dirty = () if committed else ("--allow-dirty",)
+        two_codes(name, "--wait", *dirty, top=top, committed=committed)
+        assert load_record(Manifest, RunFolder(project / "runs" / name).manifest).source.dirty is not committed
+    status = changed_in(project)
     done = hpcenv("compare", "--explain-op", "one", "two", cwd=project)
     # Without torch there is no trace; but both were repeated, each with its own code.
     assert done.status == 42 and done.stderr.count("the code is the run's own copy") == 2, done.stderr
@@ -348,12 +356,13 @@ def test_runs_of_two_commits_are_repeated_from_copies_that_do_not_stay(
         assert (project / f"runs/{name}-trace/source/train.py").read_bytes() == (
             project / f"runs/{name}/source/train.py"
         ).read_bytes()
-    assert changed_in(project) == " M train.py\n" and list((tmp_path / "tmp").glob("hpcenv-code-*")) == []
-    # With the traces there, a second call repeats nothing.
-    for name, outputs in (("one", "h"), ("two", "H")):
-        step = [operation("aten.mm.default", {"self": "x"}, {"0": outputs})]
+    assert changed_in(project) == status and list((tmp_path / "tmp").glob("hpcenv-code-*")) == []
+    # With the traces there, a second call repeats nothing. The page shows the lines of both operations.
+    for name, operator, line in (("one", "mm", 3), ("two", "tanh", 9)):
+        step = [operation(f"aten.{operator}.default", {"self": "x"}, {"0": "h"}, at=f"source/train.py:{line}")]
         traces.write(RunFolder(project / f"runs/{name}-trace"), 0, traces.lines(*[step] * 4))
     before = sorted(os.listdir(project / "runs"))
     done = hpcenv("compare", "--explain-op", "one", "two", cwd=project)
     assert done.status == 41 and "aten.mm.default" in done.stdout, done.stderr
+    assert "source/train.py:3 in the reference" in done.stdout and "source/train.py:9 in the run" in done.stdout
     assert "repeated as one-trace" in done.stdout and sorted(os.listdir(project / "runs")) == before
