@@ -78,6 +78,19 @@ def test_its_own_copy_is_its_code(hpcenv: Any, reader: Path, name: str, rung: st
         assert "differ from those of the run" not in done.stdout
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_in_which_the_reader_locks_is_still_its_code(hpcenv: Any, reader: Path, name: str) -> None:
+    words = ("reproduce", f"{name}.hpcenv.zip", "--rung", "3", "--dry-run")
+    assert hpcenv(*words, cwd=reader, accepts=False).status == 0
+    copy = reader / f"{name}-code"
+    (copy / "lockfiles").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "lockfiles" / "default.lock.toml", copy / "lockfiles")
+    done = hpcenv(*words, cwd=reader, accepts=False)
+    assert done.status == 0, done.stderr
+    (copy / "helper.py").write_text("START = 4.0\n")
+    assert hpcenv(*words, cwd=reader, accepts=False).status == 17
+
+
 def unpacked(hpcenv: Any, reader: Path, name: str) -> Path:
     """Return a project that holds the code of a bundle, as the authors' repository does."""
     assert hpcenv("bundle", "unpack", f"{name}.hpcenv.zip", "run", cwd=reader).status == 0
