@@ -58,7 +58,8 @@ def reproduce(
         JobFailed: the new run did not complete.
     """
     context = context_in(project_folder(project), ("hpcenv.reproduce", str(target)))
-    found = find_target(context.cwd, unpacked(context.cwd, str(target))[0], runs=options.pop("runs_dir", None))
+    folder, note = unpacked(context.cwd, str(target))
+    found = find_target(context.cwd, folder, runs=options.pop("runs_dir", None), compared=bool(note))
     words = None if args is None else tuple(str(word) for word in args)
     wish = ReproductionWish(
         rung=rung, steps=steps, options=parse_keywords(options), args=words, copy_to=copy,

@@ -94,7 +94,7 @@ def command(
         target, note = unpacked(_render.cwd(), target, on_event=on_event)
     if note:
         _render.tell(note)
-    found = find_target(_render.cwd(), target, runs=params["runs_dir"])
+    found = find_target(_render.cwd(), target, runs=params["runs_dir"], compared=bool(note))
     typed = {
         name: value
         for name, value in table_values(params).items()

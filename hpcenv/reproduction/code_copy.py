@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import FileUnusable, RecordInvalid, UsageError, WouldOverwrite
+from hpcenv.project.code_listing import code_files
 from hpcenv.records.code_listing import LINK, Listing
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
@@ -50,7 +51,7 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
 
     Raises:
         UsageError: the run has no copy of its code, or worked in a folder outside of its project.
-        WouldOverwrite: the folder exists, and a file in it differs from the file of the run.
+        WouldOverwrite: the folder exists, and a code file in it differs from the file of the run.
         FileUnusable: a file cannot be copied, or differs from the file of the run. The new folder is removed again.
         RecordInvalid: the list of the files cannot be read.
     """
@@ -92,7 +93,8 @@ def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
     try:
         target.mkdir(parents=True)
     except FileExistsError as error:
-        changed = _changed_copy(own, target)
+        # The reader may have locked another environment there: see `project/code_listing.py`.
+        changed = _changed_copy(code_files(own), target)
         if changed:
             why = f"its `{changed}` differs from the file of the run"
             raise WouldOverwrite(f"`{target}` exists", why=why, hint="choose another folder: --copy DIR") from error

@@ -17,7 +17,7 @@ from hpcenv.judge import decide
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.stale import edited_content
 from hpcenv.project.workspace import notes_on, read_lockfile
-from hpcenv.records.code_listing import LINK, Listing, digest_of
+from hpcenv.records.code_listing import LINK, Listing, content_of, digest_of
 from hpcenv.records.facts import Facts
 from hpcenv.records.files import load_record, open_regular, read_json, sha256_of
 from hpcenv.records.manifest import Manifest
@@ -117,12 +117,16 @@ def _code(run: RunFolder, manifest: Manifest) -> StatementProof:
     source = manifest.source
     if source is None:
         return StatementProof(what=what, result="unknown", why="the script ran from its own place (--workdir live)")
+    if not source.digest:
+        return StatementProof(what=what, result="unknown", why="the run recorded no digest of its code")
     try:
         listed = load_record(Listing, run.listing).files
     except RecordInvalid as error:
         return StatementProof(what=what, result="unknown", why=error.what)
     if digest_of(listed) != source.digest:
         return StatementProof(what=what, result="differs", why=f"`{run.listing.name}` is not the list in the manifest")
+    if not listed:
+        return StatementProof(what=what, result="unknown", why="the list of the run's files is empty")
     try:
         wrong, missing = _changed_files(run, listed)
     except OSError as error:
@@ -149,6 +153,8 @@ def _changed_files(run: RunFolder, listed: dict[str, str]) -> tuple[list[str], l
         if content.startswith(LINK):
             if not place.is_symlink():
                 missing.append(path)
+            elif content_of(str(place)) != content:
+                wrong.append(path)
             continue
         if not place.is_file() or place.is_symlink():
             missing.append(path)
@@ -194,6 +200,8 @@ def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
         return StatementProof(
             what=what, result="unknown", why=getattr(error, "what", None) or f"`{run.started.name}`: {error}"
         )
+    if not nodes:
+        return StatementProof(what=what, result="unknown", why=f"no node is named in `{run.started.name}`")
     facts: dict[str, Facts] = {}
     for node in nodes:
         try:

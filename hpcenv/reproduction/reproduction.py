@@ -17,6 +17,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 from hpcenv.reproduction.attainable import Attainable
+from hpcenv.reproduction.bundle.unpacked import prove_published
 from hpcenv.reproduction.compare import RunComparison
 from hpcenv.reproduction.cost import Cost
 from hpcenv.reproduction.measured import Measured, read_measured
@@ -42,6 +43,7 @@ class Target:
         run: the run's folder; None for a lockfile alone, for which only rung 0 is possible.
         lockfile: path of the lockfile.
         record, measured, manifest: the record, the measured values and the manifest of the run.
+        published: whether the files are those of a bundle; empty if the run is not an unpacked bundle.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Target:
     manifest: Manifest | None = None
     record: RunRecord | None = None
     measured: Measured = field(default_factory=Measured)
+    published: tuple[StatementProof, ...] = ()
 
     def locked(self) -> Lockfile | None:
         """Return the lockfile; None if it cannot be read."""
@@ -62,7 +65,7 @@ class Target:
         """Return what the files alone prove."""
         if self.run is None:
             return prove_lockfile(self.lockfile)
-        return prove_run(self.run, self.measured)
+        return (*self.published, *prove_run(self.run, self.measured))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -95,12 +98,16 @@ class Reproduction(Shown):
     notes: tuple[str, ...] = ()
 
 
-def find_target(start: Path, word: str, *, runs: str | None = None) -> Target:
+def find_target(start: Path, word: str, *, runs: str | None = None, compared: bool = False) -> Target:
     """Return the run or the lockfile that `word` names.
 
     `word` is a run folder, the name or job id of a run, the path of a lockfile (also in a run folder), or its name.
 
+    Args:
+        compared: whether the files of the folder were compared with the archive of a bundle a moment ago.
+
     Raises:
+        BundleInvalid: the folder is an unpacked bundle, and one of its files was changed.
         UsageError: the file is neither a lockfile nor in a run folder.
         RunNotFound, RecordInvalid, LockfileMissing: the run or the lockfile does not exist, or cannot be read.
     """
@@ -113,12 +120,12 @@ def find_target(start: Path, word: str, *, runs: str | None = None) -> Target:
                 hint="name the run folder",
             )
         if path.name == RunFolder(path.parent).lockfile.name and RunFolder(path.parent).manifest.is_file():
-            return _target_of(path.parent)
+            return _target_of(path.parent, compared=compared)
         return Target(name=path.name, lockfile=path)
     if RunFolder(path).manifest.is_file():
-        return _target_of(path)
+        return _target_of(path, compared=compared)
     try:
-        return _target_of(find_run(start, word, runs=runs).folder.path)
+        return _target_of(find_run(start, word, runs=runs).folder.path, compared=compared)
     except RunNotFound:
         lockfile = _lockfile_named(start, word)
         if lockfile is None:
@@ -134,14 +141,16 @@ def _lockfile_named(start: Path, word: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _target_of(folder: Path) -> Target:
+def _target_of(folder: Path, *, compared: bool) -> Target:
     run = RunFolder(folder)
+    published = prove_published(folder, compared=compared)
     measured = read_measured(run)
     manifest = load_record(Manifest, run.manifest)
     record = record_of(run, measured)
     return Target(
-        name=manifest.run, lockfile=run.lockfile, run=run, manifest=manifest, record=record, measured=measured
-    )
+        name=manifest.run, lockfile=run.lockfile, run=run, manifest=manifest, record=record, measured=measured,
+        published=published,
+    )  # fmt: skip
 
 
 def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Reproduction:

@@ -18,6 +18,8 @@ from hpcenv.progress import OnEvent, ignore
 from hpcenv.records.code_listing import LINK, content_of, walk
 from hpcenv.records.files import read_file
 from hpcenv.reproduction.bundle.archive import LONGEST_SUMS, SUMS, Archive, OnStep, counted, parse_sums
+from hpcenv.reproduction.bundle.make import ABOUT
+from hpcenv.reproduction.proofs import StatementProof
 from hpcenv.text import listed
 
 _NAMED = 3
@@ -26,8 +28,7 @@ _NAMED = 3
 def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
     """Unpack a bundle below `start`, if this was not done before. Return its folder and a note.
 
-    A target that is not an archive is returned unchanged, with an empty note. If the target is an unpacked bundle, its
-    files are compared with its SHA256SUMS.
+    A target that is not an archive is returned unchanged, with an empty note.
 
     Raises:
         BundleInvalid: the bundle is not valid, was changed, or would write outside of its folder. Nothing is written.
@@ -35,8 +36,6 @@ def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[s
         WouldOverwrite: the folder exists and does not have the files of this bundle.
     """
     path = Path(os.path.abspath(start / target))
-    if (path / SUMS).is_file():
-        _require_as_summed(path)
     if not path.is_file() or path.suffix == ".toml":
         return target, ""
     with Archive(path) as archive:
@@ -74,11 +73,25 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
     return False
 
 
-def _require_as_summed(folder: Path) -> None:
-    """Refuse a folder if the sha256 of a file differs from its entry in SHA256SUMS."""
+def prove_published(folder: Path, *, compared: bool) -> tuple[StatementProof, ...]:
+    """Return whether the files of an unpacked bundle are those that its authors published; nothing for another folder.
+
+    Args:
+        compared: whether all files were compared with the archive a moment ago. They are not read a second time.
+
+    Raises:
+        BundleInvalid: the sha256 of a file differs from its entry in SHA256SUMS.
+        FileUnusable: a file in the folder cannot be read.
+    """
+    what = "the files are those of the published bundle"
+    if not (folder / SUMS).is_file():
+        why = f"{SUMS} is not in the folder: nothing was compared"
+        return (StatementProof(what=what, result="unknown", why=why),) if (folder / ABOUT).is_file() else ()
     try:
         sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
-        changed = [name for name, digest in sums.items() if not _is_inside(name) or _sum_of(folder / name) != digest]
+        files = {path.removeprefix("./") for path, entry in walk(folder, ".") if entry.is_file(follow_symlinks=False)}
+        named = [] if compared else sums.items()
+        changed = [name for name, digest in named if not _is_inside(name) or _sum_of(folder / name) != digest]
     except OSError as error:
         raise FileUnusable(f"cannot read `{error.filename or folder}`", why=error.strerror) from error
     except ValueError as error:
@@ -89,6 +102,10 @@ def _require_as_summed(folder: Path) -> None:
             why=f"the checksums in {SUMS} are not those of {listed(sorted(changed), _NAMED)}",
             hint="unpack the bundle again; `sha256sum -c SHA256SUMS` lists every file",
         )
+    more = sorted(files - sums.keys() - {SUMS})
+    if more:
+        return (StatementProof(what=what, result="unknown", why=f"{SUMS} does not name {listed(more, _NAMED)}"),)
+    return (StatementProof(what=what, result="proved", why=f"{len(sums)} files have the sha256 that {SUMS} has"),)
 
 
 def _is_inside(name: str) -> bool:

@@ -153,13 +153,83 @@ def test_an_unpacked_bundle_that_was_edited_proves_nothing(run, hpcenv, tmp_path
     assert "../outside" in hpcenv("reproduce", "table-1", cwd=reader).stderr
 
 
+PUBLISHED = "the files are those of the published bundle"
+
+
+def published(hpcenv: Any, reader: Path, *words: str) -> tuple[int, str | None, str | None]:
+    """Return how `reproduce` ended, and what its page says of the files of a bundle: the result, and why."""
+    done = hpcenv("reproduce", *words, "--json", cwd=reader)
+    rows = [one for one in done.envelope["data"]["proofs"] if one["what"] == PUBLISHED] if done.status == 0 else []
+    return (done.status, rows[0]["result"], rows[0]["why"]) if rows else (done.status, None, None)
+
+
+def test_an_unpacked_bundle_without_its_checksums_was_compared_with_nothing(run, hpcenv, tmp_path):
+    assert hpcenv("bundle", "make", str(run.path), "-o", "b.zip", "--author", "Doe, Jane", cwd=tmp_path).status == 0
+    reader = tmp_path / "reader"
+    reader.mkdir()
+    status, result, why = published(hpcenv, reader, "../b.zip")
+    assert (status, result) == (0, "proved") and re.fullmatch(r"[0-9]+ files have the sha256 that SHA256SUMS has", why)
+    folder = reader / "table-1"
+    for target in ("table-1", "table-1/lock.toml", "../b.zip"):
+        assert published(hpcenv, reader, target) == (0, "proved", why)
+    # A file that the checksums do not name, which hpcenv reads as a record.
+    (folder / "metrics/attempt-1").mkdir()
+    shutil.copy(folder / "metrics/attempt-0/rank-0.jsonl", folder / "metrics/attempt-1")
+    assert published(hpcenv, reader, "table-1") == (
+        0, "unknown", "SHA256SUMS does not name metrics/attempt-1/rank-0.jsonl",
+    )  # fmt: skip
+    shutil.rmtree(folder / "metrics/attempt-1")
+    (folder / "SHA256SUMS").write_text("")
+    assert published(hpcenv, reader, "table-1")[1] == "unknown"
+    (folder / "SHA256SUMS").unlink()
+    why = "SHA256SUMS is not in the folder: nothing was compared"
+    assert published(hpcenv, reader, "table-1") == (0, "unknown", why)
+    done = hpcenv("reproduce", "table-1", cwd=reader)
+    assert "5 of 7 statements; unknown here: 2" in done.stdout and "nothing was compared" in done.stdout
+    # The folder of a run was never published.
+    assert published(hpcenv, reader, str(run.path)) == (0, None, None)
+
+
+def test_an_edited_bundle_is_refused_also_by_the_path_of_its_lockfile(run, hpcenv, tmp_path):
+    assert hpcenv("bundle", "make", str(run.path), "-o", "b.zip", "--author", "Doe, Jane", cwd=tmp_path).status == 0
+    assert hpcenv("bundle", "unpack", "b.zip", "paper", cwd=tmp_path).status == 0
+    edit(tmp_path / "paper/manifest.json", '"run"', ' "run"')
+    for target in ("paper", "paper/lock.toml"):
+        done = hpcenv("reproduce", target, cwd=tmp_path)
+        assert done.status == 45 and "are not those of manifest.json" in done.stderr, target
+
+
+def test_a_link_that_leads_elsewhere_differs(run):
+    os.symlink("train.py", run.source / "link.py")
+    relist(run, {**load_record(Listing, run.listing).files, "source/link.py": "link:train.py"})
+    assert proofs(run)["copy of the code"][0] == "proved"
+    (run.source / "link.py").unlink()
+    os.symlink("hpcenv.toml", run.source / "link.py")
+    assert proofs(run)["copy of the code"] == ("differs", "changed: source/link.py")
+
+
+def test_a_copy_of_nothing_or_without_a_digest_is_unknown(run):
+    relist(run, {})
+    assert proofs(run)["copy of the code"] == ("unknown", "the list of the run's files is empty")
+    data = json.loads(run.manifest.read_text())
+    data["source"]["digest"] = ""
+    run.manifest.write_text(json.dumps(data))
+    assert proofs(run)["copy of the code"] == ("unknown", "the run recorded no digest of its code")
+
+
+def test_a_verdict_on_no_node_proves_nothing(run):
+    data = json.loads(run.started.read_text())
+    run.started.write_text(json.dumps({**data, "nodes": []}))
+    assert proofs(run)["facts of all"] == ("unknown", "no node is named in `started.json`")
+
+
 def test_a_bundle_is_unpacked_and_proved(run, hpcenv, tmp_path):
     done = hpcenv("bundle", "make", str(run.path), "-o", "b.zip", "--author", "Doe, Jane", cwd=tmp_path)
     assert done.status == 0, done.stderr
     (tmp_path / "reader").mkdir()
     done = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
     assert done.status == 0, done.stderr
-    assert done.stdout.startswith("proved from the files: 5 of 6")
+    assert done.stdout.startswith("proved from the files: 6 of 7")
     assert os.listdir(tmp_path / "reader") == ["table-1"]
     again = hpcenv("reproduce", "../b.zip", cwd=tmp_path / "reader")
     assert (again.status, again.stdout) == (0, done.stdout) and "was unpacked before" in again.stderr

@@ -16,6 +16,7 @@ import pytest
 from hpcenv.project.code_listing import changed_files
 from hpcenv.records.code_listing import Listing, content_of, digest_of
 from hpcenv.records.files import load_record, save_record
+from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.repetition import TracedSteps, earlier_repetitions
 from hpcenv.runs.entries import open_run
@@ -77,6 +78,19 @@ def test_its_own_copy_is_its_code(hpcenv: Any, reader: Path, name: str, rung: st
         assert "differ from those of the run" not in done.stdout
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_in_which_the_reader_locks_is_still_its_code(hpcenv: Any, reader: Path, name: str) -> None:
+    words = ("reproduce", f"{name}.hpcenv.zip", "--rung", "3", "--dry-run")
+    assert hpcenv(*words, cwd=reader, accepts=False).status == 0
+    copy = reader / f"{name}-code"
+    (copy / "lockfiles").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "lockfiles" / "default.lock.toml", copy / "lockfiles")
+    done = hpcenv(*words, cwd=reader, accepts=False)
+    assert done.status == 0, done.stderr
+    (copy / "helper.py").write_text("START = 4.0\n")
+    assert hpcenv(*words, cwd=reader, accepts=False).status == 17
+
+
 def unpacked(hpcenv: Any, reader: Path, name: str) -> Path:
     """Return a project that holds the code of a bundle, as the authors' repository does."""
     assert hpcenv("bundle", "unpack", f"{name}.hpcenv.zip", "run", cwd=reader).status == 0
@@ -85,6 +99,23 @@ def unpacked(hpcenv: Any, reader: Path, name: str) -> Path:
     (project / "lockfiles").mkdir(exist_ok=True)
     shutil.copy(reader / "run" / "lock.toml", project / "lockfiles" / "default.lock.toml")
     return project
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bundle_of_an_older_version_is_reproduced(hpcenv: Any, reader: Path, project: Path, name: str) -> None:
+    # The Python of that run is not on this machine. So the reader names another one, and locks it.
+    own = shutil.ignore_patterns("hpcenv.toml", "*.lock.toml")
+    shutil.copytree(unpacked(hpcenv, reader, name), project, dirs_exist_ok=True, ignore=own)
+    for rung in ("1", "2", "3"):
+        words = ("--rung", rung, "--cluster", "local", "--allow-changed", "--lock", "default", "--json")
+        done = hpcenv("reproduce", str(reader / "run"), *words, cwd=project)
+        assert done.status == 0, done.stdout + done.stderr
+        page = done.envelope["data"]
+        assert page["verdict"] == "reproduced-bitwise"
+        assert "equal to the last bit: 5 values" in page["headline"]
+        assert [note for note in page["notes"] if "differ from those of the run" in note] == [
+            "these files differ from those of the run: hpcenv.toml"
+        ]
 
 
 @pytest.mark.parametrize("under_git", [True, False])
@@ -285,15 +316,18 @@ FIRST_STEP = TracedSteps(first=1, last=1)
 
 
 @pytest.fixture
-def two_commits(hpcenv: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A project in git whose code is that of neither of two submissions; the function submits at another commit."""
+def two_codes(hpcenv: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A project in git whose code is that of neither of two submissions; the function submits other code."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (project / ".gitignore").write_text("runs/\n")
 
-    def submit(*words: str, top: str) -> None:
+    def submit(*words: str, top: str, committed: bool = True) -> None:
+        if not committed:
+            commit(project)
         (project / "train.py").write_text(PLAIN.format(top=top))
-        commit(project)
+        if committed:
+            commit(project)
         done = hpcenv(*SUBMIT, *words, cwd=project)
         assert done.status == 0, done.stderr
         (project / "train.py").write_text(PLAIN.format(top="5.0"))
@@ -307,11 +341,11 @@ def changed_in(folder: Path) -> str:
     ).stdout
 
 
-def test_a_repetition_at_another_commit_is_found_again(hpcenv: Any, project: Path, two_commits: Any) -> None:
-    two_commits("one", top="3.0")
+def test_a_repetition_at_another_commit_is_found_again(hpcenv: Any, project: Path, two_codes: Any) -> None:
+    two_codes("one", top="3.0")
     traced = ("--frozen", "--trace-steps", "1:1", "--stop-after-steps", "1")
-    two_commits("one-trace", *traced, top="3.0")
-    two_commits("two-trace", *traced, top="4.0")
+    two_codes("one-trace", *traced, top="3.0")
+    two_codes("two-trace", *traced, top="4.0")
     assert hpcenv("cancel", "one", "one-trace", "two-trace", cwd=project).status == 0
     found = list(earlier_repetitions(open_run(project / "runs/one"), FIRST_STEP))
     assert [one.path.name for one in found] == ["one-trace"]
@@ -319,11 +353,15 @@ def test_a_repetition_at_another_commit_is_found_again(hpcenv: Any, project: Pat
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("committed", [True, False])
 def test_runs_of_two_commits_are_repeated_from_copies_that_do_not_stay(
-    hpcenv: Any, project: Path, tmp_path: Path, two_commits: Any
+    hpcenv: Any, project: Path, tmp_path: Path, two_codes: Any, committed: bool
 ) -> None:
     for name, top in (("one", "3.0"), ("two", "4.0")):
-        two_commits(name, "--wait", top=top)
+        dirty = () if committed else ("--allow-dirty",)
+        two_codes(name, "--wait", *dirty, top=top, committed=committed)
+        assert load_record(Manifest, RunFolder(project / "runs" / name).manifest).source.dirty is not committed
+    status = changed_in(project)
     done = hpcenv("compare", "--explain-op", "one", "two", cwd=project)
     # Without torch there is no trace; but both were repeated, each with its own code.
     assert done.status == 42 and done.stderr.count("the code is the run's own copy") == 2, done.stderr
@@ -331,12 +369,13 @@ def test_runs_of_two_commits_are_repeated_from_copies_that_do_not_stay(
         assert (project / f"runs/{name}-trace/source/train.py").read_bytes() == (
             project / f"runs/{name}/source/train.py"
         ).read_bytes()
-    assert changed_in(project) == " M train.py\n" and list((tmp_path / "tmp").glob("hpcenv-code-*")) == []
-    # With the traces there, a second call repeats nothing.
-    for name, outputs in (("one", "h"), ("two", "H")):
-        step = [operation("aten.mm.default", {"self": "x"}, {"0": outputs})]
+    assert changed_in(project) == status and list((tmp_path / "tmp").glob("hpcenv-code-*")) == []
+    # With the traces there, a second call repeats nothing. The page shows the lines of both operations.
+    for name, operator, line in (("one", "mm", 3), ("two", "tanh", 9)):
+        step = [operation(f"aten.{operator}.default", {"self": "x"}, {"0": "h"}, at=f"source/train.py:{line}")]
         traces.write(RunFolder(project / f"runs/{name}-trace"), 0, traces.lines(*[step] * 4))
     before = sorted(os.listdir(project / "runs"))
     done = hpcenv("compare", "--explain-op", "one", "two", cwd=project)
     assert done.status == 41 and "aten.mm.default" in done.stdout, done.stderr
+    assert "source/train.py:3 in the reference" in done.stdout and "source/train.py:9 in the run" in done.stdout
     assert "repeated as one-trace" in done.stdout and sorted(os.listdir(project / "runs")) == before

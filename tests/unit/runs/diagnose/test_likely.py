@@ -144,6 +144,68 @@ def test_what_srun_and_sbatch_refuse_is_named(tmp_path: Path, line: str) -> None
     assert cause is not None and cause.pattern == REFUSED[line]
 
 
+# What the trial of 2026-11-24 found missing or wrong -> the pattern. The last ones are of two causes, of which the first line is one.
+TRIAL = {
+    TRACEBACK + "RuntimeError: CUDA error: out of memory": "gpu-out-of-memory",
+    "n1:1:1 [0] include/alloc.h:99 NCCL WARN Cuda failure 'out of memory'": "gpu-out-of-memory",
+    "n1:1:1 [0] NCCL WARN Failed to CUDA calloc 10485760 bytes": "gpu-out-of-memory",
+    TRACEBACK + "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!": "gpu-none-visible",
+    TRACEBACK + "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution": "gpu-nvlink",
+    "srun: error: Task launch for StepId=12.0 failed on node n2: Communication connection failure\nsrun: error: Application launch failed: Communication connection failure": "slurm-launch-failed",
+    "srun: error: Task launch for StepId=12.0 failed on node n2: Socket timed out on send/recv operation\nsrun: error: Application launch failed: Socket timed out on send/recv operation": "slurm-launch-failed",
+    "srun: error: Node failure on n2": "slurm-node-failure",
+    "salloc: error: Node failure on worker-1": "slurm-node-failure",
+    "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)": "slurm-limit",
+    "srun: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsrun: error: fetch_config: DNS SRV lookup failed\nsrun: error: _establish_config_source: failed to fetch config\nsrun: fatal: Could not establish a configuration source": "slurm-no-configuration",
+    TRACEBACK + "ValueError: Your setup doesn't support bf16/gpu. You need torch>=1.10, using Ampere GPU with cuda>=11.0": "gpu-no-bfloat16",
+    TRACEBACK + "RuntimeError: received 0 items of ancdata": "too-many-open-files",
+    TRACEBACK + "    self.pid = os.fork()\nOSError: [Errno 12] Cannot allocate memory": "host-memory-allocation",
+    TRACEBACK + "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.": "loss-scale-minimum",
+    TRACEBACK + "    fcntl.flock(fd, fcntl.LOCK_EX)\nOSError: [Errno 37] No locks available": "no-locks",
+    TRACEBACK + "    fcntl.flock(fd, fcntl.LOCK_EX)\nOSError: [Errno 38] Function not implemented": "no-locks",
+    TRACEBACK + "BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11, error message = 'Resource temporarily unavailable')": "file-locked",
+    TRACEBACK + "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge": "checkpoint-truncated",
+    TRACEBACK + "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer": "checkpoint-truncated",
+    TRACEBACK + "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.": "compiler-missing",
+    "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'": "triton-ptxas",
+    TRACEBACK + "deepspeed.ops.op_builder.builder.MissingCUDAException: CUDA_HOME does not exist, unable to compile CUDA op(s)": "compiler-missing",
+    "FAILED: multi_tensor_adam.cuda.o\n/usr/local/cuda/bin/nvcc -c x.cu\nnvcc fatal   : Unsupported gpu architecture 'compute_120'\nninja: build stopped: subcommand failed.\n" + TRACEBACK + "RuntimeError: Error building extension 'fused_adam'": "extension-not-built",
+    TRACEBACK + "RuntimeError: HIP error: invalid device function": "gpu-no-kernel-image",
+    '"hipErrorNoBinaryForGpu: Unable to find code object for all current devices!"\nAborted (core dumped)': "gpu-no-kernel-image",
+    "Memory access fault by GPU node-3 (Agent handle: 0x55) on address 0x7f. Reason: Page not present or supervisor privilege.": "gpu-illegal-access",
+    TRACEBACK + "RuntimeError: MIOpen Error: /x/sqlite_db.cpp:225: Internal error while accessing SQLite database: locking protocol": "miopen-cache",
+    "n1:1:1 [0] NCCL WARN NET/IB : Got async event : port error": "nccl-ib-link",
+    "n1:1:1 [0] NCCL WARN NET/IB : Got async event : local catastrophic error": "nccl-ib-link",
+    "n1:1:1 [0] NCCL WARN NET/IB : mlx5_0:1 async fatal event: local catastrophic error": "nccl-ib-link",
+    "n1:1:1 [0] NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)": "nccl-ib-link",
+    "n1:1:1 [0] NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Bad address": "nccl-dmabuf",
+    "n1:1:1 [0] NCCL WARN socketStartConnect: Connect to 10.0.0.2<4000> failed : No route to host": "nccl-connect",
+    "n1:1:1 [0] NCCL WARN Call to connect timeout : Connection refused": "nccl-connect",
+    "n1:1:1 [0] NCCL WARN NET/OFI Couldn't open a fabric access domain. RC: -38, ERROR: Function not implemented": "nccl-ofi-provider",
+    "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers\n" + TRACEBACK + "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 1": "torchrun-hangup",
+    "Illegal instruction (core dumped)": "rank-illegal-instruction",
+    "E torch.distributed.elastic.multiprocessing.api: failed (exitcode: -4) local_rank: 0 (pid: 7) of binary: /x/python": "rank-illegal-instruction",
+    "Error: mkl-service + Intel(R) MKL: MKL_THREADING_LAYER=INTEL is incompatible with libgomp.so.1 library.": "mkl-threading",
+    "[INFO] [launch.py:315:sigkill_handler] Killing subprocess 7\n[ERROR] [launch.py:321:sigkill_handler] ['/x/python', '-u', 'train.py'] exits with return code = -9": "rank-killed",
+    "The application appears to have been direct launched using \"srun\",\nbut OMPI was not built with SLURM's PMI support and therefore cannot\nexecute.": "mpi-no-pmi",
+    "FATAL:   container creation failed: while applying cgroups config: rootless cgroups require a D-Bus session: Interactive authentication required.": "apptainer-cgroups",
+    "FATAL:   container creation failed: failed to resolve session directory /var/lib/apptainer/mnt/session: no such file or directory": "apptainer-session",
+    "ERROR  : Failed to create mount namespace: mount namespace requires privileges, check Apptainer installation": "apptainer-userns",
+    TRACEBACK + "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.": "no-internet",
+    TRACEBACK + "wandb.sdk.service.service.ServiceStartProcessError: The wandb service failed since the process is not available.": "wandb-service",
+    '../aten/src/ATen/native/cuda/IndexKernel.cu:91: operator(): block: [0,0,0], thread: [1,0,0] Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.\n' + TRACEBACK + "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`": "gpu-device-assert",
+    "n1:1:1 [0] find_ofi_provider:610 NCCL WARN NET/OFI Could not find any optimal provider\nslurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-08-01T10:00:00 DUE TO TIME LIMIT ***": "nccl-ofi-provider",
+    "n1:1:1 [0] NCCL WARN NET/IB : Got async event : port error\n[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.": "nccl-ib-link",
+    "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n" + TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.": "torch-collective-timeout",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TRIAL)
+def test_what_the_trial_missed_is_named(tmp_path: Path, text: str) -> None:
+    cause = diagnosis_of(tmp_path, f"{STEPS}{text}\n").cause
+    assert cause is not None and cause.pattern == TRIAL[text]
+
+
 def test_a_rendezvous_that_was_refused_until_the_time_limit_is_the_cause(tmp_path: Path) -> None:
     waits = "[W1226 15:35:11.626 socket.cpp:752] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 111)\n"
     limit = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-08-01T10:00:00 DUE TO TIME LIMIT ***\n"
