@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcenv.cluster import slurm, slurm_command
 from hpcenv.errors import HpcenvError, RecordInvalid, RunNotRunning, UsageError
 from hpcenv.records.files import load_record, read_file
-from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions
+from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions, read_nodes
 from hpcenv.runs.attach import Attachment, nodes_of, python_of
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
@@ -70,7 +70,7 @@ def wait_until_open(
 ) -> tuple[RunStatus, SessionNode | None]:
     """Wait until a session and its services are ready, have a problem, or have ended.
 
-    Return the state of the run, and the record of the session that the first node wrote.
+    Return the state of the run, and a record of the session: of a node that has a problem, or else of the first node.
 
     Args:
         environ: environment variables, for the Slurm commands.
@@ -81,7 +81,9 @@ def wait_until_open(
     while True:
         status = read_status(run, environ)
         on_status(status)
-        door = read_door(run, status)
+        # A session with a problem ends at once, so its run may have ended when the record is read.
+        broken = (node for node in read_nodes(run.folder, status.attempt) if node.problem)
+        door = next(broken, None) or read_door(run, status)
         if status.quiet or (door is not None and (door.ready or door.problem)):
             return status, door
         pause(seconds)
