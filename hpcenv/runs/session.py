@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.cluster import slurm, slurm_command
-from hpcenv.errors import HpcenvError, RecordInvalid, RunNotRunning, UsageError
-from hpcenv.records.files import load_record, read_file
+from hpcenv.errors import HpcenvError, UsageError
+from hpcenv.records.files import read_file
 from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions, read_nodes
 from hpcenv.runs.attach import Attachment, nodes_of, python_of
 from hpcenv.runs.entries import Run
@@ -44,23 +44,6 @@ def find_session(start: Path, word: str | None, *, runs: str | None = None) -> t
     return run, session
 
 
-def read_door(run: Run, status: RunStatus) -> SessionNode | None:
-    """Return the record of the session that the first node wrote; None while the session is not open."""
-    return next(read_doors(run, status), None)
-
-
-def read_doors(run: Run, status: RunStatus) -> Iterator[SessionNode]:
-    """Yield the records that the nodes of a session wrote, from the first node to the first that is not open."""
-    try:
-        for node in nodes_of(status):
-            door = load_record(SessionNode, run.folder.session_of(node))
-            if door.attempt != status.attempt:
-                return
-            yield door
-    except (RecordInvalid, RunNotRunning):
-        return
-
-
 def wait_until_open(
     run: Run,
     *,
@@ -82,8 +65,8 @@ def wait_until_open(
         status = read_status(run, environ)
         on_status(status)
         # A session with a problem ends at once, so its run may have ended when the record is read.
-        broken = (node for node in read_nodes(run.folder, status.attempt) if node.problem)
-        door = next(broken, None) or read_door(run, status)
+        broken = [node for node in read_nodes(run.folder, status.attempt) if node.problem]
+        door = (*broken, *status.session, None)[0]
         if status.quiet or (door is not None and (door.ready or door.problem)):
             return status, door
         pause(seconds)

@@ -184,9 +184,7 @@ def _watch(
                 run.session_end.touch()
         for line in services.ended():
             say(f"hpcenv: {line}")
-        now = replace(
-            door, ports=ports.listening(environ), sockets=services.sockets, connections=len(terminals)
-        )
+        now = replace(door, ports=ports.listening(environ), sockets=services.sockets, connections=len(terminals))
         if now != door:
             with contextlib.suppress(OSError):  # if the disk is full, the record is written at a later check
                 save_record(now, run.session_of(door.node))

@@ -144,7 +144,7 @@ def _jupyter(
     request: SessionService, manifest: Manifest, config: dict[str, Any], folder: str, *, settings: str, token: str
 ) -> Service:
     runtime, file, kernel = f"{folder}/jupyter", f"{folder}/jupyter.token", f"{folder}/kernels/python3"
-    defaults = f"{folder}/config/labconfig"  # jupyterlab_server 2.24 and later read it
+    defaults = f"{folder}/config/labconfig"  # JupyterLab 3 and later read it
     argv = [
         f"--ServerApp.sock={config['socket']}",
         "--ServerApp.sock_mode=0600",
