@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hpcenv.container.manifest import open_manifest
 from hpcenv.errors import HpcenvError, ToolFailed
+from hpcenv.launch.node_folders import locked
 from hpcenv.machine.this_node import ThisNode, find_this_node
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
@@ -28,7 +29,7 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionFolder, SessionNode, read_nodes
 from hpcenv.sessions import ports
-from hpcenv.sessions.folders import locked, node_folder, require_private
+from hpcenv.sessions.folders import node_folder, require_private
 from hpcenv.sessions.notices import Notices, say
 from hpcenv.sessions.services import Services, serving
 from hpcenv.sessions.ssh import find_sshd, sshd_config

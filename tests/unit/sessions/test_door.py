@@ -17,6 +17,7 @@ import run_folders as folders
 
 from hpcenv import filesystem
 from hpcenv.errors import FileUnusable
+from hpcenv.launch import node_folders
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
@@ -86,16 +87,19 @@ def test_the_folder_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(place.glob("hpcenv-session-*")) == []
 
 
-def test_what_a_killed_session_left_goes_and_an_open_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The path of a test is too long for a socket: then /tmp is used.
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", "t")
-    os.mkdir("t")
-    os.mkdir("t/hpcenv-session-dead", 0o700)
+def test_an_open_session_keeps_its_folder_and_a_killed_one_loses_it() -> None:
     with node_folder() as first:
-        assert not os.path.exists("t/hpcenv-session-dead")
-        with node_folder():
-            assert first.path.is_dir()
+        (first.path / "token").write_text("secret")
+        node_folders.remove_left()
+        assert (first.path / "token").exists()
+    code = (
+        "import os; from hpcenv.sessions.folders import node_folder\n"
+        "with node_folder() as it: (it.path / 'x').touch(); print(it.path, flush=True); os.kill(os.getpid(), 9)"
+    )
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    assert os.path.isdir(left)
+    node_folders.remove_left()
+    assert not os.path.exists(left)
 
 
 def test_a_shared_disk_is_not_the_place_of_a_nodes_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
