@@ -104,7 +104,7 @@ def wait_open(result: SubmitResult, name: str, *, as_json: bool) -> tuple[int, S
     with interruptible(f"the session {name} continues", name, again=("status",)), line:
         status, door = wait_until_open(run, environ=os.environ, pause=pause, on_status=on_status)
     if door is not None and door.problem:
-        raise ToolFailed(f"the session {name} ends: a service has not started", why=door.problem)
+        raise ToolFailed(f"the session {name} ends, because it could not be opened on {door.node}", why=door.problem)
     if door is not None:
         return 0, door
     if not as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import click
 
@@ -11,12 +12,12 @@ from hpcenv.cli._terminal import escape_control
 from hpcenv.cli.listing import table
 from hpcenv.errors import RunNotFound
 from hpcenv.hostlist import fold_hostlist
-from hpcenv.runs.entries import Run, Sweep, Unrecorded
+from hpcenv.records.session import SessionNode
+from hpcenv.runs.entries import Sweep, Unrecorded
 from hpcenv.runs.find import find_any
 from hpcenv.runs.lost import LostRun, find_lost
 from hpcenv.runs.report_text import state_lines
 from hpcenv.runs.run_list import lines_of
-from hpcenv.runs.session import read_doors
 from hpcenv.runs.status import RunStatus, read_status, with_queue
 
 
@@ -48,21 +49,18 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
         _render.success("status", status)
         return
     show(status)
-    if isinstance(entry, Run) and entry.manifest.session is not None:
-        _show_session(entry, status)
+    if status.session:
+        _show_session(status.session)
 
 
-def _show_session(run: Run, status: RunStatus) -> None:
-    """Print on which nodes a session is open, and the ports that its programs have opened."""
-    doors = tuple(read_doors(run, status))
-    if not doors:
-        return
-    first = doors[0]
+def _show_session(nodes: Sequence[SessionNode]) -> None:
+    """Print on which node a session is open, and the ports that its programs have opened."""
+    first = nodes[0]
     services = f", with {', '.join(first.sockets)}" if first.sockets else ""
     _render.say(f"  session   open on {first.node}{services}")
-    for door in doors:
-        place = "" if door is first else f" on {door.node}"
-        for port in door.ports:
+    for node in nodes:
+        place = "" if node is first else f" on {node.node}"
+        for port in node.ports:
             _render.say(f"  port      {escape_control(port)}{place}: other users can connect to it")
 
 

@@ -24,6 +24,7 @@ from hpcenv.container.start_gate import is_unchanged
 from hpcenv.errors import FileUnusable, NodesUnknown
 from hpcenv.identity import sif_check
 from hpcenv.identity.stage.staged import data_binds, staged_here
+from hpcenv.launch.node_folders import JOB
 from hpcenv.launch.run_variables import run_variables
 from hpcenv.machine.this_node import LOCAL_NODE, ThisNode
 from hpcenv.records.facts import Facts
@@ -211,7 +212,7 @@ def _same_sif(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterat
 def _tmp(this_node: ThisNode) -> Iterator[str]:
     """Return the folder that is /tmp for the ranks on this node; a new folder if it is not found."""
     folders: list[str] = []
-    prefix = f"hpcenv-{this_node.job_id}-"
+    prefix = f"{JOB}{this_node.job_id}-"
     for folder in {tempfile.gettempdir(), "/tmp"}:  # noqa: S108  (where the launch step may have made it)
         with contextlib.suppress(OSError):
             folders += [e.path for e in os.scandir(folder) if e.name.startswith(prefix) and _is_own(e)]

@@ -31,7 +31,7 @@ from hpcenv.identity import code, sif_check
 from hpcenv.identity.stage.staged import data_binds, staged_here
 from hpcenv.judge import gpu_start
 from hpcenv.judge.checks.check_table import active
-from hpcenv.launch import node_exit, processes, rank_errors, reserve, start_hook, starts
+from hpcenv.launch import node_exit, node_folders, processes, rank_errors, reserve, start_hook, starts
 from hpcenv.launch.compiled_caches import cache_variables
 from hpcenv.launch.current_attempt import AttemptWatch, is_current_attempt
 from hpcenv.launch.run_variables import run_variables
@@ -91,6 +91,8 @@ def launch(
     node = _Node(manifest=manifest, this_node=this_node, environ=environ, say=say, local_rank=local_rank)
     with caught_signals() as signals, ExitStack() as stack:
         processes.adopt_orphans()
+        if not local_rank:
+            node_folders.remove_left()
         return _train(node, signals, stack)
 
 
@@ -775,17 +777,19 @@ def _tmp(node: _Node) -> Iterator[str]:
     """Make the folder that is /tmp in the container. Tasks of one node share the folder; the last task removes it."""
     job_id = node.this_node.job_id
     if node.local_rank is None:
-        with tempfile.TemporaryDirectory(prefix=f"hpcenv-{job_id}-", ignore_cleanup_errors=True) as own:
+        prefix = f"{node_folders.JOB}{job_id}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as own, node_folders.in_use(own):
             yield own
         return
     name = hashlib.sha256(f"{node.run.path}\n{node.this_node.attempt}".encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"hpcenv-{job_id}-{name}"
+    folder = Path(tempfile.gettempdir()) / f"{node_folders.JOB}{job_id}-{name}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise FileExistsError(f"{folder} exists, and is not a private folder of this user")
-    yield str(folder)
+    with node_folders.in_use(folder):
+        yield str(folder)
     count = node.manifest.nproc_per_node
     if len(node_exit.read_tasks(node.run, node.this_node, count=count)) == count:
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,9 +5,15 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from hpcenv.errors import RecordInvalid
+from hpcenv.records.files import load_record
+from hpcenv.records.run_folder import RunFolder
 
 ServiceKind = Literal["jupyter", "tensorboard", "command"]
 
@@ -121,9 +127,10 @@ class SessionNode:
         folder: the session's folder on the node's own disk.
         sshd: path of the node's sshd; empty if the node has no sshd.
         ready: whether the services have started, too.
-        problem: why a service has not started. The session then ends.
+        problem: why the session could not be opened, or has broken. The session then ends.
         sockets: service -> its Unix socket.
         token_file: file with Jupyter's token; empty without Jupyter.
+        connections: number of open shells and connections of ssh on this node.
         ports: the ports on which programs of the session listen, each as `ADDRESS:PORT (PROGRAM)`.
     """
 
@@ -137,4 +144,14 @@ class SessionNode:
     problem: str = ""
     sockets: dict[str, str] = field(default_factory=dict)
     token_file: str = ""
+    connections: int = 0
     ports: tuple[str, ...] = ()
+
+
+def read_nodes(run: RunFolder, attempt: int) -> Iterator[SessionNode]:
+    """Yield the records that the nodes of a session have written in this attempt, sorted by node."""
+    for path in sorted(run.session.glob("*.json")):
+        with suppress(RecordInvalid):
+            node = load_record(SessionNode, path)
+            if node.attempt == attempt:
+                yield node

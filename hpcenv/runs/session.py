@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.cluster import slurm, slurm_command
-from hpcenv.errors import HpcenvError, RecordInvalid, RunNotRunning, UsageError
-from hpcenv.records.files import load_record, read_file
-from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions
+from hpcenv.errors import HpcenvError, UsageError
+from hpcenv.records.files import read_file
+from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions, read_nodes
 from hpcenv.runs.attach import Attachment, nodes_of, python_of
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
@@ -44,23 +44,6 @@ def find_session(start: Path, word: str | None, *, runs: str | None = None) -> t
     return run, session
 
 
-def read_door(run: Run, status: RunStatus) -> SessionNode | None:
-    """Return the record of the session that the first node wrote; None while the session is not open."""
-    return next(read_doors(run, status), None)
-
-
-def read_doors(run: Run, status: RunStatus) -> Iterator[SessionNode]:
-    """Yield the records that the nodes of a session wrote, from the first node to the first that is not open."""
-    try:
-        for node in nodes_of(status):
-            door = load_record(SessionNode, run.folder.session_of(node))
-            if door.attempt != status.attempt:
-                return
-            yield door
-    except (RecordInvalid, RunNotRunning):
-        return
-
-
 def wait_until_open(
     run: Run,
     *,
@@ -70,7 +53,7 @@ def wait_until_open(
 ) -> tuple[RunStatus, SessionNode | None]:
     """Wait until a session and its services are ready, have a problem, or have ended.
 
-    Return the state of the run, and the record of the session that the first node wrote.
+    Return the state of the run, and a record of the session: of a node that has a problem, or else of the first node.
 
     Args:
         environ: environment variables, for the Slurm commands.
@@ -81,7 +64,9 @@ def wait_until_open(
     while True:
         status = read_status(run, environ)
         on_status(status)
-        door = read_door(run, status)
+        # A session with a problem ends at once, so its run may have ended when the record is read.
+        broken = [node for node in read_nodes(run.folder, status.attempt) if node.problem]
+        door = (*broken, *status.session, None)[0]
         if status.quiet or (door is not None and (door.ready or door.problem)):
             return status, door
         pause(seconds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from hpcenv.cluster.queue import QueuePlace, find_place
@@ -17,6 +18,7 @@ from hpcenv.judge.first_failure import FirstFailure
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.outcome import NodeExit
+from hpcenv.records.session import SessionNode, read_nodes
 from hpcenv.records.verdict import SRUN_GAVE_UP, Verdict
 from hpcenv.runs.attempts import (
     describe_earlier_attempts,
@@ -59,6 +61,7 @@ class RunStatus(Shown, RunState):
         earlier: one line for each earlier attempt.
         chain: job ids of a chain; empty without a chain.
         failure: the first failure; None if no failure is known.
+        session: what the nodes of an open session report, from the first node to the first that is not open.
         queue: place of the run in the queue, if the run waits and `with_queue` has asked Slurm.
     """
 
@@ -71,6 +74,7 @@ class RunStatus(Shown, RunState):
     earlier: tuple[str, ...] = ()
     chain: tuple[str, ...] = ()
     failure: FirstFailure | None = None
+    session: tuple[SessionNode, ...] = ()
     queue: QueuePlace | None = None
 
     @property
@@ -123,8 +127,19 @@ def read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
         earlier=describe_earlier_attempts(run),
         chain=run.submission.chain,
         failure=_first_failure(run, resolved, verdict, exits),
+        session=_open_nodes(run, state, verdict),
         **{**vars(state), "detail": "; ".join(filter(None, (*notes, run.problem)))},
     )
+
+
+def _open_nodes(run: Submitted, state: RunState, verdict: Verdict | None) -> tuple[SessionNode, ...]:
+    if not run.submission.session or state.state != "running" or verdict is None:
+        return ()
+    if (verdict.result, verdict.attempt) != ("match", state.attempt):
+        return ()
+    found = {record.node: record for record in read_nodes(run.folder, state.attempt)}
+    nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+    return tuple(found[node] for node in takewhile(found.__contains__, nodes))
 
 
 def _not_started(state: RunState, verdict: Verdict | None) -> str:

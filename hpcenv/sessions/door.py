@@ -14,27 +14,48 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from hpcenv.container.manifest import open_manifest
-from hpcenv.errors import HpcenvError
+from hpcenv.errors import HpcenvError, ToolFailed
+from hpcenv.launch.node_folders import locked
 from hpcenv.machine.this_node import ThisNode, find_this_node
 from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import save_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.session import NodeFolder, SessionFolder, SessionNode
+from hpcenv.records.session import NodeFolder, SessionFolder, SessionNode, read_nodes
 from hpcenv.sessions import ports
-from hpcenv.sessions.folders import locked, node_folder, require_private
+from hpcenv.sessions.folders import node_folder, require_private
 from hpcenv.sessions.notices import Notices, say
 from hpcenv.sessions.services import Services, serving
 from hpcenv.sessions.ssh import find_sshd, sshd_config
+from hpcenv.watch.process import beside
 
 _SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_BETWEEN_STARTS = 0.2
+# In this time, the services of a session end, and its folder is removed. Slurm kills 30 s after TERM (KillWait).
+_SECONDS_TO_CLOSE = 15.0
+
+
+@contextmanager
+def beside_launch(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterator[None]:
+    """Keep the session open on this node, in a child process, until the block ends.
+
+    If the child ends before, for example because the node had no memory left, the session ends too. Otherwise the job
+    would go on without a way into it, and `session start` would wait for ever.
+    """
+
+    def end(status: int) -> None:
+        if not run.session_end.exists():  # otherwise the child has written the reason itself
+            what = f"the process that keeps the session open on node {this_node.node} ended with status {status}"
+            _end_with(ToolFailed(what, hint="read the log: hpcenv logs"), run, manifest, this_node)
+
+    with beside(manifest, "session", seconds_to_end=_SECONDS_TO_CLOSE, on_early_end=end):
+        yield
 
 
 def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
@@ -61,7 +82,7 @@ def keep_open(run: RunFolder, environ: Mapping[str, str]) -> int:
         except (HpcenvError, OSError) as error:
             _end_with(error, run, manifest, this_node)
             return 1
-        _watch(run, manifest, door, services, environ, is_first=this_node.rank == 0)
+        _watch(run, manifest, door, services, environ)
     return 0
 
 
@@ -144,32 +165,36 @@ def _watch(
     door: SessionNode,
     services: Services,
     environ: Mapping[str, str],
-    *,
-    is_first: bool,
 ) -> None:
     """Check the session from time to time, until standard input is closed.
 
-    Shells run on the first node, so only the first node knows that the session is not used.
+    The process on the first node ends a session that is not used, because the session has its services there.
     """
     assert manifest.session is not None
     folder, unused = NodeFolder(Path(door.folder)), manifest.session.ends_unused
+    is_first = find_this_node(environ, cluster=manifest.cluster).rank == 0
     notices, last_used = Notices(environ), time.monotonic()
     while not _is_over(_SECONDS_BETWEEN_LOOKS):
         terminals = open_terminals(folder)
         notices.give(time.time(), [path for path in terminals if path])
-        if terminals:
+        if terminals or not (is_first and unused) or _is_used_elsewhere(run, door):
             last_used = time.monotonic()
-        elif is_first and unused and time.monotonic() - last_used > unused:
+        elif time.monotonic() - last_used > unused:
             say(f"hpcenv: the session ends: no shell for {unused} s")
             with contextlib.suppress(OSError):  # if the disk is full, a later check tries again
                 run.session_end.touch()
         for line in services.ended():
             say(f"hpcenv: {line}")
-        now = replace(door, ports=ports.listening(environ), sockets=services.sockets)
+        now = replace(door, ports=ports.listening(environ), sockets=services.sockets, connections=len(terminals))
         if now != door:
             with contextlib.suppress(OSError):  # if the disk is full, the record is written at a later check
                 save_record(now, run.session_of(door.node))
                 door = now
+
+
+def _is_used_elsewhere(run: RunFolder, door: SessionNode) -> bool:
+    """Return whether another node has an open shell or connection, as its record says."""
+    return any(other.connections for other in read_nodes(run, door.attempt) if other.node != door.node)
 
 
 def open_terminals(folder: NodeFolder) -> list[str]:

@@ -49,6 +49,10 @@ _SECONDS_TO_START = 300.0
 _SECONDS_TO_END = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 
+# The text of a notebook is only in the browser, and no request to Jupyter saves it. So JupyterLab saves it often (its
+# default is 120 s). The setting of a user (Settings > Document Manager) has precedence.
+_SAVED = {"@jupyterlab/docmanager-extension:plugin": {"autosaveInterval": 10}}
+
 
 def name_of(request: SessionService) -> str:
     """Return the name of a service. Its socket, log and configuration are named after it."""
@@ -140,6 +144,7 @@ def _jupyter(
     request: SessionService, manifest: Manifest, config: dict[str, Any], folder: str, *, settings: str, token: str
 ) -> Service:
     runtime, file, kernel = f"{folder}/jupyter", f"{folder}/jupyter.token", f"{folder}/kernels/python3"
+    defaults = f"{folder}/config/labconfig"  # JupyterLab 3 and later read it
     argv = [
         f"--ServerApp.sock={config['socket']}",
         "--ServerApp.sock_mode=0600",
@@ -159,6 +164,7 @@ def _jupyter(
         "JUPYTER_TOKEN": "",  # a value from the image or the project would have precedence over the file
         "JUPYTER_RUNTIME_DIR": runtime,
         "JUPYTER_CONFIG_DIR": settings,
+        "JUPYTER_CONFIG_PATH": os.path.dirname(defaults),
         # A `kernels/NAME/kernel.json` below this folder has precedence over every kernel of the environment.
         "JUPYTER_PATH": folder,
     }
@@ -173,8 +179,12 @@ def _jupyter(
     return Service(
         request=request,
         config=config,
-        files={file: token, f"{kernel}/kernel.json": json.dumps(spec)},
-        folders=(runtime, os.path.dirname(kernel), kernel),
+        files={
+            file: token,
+            f"{kernel}/kernel.json": json.dumps(spec),
+            f"{defaults}/default_setting_overrides.json": json.dumps(_SAVED),
+        },
+        folders=(runtime, os.path.dirname(kernel), kernel, os.path.dirname(defaults), defaults),
         binds=tuple(Bind(source=place, target=place) for place in (folder, settings)),
     )
 

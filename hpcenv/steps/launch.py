@@ -11,10 +11,6 @@ from hpcenv.container.manifest import open_manifest
 from hpcenv.launch import launch
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.steps.this_step import find_place, say
-from hpcenv.watch.process import beside
-
-# In this time, the services of a session end, and its folder is removed. Slurm kills 30 s after TERM (KillWait).
-_SECONDS_TO_CLOSE = 15.0
 
 
 def task(run: RunFolder, environ: Mapping[str, str]) -> int:
@@ -23,5 +19,7 @@ def task(run: RunFolder, environ: Mapping[str, str]) -> int:
     place = find_place(run, manifest, environ)
     if manifest.session is None:
         return launch.launch(manifest, place, environ, say=say)
-    with beside(manifest, "session", seconds_to_end=_SECONDS_TO_CLOSE):
+    from hpcenv.sessions.door import beside_launch  # slow to load, and only a session needs it
+
+    with beside_launch(manifest, run, place):
         return launch.launch(manifest, place, environ, say=say)

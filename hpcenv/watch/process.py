@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -40,22 +41,35 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
 
 
 @contextmanager
-def beside(manifest: Manifest, step: str, *, seconds_to_end: float) -> Iterator[None]:
+def beside(
+    manifest: Manifest, step: str, *, seconds_to_end: float, on_early_end: Callable[[int], None] | None = None
+) -> Iterator[None]:
     """Run another step in a child process until the block ends. Closing its standard input ends the child.
 
     Args:
         manifest: manifest of the run.
         step: name of the step.
         seconds_to_end: how long the child may take to end before it is killed.
+        on_early_end: called in a thread with the child's exit status, if the child ends before the block.
 
     Raises:
         OSError: the child cannot be started.
     """
     argv = [sys.executable, "-I", str(RunFolder(Path(manifest.run_folder)).step), step, manifest.run_folder]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
+    over = threading.Event()
+
+    def wait_for_early_end(call: Callable[[int], None]) -> None:
+        status = child.wait()
+        if not over.is_set():
+            call(status)
+
+    if on_early_end is not None:
+        threading.Thread(target=wait_for_early_end, args=(on_early_end,), daemon=True).start()
     try:
         yield
     finally:
+        over.set()
         assert child.stdin is not None
         with suppress(OSError):
             child.stdin.close()

@@ -1,15 +1,10 @@
-"""Services of a session on a real node, in a SIF with the real Apptainer and on the host, seen by another user.
-
-The services are started here by a small program, in the place of the session's own: `hpcenv.sessions.services.serving`
-is what both call.
-"""
+"""Services of a session on a real node, in a SIF with the real Apptainer and on the host, seen by another user."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,45 +14,10 @@ import pytest
 from tests.kernel_client import CONNECTED, START_KERNEL
 
 from .conftest import ROOT, TESTBED, Cluster, Project
+from .test_sessions import ON_NODE
 
 pytestmark = pytest.mark.cluster
 
-# In an allocation: the check of `hpcenv run`, then the services on the first node until the file `done` is there.
-IN_ALLOCATION = """\
-hpcenv run --lock "$2" -- true || exit
-run=$(ls -td "$PWD"/runs/run-*/ | head -n 1)
-exec srun --overlap --nodelist n1 --nodes 1 --ntasks 1 python3 serve.py "${run%/}" "$1"
-"""
-SERVE = """\
-import json, os, subprocess, sys, tempfile, time
-run, requests = sys.argv[1:]
-sys.path.insert(0, f"{run}/code/hpcenv.zip")
-from pathlib import Path
-from hpcenv.errors import HpcenvError
-from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.session import SessionService
-from hpcenv.sessions.services import serving
-
-def listeners():
-    return sorted(line.split()[3] for line in subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout.splitlines())
-
-wanted = [SessionService(kind=kind, argv=tuple(argv), port=port) for kind, argv, port in json.loads(requests)]
-folder = Path(tempfile.mkdtemp(prefix="hs-", dir="/tmp"))
-here = Path(run).parents[1]
-before = listeners()
-try:
-    with serving(wanted, run=RunFolder(Path(run)), environ=os.environ, folder=folder, settings=here / "lab",
-                 logs=here / "logs", say=print, is_over=lambda seconds: time.sleep(seconds) or False) as running:
-        said = {"folder": str(folder), "sockets": running.sockets, "run": run, "token": str(running.token_file or "")}
-        (here / "open.new").write_text(json.dumps({**said, "before": before}))
-        os.rename(here / "open.new", here / "open")
-        while not (here / "done").exists():
-            time.sleep(0.2)
-    (here / "left").write_text(json.dumps(sorted(os.listdir(folder))))
-    folder.rmdir()
-except HpcenvError as error:
-    print(f"REFUSED: {error}", flush=True)
-"""
 ASK = """\
 import http.client, json, socket, sys
 connected = socket.socket(socket.AF_UNIX)
@@ -74,53 +34,53 @@ WEB = "import http.server as h; h.ThreadingHTTPServer(('127.0.0.1', 8501), h.Sim
 
 @dataclass(frozen=True)
 class Open:
-    """Services that are open on n1.
+    """A session with services, which is open on n1.
 
     Attributes:
-        before: addresses on which n1 listened before.
+        folder: its folder on n1.
+        before: the TCP sockets that listened on n1 before.
     """
 
     cluster: Cluster
     project: Project
     folder: str
     run: str
+    job_id: str
     sockets: dict[str, str]
-    token: str
-    before: list[str]
+    token_file: str
+    before: set[str]
 
     def ask(self, name: str, url: str = "/", *, method: str = "GET", token: str = "", user: str = "alice") -> str:
         """Return status and body. The token stands in this command line: of the test, not of the session."""
         words = ("python3", "-c", ASK, self.sockets[name], method, url, token)
         return self.cluster.run(*words, node="n1", user=user).text
 
-    def listeners(self) -> list[str]:
-        lines = self.cluster.must("ss", "-Hltn", node="n1", user="root").splitlines()
-        return sorted(line.split()[3] for line in lines)
+    def new_listeners(self) -> set[str]:
+        return listeners(self.cluster) - self.before
+
+
+def listeners(cluster: Cluster) -> set[str]:
+    """The addresses on which programs listen on n1. srun listens for its own steps."""
+    lines = cluster.must("ss", "-Hltnp", node="n1", user="root").splitlines()
+    return {line.split()[3] for line in lines if '(("srun",' not in line}
 
 
 @contextmanager
-def opened(
-    project: Project, *requests: tuple[str, tuple[str, ...], int | None], lock: str = "default"
-) -> Iterator[Open]:
+def opened(project: Project, *options: str, after: tuple[str, ...] = ()) -> Iterator[Open]:
     cluster = project.cluster
-    cluster.must("rm", "-f", "open", "done", "left", cwd=project.folder)
-    cluster.write(f"{project.folder}/serve.py", SERVE)
-    job_options = ("--nodelist=n1", "--cpus-per-task=2", "--time=15")
-    words = ("salloc", *job_options, "bash", "-c", IN_ALLOCATION, "bash", json.dumps(requests), lock)
-    argv = [str(TESTBED), "exec", "--node", "login", "--user", "alice", "--cwd", project.folder, "--", *words]
-    job = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while cluster.run("test", "-e", "open", cwd=project.folder).status != 0:
-        assert job.poll() is None, job.stdout.read()  # type: ignore[union-attr]
-        time.sleep(0.5)
-    said = json.loads(cluster.must("cat", "open", cwd=project.folder))
+    before = listeners(cluster)
+    words = ("--nodelist", "n1", "--cpus", "2", "--time", "15", *options)
+    project.must("session", "start", "web", *words, *after, timeout=500)
     try:
-        yield Open(cluster=cluster, project=project, **said)
+        said = project.json("status", "web")["data"]
+        names = ("folder", "sockets", "token_file")
+        node = {name: said["session"][0][name] for name in names}
+        yield Open(
+            cluster=cluster, project=project, before=before, run=said["run_folder"], job_id=said["job_id"], **node
+        )
     finally:
-        cluster.must("touch", "done", cwd=project.folder)
-        out, _ = job.communicate(timeout=120)
-    assert job.returncode == 0, out
-    assert json.loads(cluster.must("cat", "left", cwd=project.folder)) == [], out
-    assert said["folder"] not in cluster.must("ps", "-eo", "args", node="n1", user="root")
+        project.hpcenv("cancel", "web")
+    assert cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout == ""
 
 
 @pytest.mark.parametrize("kind", ["sif", "host"])
@@ -129,9 +89,9 @@ def test_a_program_that_knows_tcp_only_is_reached_by_its_user_only(
 ) -> None:
     """In a separate network namespace: of Apptainer in a SIF, of hpcenv on the host."""
     project: Project = request.getfixturevalue(f"{kind}_project")
-    with opened(project, ("command", ("python3", "-c", WEB), 8501)) as session:
+    with opened(project, "--serve", "8501", after=("--", "python3", "-c", WEB)) as session:
         assert session.ask("port-8501").startswith("200 ")
-        assert session.listeners() == session.before
+        assert session.new_listeners() == set()
         connect = "import socket; socket.create_connection(('127.0.0.1', 8501))"
         assert "ConnectionRefused" in cluster.run("python3", "-c", connect, node="n1").text
         assert "PermissionError" in session.ask("port-8501", user="bob")
@@ -188,8 +148,9 @@ def check_jupyter(project: Project) -> None:
     cluster = project.cluster
     project.must("run", "--", "true")
     shown_run = cluster.must("sh", "-c", "ls -d $PWD/runs/run-* | head -n 1", cwd=project.folder).strip()
-    with opened(project, ("jupyter", (), None), ("tensorboard", (shown_run,), None), lock="tools") as session:
-        token = cluster.must("cat", session.token, node="n1")
+    with opened(project, "--jupyter", "--tensorboard", shown_run, "--lock", "tools") as session:
+        token = cluster.must("cat", session.token_file, node="n1")
+        assert f"/?token={token}\n" in project.must("session", "open", "web")
         assert session.ask("jupyter", "/api/contents").startswith("403 ")
         assert session.ask("jupyter", "/api/contents", token=token).startswith("200 ")
         kernel = json.loads(session.ask("jupyter", "/api/kernels", method="POST", token=token).partition(" ")[2])
@@ -210,21 +171,30 @@ def check_jupyter(project: Project) -> None:
         assert said.rstrip().endswith("2.0") or " 2.0\n" in said
         assert "submit from a login node, in the project: `hpcenv submit SCRIPT" in said
 
-        assert session.listeners() == session.before
+        assert session.new_listeners() == set()
         assert "PermissionError" in session.ask("jupyter", user="bob")
-        assert "Permission denied" in cluster.run("cat", session.token, node="n1", user="bob").text
-        shown = "cat /proc/*/cmdline /var/log/slurm* 2>/dev/null | tr '\\0' '\\n' | grep -cF -f /dev/stdin"
-        here = cluster.run(
-            "sh",
-            "-c",
-            f"cp /dev/stdin /root/t; {shown.replace('/dev/stdin', '/root/t')}; rm /root/t",
-            node="n1",
-            user="root",
-            stdin=token,
-        )
-        assert here.stdout.strip() == "0", here.text
-        found = cluster.run("grep", "-rlF", "-f", session.token, ".", node="n1", cwd=project.folder).text
-        assert found == "", found
+        assert "Permission denied" in cluster.run("cat", session.token_file, node="n1", user="bob").text
+        assert "Permission denied" in cluster.run("ls", session.folder, node="n1", user="bob").text
+        assert _where_it_stands(session, token) == []
+
+
+SHOWN = """\
+cat > /root/token
+cat /proc/[0-9]*/cmdline /var/log/slurm* 2>/dev/null | tr '\\0' '\\n' | grep -F -f /root/token
+scontrol show job -dd "$1" | grep -F -f /root/token
+scontrol write batch_script "$1" - | grep -F -f /root/token
+grep -rlF -f /root/token "$2"
+rm /root/token
+"""
+
+
+def _where_it_stands(session: Open, token: str) -> list[str]:
+    """Where other users, or whoever reads a log or record, would see the token: command lines, logs, Slurm, the project."""
+    found = []
+    for node in ("n1", "login"):
+        words = ("sh", "-c", SHOWN, "sh", session.job_id, session.project.folder)
+        found += session.cluster.run(*words, node=node, user="root", stdin=token).stdout.splitlines()
+    return found
 
 
 @pytest.mark.long

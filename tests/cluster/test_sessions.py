@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import tempfile
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Cluster, Project
+from .conftest import TESTBED, Cluster, Project
 from .laptop import Laptop, plugged_in
 from .test_run import PATCH, VICTIM
 
@@ -268,6 +269,40 @@ def test_a_shell_is_left_and_its_job_ends(host_project: Project, cluster: Cluste
     (line,) = [one for one in host_project.json("list")["data"]["runs"] if one["run"].startswith("shell-")]
     assert (line["state"], line["kind"]) == ("cancelled", "session")
     assert "shell-" not in cluster.must("ls", "runs/.sessions-2001", cwd=host_project.folder)
+
+
+# `hpcenv shell` that ends its job after 15 s without a shell, in place of ten minutes.
+SHELL = "import sys; from hpcenv.cli import shell, main; shell._SECONDS_UNUSED = 15; sys.exit(main())"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keeps", [False, True], ids=["lost", "kept"])
+def test_a_shell_that_is_lost_ends_its_job_after_a_while_and_a_kept_job_goes_on(
+    host_project: Project, cluster: Cluster, keeps: bool
+) -> None:
+    """The terminal goes away, as sshd takes it away when the connection of a laptop is cut."""
+    words = ("shell", "--nodelist", "n1", "--time", "10", *(["--keep"] if keeps else []))
+    inside = shlex.join(("/shared/hpcenv/venv/bin/python", "-c", SHELL, *words))
+    where = ("--node", "login", "--user", "alice", "--cwd", host_project.folder)
+    argv = [str(TESTBED), "exec", *where, "--", "script", "-qec", inside, "/dev/null"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        client.stdin.write("echo on $SLURMD_NODENAME\n")  # type: ignore[union-attr]
+        client.stdin.flush()  # type: ignore[union-attr]
+        seen = ""
+        while not re.search(r"^on n1", seen, re.M):
+            assert (line := client.stdout.readline()), seen  # type: ignore[union-attr]
+            seen += line
+        cluster.must("pkill", "-KILL", "-u", "alice", "-x", "script", node="login", user="root")
+    run = re.search(r"(shell-\S+), node n1", seen)[1]  # type: ignore[index]
+    until = time.monotonic() + 90
+    while (state := host_project.json("status", run)["data"]["state"]) == "running" and time.monotonic() < until:
+        time.sleep(2)
+    if keeps:
+        assert state == "running"
+        assert host_project.hpcenv("attach", run, "--", "true").status == 0
+        host_project.must("cancel", run)
+    assert state == ("running" if keeps else "completed")
+    assert cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout == ""
 
 
 WEB = ("--serve", "8501", "--", "python3", "-m", "http.server", "--bind", "127.0.0.1", "8501")

@@ -9,7 +9,7 @@ import click
 from hpcenv.cli import _render
 from hpcenv.errors import RunNotRunning, UsageError
 from hpcenv.records.session import SessionOptions
-from hpcenv.runs.session import find_session, pages_of, read_door, read_token
+from hpcenv.runs.session import find_session, pages_of, read_token
 from hpcenv.runs.status import read_status
 
 
@@ -24,9 +24,9 @@ def command(name: str, runs: str | None, as_json: bool) -> None:
     """
     run, session = find_session(_render.cwd(), name, runs=runs)
     status = read_status(run, os.environ)
-    door = read_door(run, status)
-    if door is None:
+    if not status.session:
         raise RunNotRunning(f"the session `{session.name}` is not open", hint=f"hpcenv status {session.name}")
+    door = status.session[0]
     if not door.sshd:
         why = "a web page comes through ssh, and openssh-server is not installed there"
         hint = f"hpcenv attach {session.name} gives a shell without ssh"

@@ -16,7 +16,8 @@ from hpcenv.records.files import load_record, save_record
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import SessionFolder, SessionNode, SessionOptions, SessionService
 from hpcenv.records.submission import Submission
-from hpcenv.runs.session import plan_connect
+from hpcenv.runs.entries import open_run
+from hpcenv.runs.session import plan_connect, wait_until_open
 from hpcenv.submission.session import prepare_folder
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl me@laptop\n"
@@ -176,6 +177,8 @@ def test_open_and_status_say_what_is_there(hpcenv: Any, fake_slurm: Any, tmp_pat
     status = hpcenv("status", "lab", "--runs-dir", "runs", **where).stdout
     assert "open on n1, with port-8000" in status
     assert "0.0.0.0:80 (app): other users can connect to it" in status
+    (node,) = hpcenv("status", "lab", "--runs-dir", "runs", "--json", **where).envelope["data"]["session"]
+    assert (node["node"], node["ports"], list(node["sockets"])) == ("n1", ["0.0.0.0:80 (app)"], ["port-8000"])
 
 
 def test_a_port_on_a_further_node_is_named(hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
@@ -187,6 +190,19 @@ def test_a_port_on_a_further_node_is_named(hpcenv: Any, fake_slurm: Any, tmp_pat
     said = hpcenv("status", "lab", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ).stdout
     assert "0.0.0.0:80 (app): other users can connect to it" in said
     assert "0.0.0.0:6006 (tensorboard) on n2: other users can connect to it" in said
+
+
+def test_a_problem_of_a_further_node_ends_the_wait(fake_slurm: Any, tmp_path: Path) -> None:
+    folder = RunFolder(_open_session(tmp_path))
+    folders.start(folder, ["n1", "n2"])
+    first = load_record(SessionNode, folder.session_of("n1"))
+    save_record(replace(first, ready=False), folder.session_of("n1"))
+    save_record(replace(first, node="n2", ready=False, problem="ended with status -9"), folder.session_of("n2"))
+    fake_slurm.answers("squeue", "7|RUNNING|None|n[1-2]|0:01\n")
+    environ = {**os.environ, **fake_slurm.environ}
+    _, node = wait_until_open(open_run(folder.path), environ=environ, pause=pytest.fail, on_status=lambda _status: None)
+    assert node is not None
+    assert (node.node, node.problem) == ("n2", "ended with status -9")
 
 
 @pytest.mark.parametrize(

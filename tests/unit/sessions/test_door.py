@@ -17,7 +17,9 @@ import run_folders as folders
 
 from hpcenv import filesystem
 from hpcenv.errors import FileUnusable
+from hpcenv.launch import node_folders
 from hpcenv.records.files import load_record
+from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionNode, SessionOptions
 from hpcenv.sessions import door
@@ -25,6 +27,7 @@ from hpcenv.sessions.enter import marked_open
 from hpcenv.sessions.folders import node_folder
 from hpcenv.sessions.notices import Notices
 from hpcenv.sessions.ports import listening
+from hpcenv.steps.this_step import find_place
 
 
 def test_notices_come_once_thirty_and_five_minutes_before_the_end() -> None:
@@ -84,16 +87,19 @@ def test_the_folder_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(place.glob("hpcenv-session-*")) == []
 
 
-def test_what_a_killed_session_left_goes_and_an_open_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The path of a test is too long for a socket: then /tmp is used.
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", "t")
-    os.mkdir("t")
-    os.mkdir("t/hpcenv-session-dead", 0o700)
+def test_an_open_session_keeps_its_folder_and_a_killed_one_loses_it() -> None:
     with node_folder() as first:
-        assert not os.path.exists("t/hpcenv-session-dead")
-        with node_folder():
-            assert first.path.is_dir()
+        (first.path / "token").write_text("secret")
+        node_folders.remove_left()
+        assert (first.path / "token").exists()
+    code = (
+        "import os; from hpcenv.sessions.folders import node_folder\n"
+        "with node_folder() as it: (it.path / 'x').touch(); print(it.path, flush=True); os.kill(os.getpid(), 9)"
+    )
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    assert os.path.isdir(left)
+    node_folders.remove_left()
+    assert not os.path.exists(left)
 
 
 def test_a_shared_disk_is_not_the_place_of_a_nodes_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +237,59 @@ def test_a_node_that_cannot_make_the_folder_says_so_and_ends_the_session(
         assert child.wait(60) == 1
     assert run.session_end.exists()
     assert "ssh would misread it" in load_record(SessionNode, run.session_of("l0")).problem
+
+
+# A step with a fault that nobody has foreseen, or one that waits until it is killed.
+FAULTY = {"an exception": "raise ZeroDivisionError", "a kill": "import os; os.kill(os.getpid(), 9)"}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_session_whose_process_dies_ends_with_a_reason(tmp_path: Path, fault: str) -> None:
+    """Otherwise the job would go on without a way into it, and `session start` would wait for ever."""
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting")))
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.code.mkdir()
+    run.step.write_text(FAULTY[fault])
+    environ = {"HPCENV_LOCAL_NODE": "l0", "HPCENV_LOCAL_NODES": "l0", "HPCENV_LOCAL_JOB": "local-7"}
+    manifest = load_record(Manifest, run.manifest)
+    with door.beside_launch(manifest, run, find_place(run, manifest, environ)):
+        assert wait_for(run.session_end, 60)
+    status = {"an exception": 1, "a kill": -9}[fault]
+    found = load_record(SessionNode, run.session_of("l0")).problem
+    assert f"the process that keeps the session open on node l0 ended with status {status}" in found
+
+
+def test_the_end_of_the_job_is_no_fault(tmp_path: Path) -> None:
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting")))
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.code.mkdir()
+    run.step.write_text("import sys; sys.stdin.read(); sys.exit(1)")
+    environ = {"HPCENV_LOCAL_NODE": "l0", "HPCENV_LOCAL_NODES": "l0", "HPCENV_LOCAL_JOB": "local-7"}
+    manifest = load_record(Manifest, run.manifest)
+    with door.beside_launch(manifest, run, find_place(run, manifest, environ)):
+        pass
+    assert not run.session_end.exists()
+
+
+def test_a_shell_on_another_node_is_use(tmp_path: Path) -> None:
+    options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting")), ends_unused=1)
+    run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
+    run.session.mkdir()
+    run.session_start_of("l1").touch()
+    with door_of(run, "l1") as second:
+        assert wait_for(run.session_of("l1"), 60)
+        with marked_open(NodeFolder(Path(load_record(SessionNode, run.session_of("l1")).folder))):
+            until = time.monotonic() + 60
+            while load_record(SessionNode, run.session_of("l1")).connections != 1:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            run.session_start_of("l0").touch()
+            with door_of(run, "l0") as first:
+                assert not wait_for(run.session_end, 8)
+                assert first.poll() is None
+                assert first.stdin is not None
+                first.stdin.close()
+                assert first.wait(30) == 0
+        assert second.stdin is not None
+        second.stdin.close()
+        assert second.wait(30) == 0

@@ -346,6 +346,10 @@ def test_jupyter_with_a_kernel_and_tensorboard_open_no_port_and_show_no_token(wi
         token, path = running.token_file.read_text(), running.sockets["jupyter"]
         assert get(path, "/api/contents")[0] == 403
         assert get(path, "/api/contents", Authorization=f"token {token}")[0] == 200
+        settings = get(
+            path, "/lab/api/settings/@jupyterlab/docmanager-extension:plugin", Authorization=f"token {token}"
+        )
+        assert json.loads(settings[1])["schema"]["properties"]["autosaveInterval"]["default"] == 10
         status, body = get(path, "/api/kernels", "POST", "{}", Authorization=f"token {token}")
         assert status == 201
         connection = folder / "jupyter" / f"kernel-{json.loads(body)['id']}.json"
