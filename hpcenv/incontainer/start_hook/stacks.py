@@ -96,12 +96,13 @@ def summary(dump: Dict[str, Any], members: Dict[str, List[int]]) -> Dict[str, An
     for entry in (dump.get("entries") or [])[-_MOST_ENTRIES:]:
         name, about = (list(entry["process_group"]) + ["", ""])[:2]
         group = groups.setdefault(str(name), {"about": str(about), "ranks": members.get(str(name), [])})
-        one = {"number": int(entry["collective_seq_id"]), "name": str(entry["profiling_name"]).split(":")[-1]}
-        key = (entry.get("p2p_seq_id"), one["number"])
+        number, word = int(entry["collective_seq_id"]), str(entry["profiling_name"]).split(":")[-1]
+        one = {"number": number, "name": word}
+        key = (entry.get("p2p_seq_id"), number)
         if entry.get("is_p2p"):
             # Each rank counts its own sends and receives, so their numbers cannot be compared between ranks.
-            one = {"number": 0, "name": _with_peer(one["name"], group["ranks"])}
-        elif one["number"] >= group.get("last", one)["number"]:
+            one = {"number": 0, "name": _with_peer(word, group["ranks"])}
+        elif number >= group.get("last", one)["number"]:
             group["last"] = one
         # The operations of a batch have one number, and only the last entry with this number gets a new state.
         waits = unfinished.setdefault(str(name), {})
