@@ -38,6 +38,7 @@ from hpcenv.watch.hangs import HangWatch
 from hpcenv.watch.pulses import read_pulses
 from hpcenv.watch.watched_node import FOLDER, WatchedNode, folders_prefix
 from tests.hooked_rank import OPTIONS, PYTHON
+from tests.slow_ranks import QUICK, SLOW
 
 pytestmark = [pytest.mark.torch]
 
@@ -83,7 +84,7 @@ class Job:
     def place(self, number: int) -> Path:
         return self.folder / f"{folders_prefix(self.nodes[number].this_node)}x" / FOLDER
 
-    def start(self, script: str, steps: int = 2, head: str = HEAD, seconds: float = 1800) -> None:
+    def start(self, script: str, *words: str, steps: int = 2, head: str = HEAD, seconds: float = 1800) -> None:
         file = self.folder / "train.py"
         file.write_text(head + textwrap.dedent(script))
         for rank in range(2):
@@ -101,9 +102,12 @@ class Job:
                 "TORCH_FR_BUFFER_SIZE": "200",
                 "STEPS": str(steps),
                 "SECONDS": str(seconds),
+                "LENGTH": "10",
                 "HPCENV_CHECKPOINTS": str(self.folder / "checkpoints"),
             }
-            self.ranks.append(subprocess.Popen([PYTHON, str(file)], env=environ, cwd=self.folder, process_group=0))
+            self.ranks.append(
+                subprocess.Popen([PYTHON, str(file), *words], env=environ, cwd=self.folder, process_group=0)
+            )
 
     def watch(self, seconds: float) -> HangFound | None:
         """Watch until something is found, or for so long."""
@@ -322,6 +326,25 @@ def test_the_looks_come_before_a_short_time_out_ends_the_ranks(job: Job, monkeyp
     [name] = [path.stem for path in requests_of(job.run, 0).glob("stall-*.json") if "found" not in path.name]
     stalled = load_record(StackRequest, requests_of(job.run, 0) / f"{name}.json").stalled
     assert stalled is not None and 0.7 * 16 <= stalled < 0.7 * 16 + 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind == "polls" else pytest.mark.long)
+        for kind in sorted({*re.findall(r'case == "([a-z0-9-]+)":\n {8}', SLOW)})
+    ],
+)
+def test_a_slow_run_gives_no_alarm(job: Job, kind: str) -> None:
+    job.watches = [HangWatch(replace(node, options=WatchOptions(stall_after=5)), job.said.append) for node in job.nodes]
+    job.start(SLOW, kind, steps=0)
+    until = time.monotonic() + 150
+    while any(rank.poll() is None for rank in job.ranks) and time.monotonic() < until:
+        job.watch(0.2)
+    looks = list(requests_of(job.run, 0).glob("stall-*.found.json"))
+    assert [rank.poll() for rank in job.ranks] == [0, 0]
+    assert not [line for line in job.said if "hang" in line]
+    assert looks or kind in QUICK
 
 
 @pytest.mark.long
