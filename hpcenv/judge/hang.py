@@ -1,7 +1,9 @@
 """Judge from two looks at all ranks whether the ranks hang, and for which rank the others wait. Pure.
 
 Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. The use of a CPU or GPU proves nothing, because a rank that
-waits in NCCL uses both fully.
+waits in NCCL uses both fully. Equal lines in both looks prove nothing either: a rank of JAX computes for minutes on one
+line. A hang therefore needs evidence from torch (an operation that does not end, or a record without a new operation)
+or from the kernel (a process that cannot run). Without evidence, hpcenv says that it cannot tell, and ends nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from typing import TypeVar
 
 from hpcenv.hostlist import fold_hostlist
 from hpcenv.records.hangs import (
+    LOCK_HELD,
     Frame,
     GroupState,
     HangFound,
-    HangKind,
     ProcessState,
     RankStacks,
     StackAnswer,
@@ -34,28 +36,45 @@ _LEAST_SHARE = 0.1
 _LEAST_OWN_SHARE = 0.02
 _MOST_FRAMES = 8
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in a call that cannot be interrupted", "Z": "ended"}
+_STOPPED = frozenset("Tt")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/start-hook/|\A<")
 _STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|\A<")
 _LOADER = "torch/utils/data/dataloader.py"
+# Functions of torch that wait for other ranks. torch before 2.9 does not record the operations of gloo.
+_WAITS = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous)\.py\Z")
+# A rank with such a line waits for a child process, or for a worker thread that waits for one.
+_NEEDS_CHILDREN = re.compile(rf"{_LOADER}\Z|/torch/_inductor/|/(subprocess\.py\Z|multiprocessing/|concurrent/futures/)")
 
 
-def judge(request: StackRequest, answers: Sequence[StackAnswer], *, nodes: Sequence[str], at: float) -> HangFound:
+def judge(
+    request: StackRequest, answers: Sequence[StackAnswer], *, nodes: Sequence[str], ranks: int, at: float
+) -> HangFound:
     """Return a judgement of the answers to a request.
 
     Args:
         nodes: all nodes that train.
+        ranks: number of ranks that were started; 0 if hpcenv did not start them itself.
         at: the present time, in seconds since the epoch.
     """
     first, second = (_by_rank(answers, look) for look in (1, 2))
     silent = sorted(set(nodes) - {answer.node for answer in answers if answer.look == 2})
-    lines = [f"node {node} did not answer" for node in silent]
-    kind: HangKind = "hang" if second and not silent else "unknown"
+    missing = [f"node {node} did not answer" for node in silent]
+    missing += not_asked(second, 0 if silent else ranks)
+    still = f"no optimizer step for {duration(request.stalled or 0.0)}"
     if any(_works(first.get(rank), look, request.gap) for rank, look in second.items()):
-        kind = "working"
-        text = f"no optimizer step for {duration(request.stalled or 0.0)}, the ranks are working"
-        return HangFound(id=request.id, kind=kind, at=at, lines=(text, *lines))
-    answer = [*_answer(second)]
-    return HangFound(id=request.id, kind=kind, at=at, lines=(*answer, *lines, *stack_lines(second.values())))
+        lines: tuple[str, ...] = (f"{still}, the ranks are working", *missing)
+        return HangFound(id=request.id, kind="working", at=at, lines=lines)
+    lines = (*_answer(second), *stack_lines(second.values())) if second else ()
+    why = "; ".join(missing or _no_evidence(first, second, request.gap))
+    if not second or why:
+        return HangFound(id=request.id, kind="unknown", at=at, lines=(f"{still}; {why or 'no rank answered'}", *lines))
+    return HangFound(id=request.id, kind="hang", at=at, lines=lines)
+
+
+def not_asked(looks: Iterable[int], ranks: int) -> list[str]:
+    """Return a line with the ranks that hpcenv started, but that no node has asked; empty without such ranks."""
+    missing = sorted(set(range(ranks)) - set(looks))
+    return [f"{ranks_in_words(missing)} could not be asked (the start hook does not run there)"] if missing else []
 
 
 def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankStacks]:
@@ -71,17 +90,64 @@ def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
     """Whether a rank saves its state, or did anything between two looks."""
     if before is None or before.process.pid != now.process.pid or now.saving or before.saving or now.moves:
         return True  # the rank saves, has just started, or its stack changes
-    if not now.process.state:
+    if not now.process.state or {before.process.state, now.process.state} <= _STOPPED:
         return False
-    busy = now.process.busy - before.process.busy
-    # A rank may be in one long call that computes. A rank that waits for others in NCCL also uses the CPU.
-    waits = now.groups is None or any(group.waits for group in now.groups)
-    computes = not waits and now.process.cpu - before.process.cpu >= _LEAST_OWN_SHARE * max(gap, 1.0)
     moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
     operations = before.groups is not None and now.groups is not None and _entered(before) != _entered(now)
-    grown = _bytes(now) - _bytes(before)
-    computes = computes or busy >= _LEAST_SHARE * max(gap, 1.0) or bool(_running(before) & _running(now))
-    return moved or operations or computes or grown >= _LEAST_BYTES
+    # A rank may be in one long call that computes. But a rank that waits for others in NCCL also uses the CPU.
+    computes = now.groups is not None and not _waits(now) and _uses_cpu(before, now, gap)
+    written = (now.process.written or 0) - (before.process.written or 0) >= _LEAST_BYTES
+    return moved or operations or computes or written or (_needs_children(now) and _children_work(before, now, gap))
+
+
+def _waits(look: RankStacks) -> bool:
+    """Whether a rank waits for other ranks in an operation of torch."""
+    if look.groups:
+        return any(group.waits for group in look.groups)
+    # This rank has no record of operations, but the stack may show the operation.
+    lines = lines_of(look.stack)
+    return bool(lines) and _WAITS.search(lines[0].file) is not None
+
+
+def _uses_cpu(before: RankStacks, now: RankStacks, gap: float) -> bool:
+    """Whether the main thread of a rank, or all of its threads together, used a CPU between two looks."""
+    own, total = now.process.cpu - before.process.cpu, now.process.total - before.process.total
+    return own >= _LEAST_OWN_SHARE * max(gap, 1.0) or total >= _LEAST_SHARE * max(gap, 1.0)
+
+
+def _needs_children(look: RankStacks) -> bool:
+    """Whether the work of a rank's children can end its wait. A rank that waits for other ranks needs no child."""
+    return not _waits(look) or any(_NEEDS_CHILDREN.search(frame.file) for frame in look.stack)
+
+
+def _children_work(before: RankStacks, now: RankStacks, gap: float) -> bool:
+    busy = now.process.busy - before.process.busy >= _LEAST_SHARE * max(gap, 1.0)
+    return busy or bool(_running(before) & _running(now)) or _bytes(now) - _bytes(before) >= _LEAST_BYTES
+
+
+def _no_evidence(first: Mapping[int, RankStacks], second: Mapping[int, RankStacks], gap: float) -> list[str]:
+    """Return why ranks that do not visibly work may still compute; empty if the looks prove that the ranks hang."""
+    proven = {rank for rank, look in second.items() if look.groups or _waits(look) or _is_held(first[rank], look)}
+    # A C call that holds Python's lock computes, or never ends. If other ranks wait for it, it counts as a hang.
+    unsure = [
+        look
+        for rank, look in second.items()
+        if rank not in proven and (not proven or (look.unknown != LOCK_HELD and _uses_cpu(first[rank], look, gap)))
+    ]
+    found = _ranks_by(lambda look: look.unknown, unsure)
+    return [
+        f"{ranks_in_words(ranks)} {'has' if len(ranks) == 1 else 'have'} no operation in torch's flight recorder"
+        + (f" ({why})" if why else "")
+        for why, ranks in found.items()
+    ]
+
+
+def _is_held(before: RankStacks, now: RankStacks) -> bool:
+    """Whether a process could not run at both looks: it was stopped, or in the same call for a file."""
+    one, two = before.process, now.process
+    # A process that maps a file and reads it is often in state D too, but in no system call.
+    same = one.state == two.state == "D" and bool(two.call) and (one.call, one.file) == (two.call, two.file)
+    return same or {one.state, two.state} <= _STOPPED
 
 
 def _running(look: RankStacks) -> set[int]:
@@ -90,8 +156,8 @@ def _running(look: RankStacks) -> set[int]:
 
 
 def _bytes(look: RankStacks) -> int:
-    """Return the bytes that a rank and its workers have read and written."""
-    return sum(process.written or 0 for process in (look.process, *look.workers))
+    """Return the bytes that the workers of a rank have read and written."""
+    return sum(worker.written or 0 for worker in look.workers)
 
 
 def lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -130,7 +196,7 @@ def _wait_of(look: RankStacks) -> _Wait | None:
     found = [_Wait(group, group.waits.number, group.waits.name) for group in look.groups or () if group.waits]
     # If several operations are unfinished, choose the operation whose name is in the stack.
     names = {frame.function for frame in look.stack}
-    return next((wait for wait in found if wait.name in names), found[0] if found else None)
+    return next((wait for wait in found if wait.name.split(" ")[0] in names), found[0] if found else None)
 
 
 def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
@@ -159,15 +225,16 @@ def _answer(looks: Mapping[int, RankStacks]) -> Iterator[str]:
 
 def _of_several(words: str) -> str:
     """Change words about one rank into words about several ranks."""
-    pairs = (("is not in", "are not in"), ("has left", "have left"), ("it is", "they are"), ("it waits", "they wait"))
-    for one, several in pairs:
+    pairs = (("is not in", "are not in"), ("is elsewhere", "are elsewhere"), ("has left", "have left"))
+    for one, several in (*pairs, ("it is", "they are"), ("it waits", "they wait")):
         words = words.replace(one, several, 1)
     return words
 
 
 def _operation(wait: _Wait, *, named: bool) -> str:
     about = wait.group.about if wait.group.about not in ("", "undefined") else wait.group.name
-    return f"{wait.name} no. {wait.number}" + (f" of group {about}" if named else "")
+    number = f" no. {wait.number}" if wait.number else ""
+    return f"{wait.name}{number}" + (f" of group {about}" if named else "")
 
 
 def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> str:
@@ -175,6 +242,9 @@ def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> 
     where = f"it waits in {_operation(own, named=named)}{_at([look])}" if own else f"it is {_place(look)}"
     if wait.group.ranks and look.rank not in wait.group.ranks:
         return f"is not in this group: {where}"
+    if not wait.number:
+        # A send or receive has no number that other ranks know.
+        return f"is elsewhere: {where}" if look.process.state else "ended"
     if look.groups is None:
         return f"did not say whether it entered it: {where}" if look.process.state else "ended"
     last = next((group.last for group in look.groups if group.name == wait.group.name), None)
@@ -203,10 +273,19 @@ def _place(look: RankStacks) -> str:
     process = look.process
     if not process.state:
         return "gone: its process has ended"
-    held = ", which holds Python's lock" if look.unknown == "a C call holds Python's lock" else ""
+    held = ", which holds Python's lock" if look.unknown == LOCK_HELD else ""
     function, line = _own_line(look.stack)
     where = f"in {function}" + (f" ({line})" if line else "") + held if function else ""
-    return ", ".join(filter(None, (where, _state_and_call(process)))) or f"silent: {look.unknown or 'no stack'}"
+    words = ", ".join(filter(None, (where, _state_and_call(process))))
+    return words or f"silent: {look.unknown or 'no stack'}, {_kernel_view(process)}"
+
+
+def _kernel_view(process: ProcessState) -> str:
+    """Return all that the kernel says about a process that gives no stack."""
+    state = f"state {process.state}" + (f" ({words})" if (words := _STATES.get(process.state)) else "")
+    file = f" of {process.file}" + (f" on {process.mount}" if process.mount else "") if process.file else ""
+    call = f"system call {process.call.removeprefix('system call ') or 'unknown'}{file}"
+    return f"{state}, kernel function {process.wchan or 'unknown'}, {call}"
 
 
 def _state_and_call(process: ProcessState) -> str:
@@ -248,7 +327,9 @@ def stack_lines(looks: Iterable[RankStacks]) -> list[str]:
 
 def _stack_line(look: RankStacks) -> str:
     frames = " < ".join(f"{_short(frame)} in {frame.function}" for frame in look.stack[:_MOST_FRAMES])
-    return "; ".join(filter(None, (frames or "no stack", look.unknown, _state_and_call(look.process))))
+    silent = not frames and bool(look.process.state)
+    kernel = _kernel_view(look.process) if silent else _state_and_call(look.process)
+    return "; ".join(filter(None, (frames or "no stack", look.unknown, kernel)))
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

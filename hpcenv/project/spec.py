@@ -200,14 +200,16 @@ class WatchTable(Document):
             idle_end: seconds without use of any GPU and CPU, after which the run ends; 0 for never.
 
         Raises:
-            UsageError: `idle_end` is given, but nothing is measured.
+            UsageError: nothing is measured, but an option needs it.
         """
+        off = '`sample = "off"` under [watch] in hpcenv.toml'
         if not self.sample and idle_end:
-            raise UsageError(
-                "--idle-end needs samples",
-                why='`sample = "off"` under [watch] in hpcenv.toml',
-                hint="leave out `sample`, or give --idle-end 0",
-            )
+            hint = "leave out `sample`, or give --idle-end 0"
+            raise UsageError("--idle-end needs samples", why=off, hint=hint)
+        for name, given in (("on-stall", self.on_stall != "report"), ("stall-after", self.stall_after)):
+            if not self.sample and given:
+                hint = f"leave out `sample`, or `{name}`"
+                raise UsageError(f"`{name}` under [watch] needs samples", why=off, hint=hint)
         if not self.sample:
             return None
         return WatchOptions(

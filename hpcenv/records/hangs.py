@@ -13,10 +13,15 @@ from typing import Literal
 
 from hpcenv.errors import HpcenvError
 from hpcenv.records.files import load_record
-from hpcenv.records.manifest import WatchOptions
+from hpcenv.records.manifest import Manifest, WatchOptions
 from hpcenv.records.run_folder import RunFolder
 
 HangKind = Literal["hang", "working", "unknown", "idle"]
+# Why a rank did not say which operations it has entered (`RankStacks.unknown`), if a call of C code is the reason.
+LOCK_HELD = "a C call holds Python's lock"
+
+# The words before a result of the kind `unknown`.
+CANNOT_TELL = "cannot tell whether the ranks hang"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +35,12 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A collective operation, identified by its number in its process group."""
+    """An operation of a process group.
+
+    Attributes:
+        number: number of a collective operation in its process group; 0 for a send or receive, because only two ranks
+            know it.
+    """
 
     number: int
     name: str
@@ -44,7 +54,7 @@ class GroupState:
         name: torch's name of the group.
         about: the script's name of the group.
         ranks: the members of the group; empty if unknown.
-        last: the operation that this rank entered last.
+        last: the collective operation that this rank entered last.
         waits: the first operation that is not finished; None if all are finished.
         timeout: timeout of the group's operations, in seconds; None if unknown.
     """
@@ -67,7 +77,7 @@ class ProcessState:
         call: the system call that the process is in; empty if it is in no call, or if this user cannot read it.
         file, mount: the file of the system call, and type and place of the mount that holds this file.
         written: bytes that the process read or wrote; None if unknown.
-        busy, cpu: CPU seconds of the process's children, and of its main thread.
+        busy, cpu, total: CPU seconds of the process's children, of its main thread, and of all its threads.
     """
 
     pid: int
@@ -79,6 +89,7 @@ class ProcessState:
     written: int | None = None
     busy: float = 0.0
     cpu: float = 0.0
+    total: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +175,11 @@ def answer_path(folder: Path, name: str, node: str, look: int) -> Path:
 def found_path(folder: Path, name: str) -> Path:
     """Return the path of the result of a request."""
     return folder / f"{name}.found.json"
+
+
+def ranks_of_node(manifest: Manifest) -> int:
+    """Return how many ranks hpcenv starts on each node; 0 if the program starts its ranks itself."""
+    return manifest.nproc_per_node if manifest.launch.launcher in ("torchrun", "srun") else 0
 
 
 def read_found(folder: Path) -> list[HangFound]:

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcenv.errors import Command, HpcenvError, RunNotRunning, UsageError
-from hpcenv.judge.hang import stack_lines
+from hpcenv.judge.hang import not_asked, stack_lines
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.hangs import (
+    CANNOT_TELL,
     RankStacks,
     StackAnswer,
     StackRequest,
     answer_path,
+    ranks_of_node,
     read_found,
     request_path,
     requests_of,
@@ -34,7 +36,7 @@ from hpcenv.text import Shown, listed, visible
 _MOST_SECONDS = 45.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _MOST_NODES = 8
-_WORDS = {"hang": "the ranks hang", "working": "no hang", "unknown": "the ranks may hang", "idle": "idle"}
+_WORDS = {"hang": "the ranks hang", "working": "no hang", "unknown": CANNOT_TELL, "idle": "idle"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -101,7 +103,9 @@ def ask_stacks(
     looks = sorted((look for answer in answers for look in answer.ranks), key=lambda look: look.rank)
     wanted = tuple(look for look in looks if rank in (None, look.rank))
     silent = tuple(node for node in nodes if node not in {answer.node for answer in answers})
-    return RunStacks(run=status.run, lines=tuple(stack_lines(wanted)), ranks=wanted, silent=silent)
+    asked = {look.rank for look in looks} | ({*range(count)} - {rank} if rank is not None else set())
+    missing = not_asked(asked, 0 if silent else ranks_of_node(run.manifest) * len(nodes))
+    return RunStacks(run=status.run, lines=(*stack_lines(wanted), *missing), ranks=wanted, silent=silent)
 
 
 def _asked(folder: Path, nodes: tuple[str, ...]) -> list[StackAnswer]:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hpcenv.errors import HpcenvError
 from hpcenv.judge.hang import judge, lines_of
 from hpcenv.records.files import load_record, save_record
 from hpcenv.records.hangs import (
+    CANNOT_TELL,
     HangFound,
     RankStacks,
     StackAnswer,
@@ -27,6 +29,7 @@ from hpcenv.records.hangs import (
     answer_path,
     found_path,
     is_hang,
+    ranks_of_node,
     request_path,
     requests_of,
     why_to_end,
@@ -40,6 +43,8 @@ _MEDIANS = 10
 _BEFORE_FIRST_STEP = 1800.0
 # Part of the shortest time-out of a process group. After the whole time-out, the ranks have ended.
 _SHARE_OF_TIMEOUT = 0.7
+_SHARE_BETWEEN_LOOKS = 0.1
+_SHARE_BETWEEN_LISTINGS = 0.05
 _SECONDS_BETWEEN_LOOKS = 60.0
 _SECONDS_BETWEEN_LISTINGS = 10.0
 # A node that has not answered after this time counts as a node that does not answer.
@@ -63,12 +68,13 @@ class HangWatch:
         self._folder = requests_of(node.run, node.this_node.attempt)
         given = node.options.stall_after
         self._gap = min(_SECONDS_BETWEEN_LOOKS, given / 5 if given else _SECONDS_BETWEEN_LOOKS)
-        self._between = min(_SECONDS_BETWEEN_LISTINGS, max(1.0, self._gap))
+        self._usual = min(_SECONDS_BETWEEN_LISTINGS, max(1.0, self._gap))
         self._listed = float("-inf")
         self._began: dict[int, float] = {}
         self._before: dict[int, RankPulse] = {}
         self._times: dict[int, list[float]] = {}
         self._timeouts: dict[int, float] = {}
+        self._learned = float("-inf")
         self._asked_after: dict[tuple[int, float], float] = {}
         self._seen: set[str] = set()
         self._stopped = False
@@ -85,6 +91,8 @@ class HangWatch:
             for rank in ranks:
                 self._look_at(rank, now)
             self._look_for_requests()
+            if any(self._may_know_less(rank, now) for rank in ranks):
+                self._begin(self._learn_timeouts)
             self._stop_if_found()
 
     def finish(self, now: float) -> None:
@@ -104,11 +112,6 @@ class HangWatch:
         if rank.saving:
             return
         limit = self._limit(rank)
-        if still >= min(limit, _LEAST_STALL) and rank.pid not in self._timeouts and limit > _LEAST_STALL:
-            self._learn_timeouts()
-            limit = self._limit(rank)
-        # The nodes ask one after the other, so that the others see the first request.
-        limit += min(self._node.this_node.rank * self._between * 2, limit / 4)
         # For the same stall, the second request follows after twice the time of the first one.
         if still >= max(limit, 2 * self._asked_after.get((rank.pid, since), 0.0)):
             self._asked_after[rank.pid, since] = still
@@ -122,15 +125,41 @@ class HangWatch:
         elif given:
             limit = given
         else:
-            times = sorted(self._times.get(rank.pid, ()))
-            limit = max(_LEAST_STALL, _MEDIANS * times[len(times) // 2] if times else 0.0)
+            limit = max(_LEAST_STALL, _MEDIANS * self._median(rank.pid))
+        # The nodes ask one after the other, so that the others see the first request.
+        limit += min(self._node.this_node.rank * self._between * 2, limit / 4)
         return min(limit, _SHARE_OF_TIMEOUT * self._timeouts.get(rank.pid, float("inf")))
+
+    def _median(self, pid: int) -> float:
+        times = sorted(self._times.get(pid, ()))
+        return times[len(times) // 2] if times else 0.0
+
+    @property
+    def _timeout(self) -> float:
+        """The shortest known time-out of the process groups of this node's ranks."""
+        return min(self._timeouts.values(), default=float("inf"))
+
+    @property
+    def _between(self) -> float:
+        """Seconds between two listings. If time-outs are short, the second look must also be before their end."""
+        return min(self._usual, max(1.0, _SHARE_BETWEEN_LISTINGS * self._timeout))
+
+    def _may_know_less(self, rank: RankPulse, now: float) -> bool:
+        """Whether to ask for time-outs: after 10 s, 20 s, 40 s and so on, because a script can make groups at any time.
+
+        If a time-out is known, a rank that makes its usual steps is not asked.
+        """
+        still = now - (rank.last_step or self._began[rank.pid])
+        usual = 3 * self._median(rank.pid) if rank.pid in self._timeouts else 0.0
+        return not rank.saving and still >= max(self._usual, usual) and now - self._learned >= still / 2
 
     def _learn_timeouts(self) -> None:
         """Ask the ranks of this node for the time-outs of their process groups."""
+        self._learned = time.time()
         for look in stacks.look(self._node.rank_folders()):
             known = [group.timeout for group in look.groups or () if group.timeout]
-            self._timeouts[look.process.pid] = min(known, default=float("inf"))
+            if known:
+                self._timeouts = {**self._timeouts, look.process.pid: min(known)}
 
     def _request(self, rank: RankPulse, still: float, since: float, now: float) -> None:
         if is_hang(self._folder, since=since):
@@ -142,7 +171,8 @@ class HangWatch:
                     return  # this stall is being looked at
         name = f"stall-{rank.steps}-{self._node.this_node.node}-{now:.0f}"
         (self._folder / name).mkdir(parents=True, exist_ok=True)
-        request = StackRequest(id=name, asked=now, stalled=still, looks=2, gap=self._gap)
+        gap = min(self._gap, _SHARE_BETWEEN_LOOKS * self._timeout)
+        request = StackRequest(id=name, asked=now, stalled=still, looks=2, gap=gap)
         save_record(request, request_path(self._folder, name))
 
     def _stop_if_found(self) -> None:
@@ -160,16 +190,23 @@ class HangWatch:
         return sorted(name for name in files if not name.endswith(".found"))
 
     def _look_for_requests(self) -> None:
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_busy():
             return
         for name in self._names():
             if name not in self._seen:
                 self._seen.add(name)
                 request = load_record(StackRequest, request_path(self._folder, name))
-                # A rank that does not answer takes seconds: the samples must not wait for it.
-                self._thread = threading.Thread(target=self._serve, args=(request,), name="stacks", daemon=True)
-                self._thread.start()
+                self._begin(partial(self._serve, request))
                 return
+
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        """Do work in a thread, if no other work is being done. The samples must not wait for a rank that is silent."""
+        if not self._is_busy():
+            self._thread = threading.Thread(target=work, name="stacks", daemon=True)
+            self._thread.start()
 
     def _serve(self, request: StackRequest) -> None:
         """Answer a request; on the first node, judge all answers."""
@@ -212,11 +249,12 @@ class HangWatch:
 
     def _judge(self, request: StackRequest) -> None:
         nodes = self._node.this_node.nodes
+        ranks = len(nodes) * ranks_of_node(self._node.manifest)
         until = time.monotonic() + self._between + _SECONDS_FOR_NODES
         paths = [answer_path(self._folder, request.id, node, 2) for node in nodes]
         while not all(path.exists() for path in paths) and time.monotonic() < until:
             time.sleep(0.5)
-        found = judge(request, read_answers(self._folder, request.id), nodes=nodes, at=time.time())
+        found = judge(request, read_answers(self._folder, request.id), nodes=nodes, ranks=ranks, at=time.time())
         save_record(found, found_path(self._folder, request.id))
         for line in in_words(found):
             self._say(line)
@@ -233,7 +271,7 @@ def read_answers(folder: Path, name: str) -> list[StackAnswer]:
 
 def in_words(found: HangFound) -> list[str]:
     """Return the lines of the job's log."""
-    word = {"hang": "the ranks hang", "working": "note", "unknown": "the ranks may hang", "idle": "idle"}[found.kind]
+    word = {"hang": "the ranks hang", "working": "note", "unknown": CANNOT_TELL, "idle": "idle"}[found.kind]
     first, *more = found.lines or ("no rank answered",)
     return [f"hpcenv: {word}: {first}", *(f"hpcenv:   {line}" for line in more)]
 

@@ -18,7 +18,7 @@ from typing import Any
 from hpcenv import process
 from hpcenv.incontainer import proc
 from hpcenv.records.files import read_file, read_json
-from hpcenv.records.hangs import Frame, GroupState, Operation, ProcessState, RankStacks
+from hpcenv.records.hangs import LOCK_HELD, Frame, GroupState, Operation, ProcessState, RankStacks
 
 _SECONDS_TO_ANSWER = 5.0
 # Time to wait for torch's record after the stacks. This record needs Python's lock.
@@ -149,7 +149,7 @@ def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float)
     until = time.monotonic() + _SECONDS_FOR_OPERATIONS
     while not _file(folder, mark, "operations").exists():
         if time.monotonic() > until:
-            return replace(found, unknown="a C call holds Python's lock")
+            return replace(found, unknown=LOCK_HELD)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     return _with_groups(found, _file(folder, mark, "operations"))
 
@@ -197,7 +197,8 @@ def state_of(pid: int) -> ProcessState:
     state = proc.state(pid)[0]
     if not state:
         return ProcessState(pid=pid, state="")
-    counts = re.findall(r"^[rw]char: (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
+    # A process that maps a file reads it without a system call: only `read_bytes` has that.
+    counts = re.findall(r"^(?:[rw]char|read_bytes): (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
     ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     found = ProcessState(
         pid=pid,
@@ -205,6 +206,7 @@ def state_of(pid: int) -> ProcessState:
         wchan=_read(f"/proc/{pid}/wchan").strip("0\n"),
         cpu=int(ran[0]) / 1e9 if ran else 0.0,
         written=sum(map(int, counts)) if counts else None,
+        total=proc.cpu_seconds(pid),
         busy=sum(proc.cpu_seconds(child) for child in process.below(pid)),
     )
     words = _read(f"/proc/{pid}/syscall").split()

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.slow_ranks import QUICK, SLOW
+
 from .conftest import HOST_PYTHON, Cluster, Project, _project
 
 pytestmark = pytest.mark.cluster
@@ -96,149 +98,6 @@ step()
 time.sleep(1000)
 """
 )
-# Work without an optimizer step for longer than `stall-after`. In most kinds a rank stays on one line.
-SLOW = (
-    HEAD
-    + """\
-from hpcenv import training
-LENGTH = 20
-here = os.environ["HPCENV_RUN_FOLDER"]
-def seconds(length=LENGTH):
-    until = time.time() + length
-    while time.time() < until:
-        yield time.time()
-def computes(length=LENGTH):
-    for now in seconds(length):
-        sum(range(50000))
-        sum(range(60000))
-def one_call():
-    # Calls of C on one line that do not hold Python's lock.
-    all(hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2000000) for now in seconds())
-def child(program):
-    subprocess.run([sys.executable, "-I", "-c", program], check=True)
-def pause(length):
-    time.sleep(length)
-    return True
-BUSY = f"import time; end = time.time() + {LENGTH}\\nwhile time.time() < end: pass"
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 13
-    def __getitem__(self, index):
-        if case == "workers-compute":
-            computes(1.5)
-        elif case == "workers-read":
-            with open(f"{tempfile.gettempdir()}/read-{os.getppid()}", "rb") as file:
-                file.read()
-            time.sleep(1.5)
-        else:
-            time.sleep(2)
-        return torch.ones(2)
-def batches(count, workers=0):
-    for number, batch in enumerate(torch.utils.data.DataLoader(Data(), num_workers=workers)):
-        if number == count:
-            break
-def evaluates(model=torch.nn.Linear(2, 2)):
-    with torch.no_grad():
-        for now in seconds():
-            for _ in range(200):
-                out = model(torch.ones(64, 2))
-                loss = out.pow(2).sum()
-                loss = loss + out.abs().mean()
-def saves():
-    with training.saving(10 + rank) as file:
-        time.sleep(LENGTH)
-        torch.save(parameter, file)
-def closure():
-    computes(2)
-    optimizer.zero_grad()
-    loss = (parameter ** 4).sum()
-    loss.backward()
-    return loss
-for case in sys.argv[1:]:
-    if not case.startswith("before"):
-        step()
-    if rank == 0:
-        print(f"kind {case} {time.time():.0f}", flush=True)
-    if case == "evaluates":
-        evaluates()
-    elif case == "rank-0-evaluates":
-        if rank == 0:
-            evaluates()
-        dist.barrier()
-    elif case == "one-call":
-        if rank == 3:
-            one_call()
-    elif case == "one-call-in-all":
-        one_call()
-    elif case == "saves":
-        saves()
-    elif case == "rank-0-saves":
-        if rank == 0:
-            saves()
-        dist.barrier()
-    elif case == "writes":
-        if rank == 0:
-            with open(f"{here}/written", "wb", buffering=0) as file:
-                all(file.write(bytes(1000000)) and pause(0.2) for now in seconds())
-        dist.barrier()
-    elif case == "reads":
-        if rank == 3:
-            with open("/dev/zero", "rb", buffering=0) as file:
-                all(file.read(1000000) and pause(0.2) for now in seconds())
-    elif case == "workers-compute":
-        batches(13, workers=1)
-    elif case == "workers-read":
-        with open(f"{tempfile.gettempdir()}/read-{os.getpid()}", "wb") as file:
-            file.write(bytes(4000000))
-        batches(13, workers=1)
-        os.remove(file.name)
-    elif case == "slow-batches":
-        for _ in range(4):
-            batches(2)
-            step()
-    elif case == "accumulates":
-        for _ in range(15):
-            computes(1)
-            (parameter ** 2).sum().backward()
-    elif case == "before-compiles":
-        child(BUSY)
-    elif case == "before-sleeps":
-        time.sleep(LENGTH)
-    elif case == "compiles":
-        child(BUSY)
-    elif case == "pool":
-        if rank == 0:
-            with multiprocessing.get_context("fork").Pool(1) as pool:
-                pool.apply(exec, (BUSY,))
-        dist.barrier()
-    elif case == "gathers":
-        all(dist.all_reduce(torch.ones(2)) is None and pause(0.2) for _ in range(100))
-    elif case == "polls":
-        if rank == 0:
-            child(BUSY)
-            open(f"{here}/ready", "w").close()
-        while not os.path.exists(f"{here}/ready"):
-            time.sleep(0.5)
-    elif case == "ends-early":
-        if rank != 3:
-            for _ in range(7):
-                computes(3)
-                optimizer.step()
-        dist.barrier()
-    elif case == "closure":
-        torch.optim.LBFGS([parameter], lr=0.01, max_iter=10, tolerance_change=0, tolerance_grad=0).step(closure)
-    elif case == "suspended":
-        for _ in range(4):
-            if rank == 3:
-                program = f"import os, time; os.kill({os.getpid()}, 19); time.sleep(6); os.kill({os.getpid()}, 18)"
-                subprocess.run([sys.executable, "-I", "-c", program])
-            step()
-    else:
-        raise SystemExit(f"unknown: {case}")
-    step()
-os._exit(0)
-"""
-)
 # Kinds of work by run, one after the other: `before-` is before the first step.
 RUNS = {
     "one": ("before-sleeps", "evaluates", "one-call", "saves", "writes"),
@@ -246,8 +105,6 @@ RUNS = {
     "three": ("workers-compute", "workers-read", "slow-batches", "accumulates", "compiles"),
     "four": ("pool", "gathers", "polls", "ends-early", "closure", "suspended"),
 }
-# They save, end or step before a rank is looked at.
-QUICK = {"saves", "slow-batches", "before-compiles", "before-sleeps", "suspended"}
 
 # What the line in the log says of the ranks; {name} is the line of the script that ends with this comment.
 WAIT = r"ranks 0-2 wait in all_reduce no. 4 \(hang.py:{reduce}\); rank 3 "
@@ -269,7 +126,7 @@ ANSWERS = {
 def project(cluster: Cluster) -> Iterator[Project]:
     spec = f'image = "host"\npython = "{HOST_PYTHON}"\n[watch]\nstall-after = "10s"\n'
     made = _project(cluster, f"hang-{uuid.uuid4().hex[:6]}", spec)
-    for name, text in (("hang.py", HANGS), ("slow.py", SLOW), ("probe.py", PROBE)):
+    for name, text in (("hang.py", HANGS), ("slow.py", HEAD + SLOW), ("probe.py", PROBE)):
         cluster.write(f"{made.folder}/{name}", text)
     made.must("lock", timeout=600)
     return made

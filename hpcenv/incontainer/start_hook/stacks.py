@@ -13,6 +13,7 @@ frames that change, and can end the process with SIGSEGV (github.com/python/cpyt
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -89,19 +90,43 @@ def _members(torch: Any) -> Dict[str, List[int]]:
 
 
 def summary(dump: Dict[str, Any], members: Dict[str, List[int]]) -> Dict[str, Any]:
-    """Return for each group its ranks, shortest time-out, last operation and first unfinished operation."""
+    """Return for each group its ranks, shortest time-out, last collective and first unfinished operation."""
     groups = {}  # type: Dict[str, Dict[str, Any]]
+    unfinished = {}  # type: Dict[str, Dict[Any, Any]]
     for entry in (dump.get("entries") or [])[-_MOST_ENTRIES:]:
-        if entry.get("is_p2p"):
-            continue
         name, about = (list(entry["process_group"]) + ["", ""])[:2]
         group = groups.setdefault(str(name), {"about": str(about), "ranks": members.get(str(name), [])})
-        one = {"number": int(entry["collective_seq_id"]), "name": str(entry["profiling_name"]).split(":")[-1]}
-        if one["number"] >= group.get("last", one)["number"]:
+        number, word = int(entry["collective_seq_id"]), str(entry["profiling_name"]).split(":")[-1]
+        one = {"number": number, "name": word}
+        key = (entry.get("p2p_seq_id"), number)
+        if entry.get("is_p2p"):
+            # Each rank counts its own sends and receives, so their numbers cannot be compared between ranks.
+            one = {"number": 0, "name": _with_peer(word, group["ranks"])}
+        elif number >= group.get("last", one)["number"]:
             group["last"] = one
+        # The operations of a batch have one number, and only the last entry with this number gets a new state.
+        waits = unfinished.setdefault(str(name), {})
         if not entry.get("retired") and entry.get("state") != "completed":
-            group.setdefault("waits", one)
+            waits.setdefault(key, one)
+        else:
+            waits.pop(key, None)
         timeout = entry.get("timeout_ms")
         if timeout:
             group["timeout"] = min(float(timeout) / 1000, group.get("timeout", float("inf")))
+    for name, waits in unfinished.items():
+        if waits:
+            groups[name]["waits"] = next(iter(waits.values()))
     return {"groups": groups}
+
+
+def _with_peer(name: str, ranks: List[int]) -> str:
+    """Return torch's name of a send or receive, such as `recv 0<-1`, with the other rank's number in the whole run."""
+    found = re.match(r"(send|recv) \d+(?:->|<-)(\d+)$", name)
+    if found is None:
+        return name
+    peer = int(found.group(2))
+    return "%s %s rank %d" % (
+        found.group(1),
+        "to" if found.group(1) == "send" else "from",
+        ranks[peer] if peer < len(ranks) else peer,
+    )

@@ -287,6 +287,19 @@ def test_a_profile_ends_runs_that_do_nothing_unless_the_project_or_the_user_want
         idle_end()
 
 
+@pytest.mark.parametrize("option", ['on-stall = "stop"', 'stall-after = "20m"'])
+def test_an_option_for_hangs_is_refused_if_nothing_is_measured(
+    project: Path, here: dict[str, str], fake_slurm: Any, option: str
+) -> None:
+    fake_slurm.answers("sinfo", "p*|up|infinite|1-infinite|2|idle|64|8000|(null)|(null)|n[1-2]\n")
+    with open(project / "hpcenv.toml", "a", encoding="utf-8") as file:
+        file.write(f'[watch]\nsample = "off"\n{option}\n')
+    name = option.split(" ")[0]
+    with pytest.raises(HpcenvError, match=f"`{name}` under .watch. needs samples") as refused:
+        planned(project, here)
+    assert refused.value.hint == f"leave out `sample`, or `{name}`"
+
+
 def test_the_type_of_gpus_in_both_forms(project: Path, here: dict[str, str], fake_slurm: Any) -> None:
     fake_slurm.answers("sinfo", "p*|up|infinite|1-infinite|2|idle|64|8000|gpu:h100:8|(null)|n[1-2]\n")
     assert (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,23 +13,21 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcenv.judge.hang import judge
 from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.files import load_record
 from hpcenv.records.hangs import (
     HangFound,
-    ProcessState,
-    RankStacks,
-    StackAnswer,
     StackRequest,
     found_path,
     requests_of,
+    why_to_end,
 )
 from hpcenv.records.manifest import WatchOptions
 from hpcenv.records.run_folder import RunFolder
@@ -39,15 +38,17 @@ from hpcenv.watch.hangs import HangWatch
 from hpcenv.watch.pulses import read_pulses
 from hpcenv.watch.watched_node import FOLDER, WatchedNode, folders_prefix
 from tests.hooked_rank import OPTIONS, PYTHON
+from tests.slow_ranks import QUICK, SLOW
 
 pytestmark = [pytest.mark.torch]
 
 HEAD = """
-import json, os, re, sys, time, ctypes, threading
+import datetime, json, os, re, sys, time, ctypes, threading
 import torch, torch.distributed as dist
 rank, folder = int(os.environ["RANK"]), os.environ["FOLDER"]
 dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=rank,
-                        world_size=int(os.environ["WORLD_SIZE"]))
+                        world_size=int(os.environ["WORLD_SIZE"]),
+                        timeout=datetime.timedelta(seconds=float(os.environ["SECONDS"])))
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD([parameter], lr=0.1)
 def step():
@@ -68,7 +69,7 @@ class Job:
         self.run = RunFolder(folder / "run")
         self.run.path.mkdir()
         node_code.copy_start_hook(folder / "start-hook")
-        manifest = make_manifest(run_folder=str(self.run.path))
+        manifest = make_manifest(run_folder=str(self.run.path), nproc_per_node=1)
         self.nodes = [
             WatchedNode(
                 manifest=manifest,
@@ -83,9 +84,9 @@ class Job:
     def place(self, number: int) -> Path:
         return self.folder / f"{folders_prefix(self.nodes[number].this_node)}x" / FOLDER
 
-    def start(self, script: str, steps: int = 2) -> None:
+    def start(self, script: str, *words: str, steps: int = 2, head: str = HEAD, seconds: float = 1800) -> None:
         file = self.folder / "train.py"
-        file.write_text(HEAD + textwrap.dedent(script))
+        file.write_text(head + textwrap.dedent(script))
         for rank in range(2):
             self.place(rank).mkdir(parents=True)
             hook = {**OPTIONS, "record": False, "watch": str(self.place(rank))}
@@ -100,9 +101,13 @@ class Job:
                 },
                 "TORCH_FR_BUFFER_SIZE": "200",
                 "STEPS": str(steps),
+                "SECONDS": str(seconds),
+                "LENGTH": "10",
                 "HPCENV_CHECKPOINTS": str(self.folder / "checkpoints"),
             }
-            self.ranks.append(subprocess.Popen([PYTHON, str(file)], env=environ, cwd=self.folder, process_group=0))
+            self.ranks.append(
+                subprocess.Popen([PYTHON, str(file), *words], env=environ, cwd=self.folder, process_group=0)
+            )
 
     def watch(self, seconds: float) -> HangFound | None:
         """Watch until something is found, or for so long."""
@@ -274,13 +279,72 @@ def test_a_rank_on_one_line_that_computes_or_whose_worker_reads_is_working(job: 
     assert found is not None and found.kind == "working", found
 
 
-@pytest.mark.parametrize(("state", "kind"), [("R", "working"), ("S", "hang")])
-def test_a_child_that_computes_and_gets_little_of_a_cpu_is_work(state: str, kind: str) -> None:
-    child = ProcessState(pid=8, state=state)
-    look = RankStacks(rank=0, process=ProcessState(pid=7, state="S"), workers=(child,), groups=())
-    answers = [StackAnswer(node="n0", look=number, at=0.0, ranks=(look,)) for number in (1, 2)]
-    request = StackRequest(id="x", asked=0.0, stalled=300.0, looks=2, gap=60.0)
-    assert judge(request, answers, nodes=["n0"], at=0.0).kind == kind
+def test_a_rank_that_waits_for_a_message(job: Job) -> None:
+    """gloo's sends and receives are not in torch's record."""
+    found = job.answer("""
+        if rank == 0:
+            dist.recv(torch.ones(1), 1)  # receives
+        time.sleep(1000)  # elsewhere
+    """)
+    assert found == (f"rank 0 is in recv ({job.line('# receives')}); rank 1 is in <module> ({job.line('# elsewhere')})")
+
+
+@pytest.mark.parametrize("works", ["time.sleep(1000)", "hashlib.pbkdf2_hmac('sha256', b'x', b'y', 10**9)"])
+def test_a_rank_without_torch_that_stays_on_one_line_is_no_hang(
+    job: Job, monkeypatch: pytest.MonkeyPatch, works: str
+) -> None:
+    """JAX computes for minutes on one line, with and without a CPU. Nothing ends the job."""
+    monkeypatch.setattr(hangs, "_BEFORE_FIRST_STEP", 2.0)
+    job.start(works, head="import hashlib, time\n", steps=0)
+    found = job.watch(150)
+    assert found is not None and found.kind == "unknown", found
+    text = (
+        r"no optimizer step for \d+ s; ranks 0-1 have no operation in torch's flight recorder \(torch is not imported\)"
+    )
+    assert re.fullmatch(text, found.lines[0])
+    assert f"({job.line(works)})" in found.lines[1]
+    assert job.said[0] == f"hpcenv: cannot tell whether the ranks hang: {found.lines[0]}"
+    assert not why_to_end(requests_of(job.run, 0), WatchOptions(on_stall="stop"))
+
+
+def test_the_looks_come_before_a_short_time_out_ends_the_ranks(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time-out is learned long before the 5 minutes after which a rank is looked at."""
+    monkeypatch.setattr(hangs, "_SECONDS_BETWEEN_LISTINGS", 1.0)
+    job.watches = [HangWatch(replace(node, options=WatchOptions()), job.said.append) for node in job.nodes]
+    job.start(
+        """
+        if rank == 0:
+            time.sleep(1000)
+        step()
+    """,
+        seconds=16,
+    )
+    found = job.watch(60)
+    assert found is not None and found.kind == "hang", found
+    assert "rank 1 waits in all_reduce no. 3" in found.lines[0]
+    assert all(rank.poll() is None for rank in job.ranks)
+    [name] = [path.stem for path in requests_of(job.run, 0).glob("stall-*.json") if "found" not in path.name]
+    stalled = load_record(StackRequest, requests_of(job.run, 0) / f"{name}.json").stalled
+    assert stalled is not None and 0.7 * 16 <= stalled < 0.7 * 16 + 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind == "polls" else pytest.mark.long)
+        for kind in sorted({*re.findall(r'case == "([a-z0-9-]+)":\n {8}', SLOW)})
+    ],
+)
+def test_a_slow_run_gives_no_alarm(job: Job, kind: str) -> None:
+    job.watches = [HangWatch(replace(node, options=WatchOptions(stall_after=5)), job.said.append) for node in job.nodes]
+    job.start(SLOW, kind, steps=0)
+    until = time.monotonic() + 150
+    while any(rank.poll() is None for rank in job.ranks) and time.monotonic() < until:
+        job.watch(0.2)
+    looks = list(requests_of(job.run, 0).glob("stall-*.found.json"))
+    assert [rank.poll() for rank in job.ranks] == [0, 0]
+    assert not [line for line in job.said if "hang" in line]
+    assert looks or kind in QUICK
 
 
 @pytest.mark.long
