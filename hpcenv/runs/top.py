@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
 
 from hpcenv.errors import HpcenvError
 from hpcenv.hostlist import fold_hostlist
-from hpcenv.judge.use import UseJudgement, judge_use
+from hpcenv.judge.use import UseJudgement, judge_use, nothing_odd
 from hpcenv.records.samples import NewSamples, RankUse, Sample
 from hpcenv.runs.attempts import read_verdict
 from hpcenv.runs.entries import Run, Submitted, Sweep, open_run, runs_of
@@ -108,6 +108,8 @@ class TopReader:
         """Return the state of the run at this time, in seconds since the epoch."""
         run, attempt = self._run, newest_attempt(self._run.folder)
         asked = asked_shape(run.manifest, read_verdict(run.folder)[0], -1 if attempt is None else attempt)
+        if not run.folder.finished.exists():
+            asked = replace(asked, until=now)
         nodes = [] if attempt is None else self._samples.read(run.folder, attempt)
         judgement = judge_use(nodes, asked)
         named = {node for sentence in judgement.sentences for node in sentence.nodes}
@@ -143,7 +145,11 @@ def one_line(top: RunTop) -> str:
     if top.age is None:
         return f"{visible(top.run)}: no samples"
     odd = [sentence.text for sentence in top.judgement.sentences]
-    words = "nothing odd" if not odd else visible(odd[0]) + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
+    words = (
+        nothing_odd(top.judgement)
+        if not odd
+        else visible(odd[0]) + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
+    )
     figures = f" ({top.judgement.figures})" if top.judgement.figures else ""
     return wrap(f"{visible(top.run)}: {_counts(top)}, {top.age:.0f} s ago: {words}{figures}", indent=4)
 
@@ -164,7 +170,7 @@ def lines(top: RunTop) -> Iterator[str]:
         yield from columns([("RANK", "NODE", "STEP", "S/STEP", "DATA WAIT", ""), *map(_rank_row, _shown(top.ranks))])
     yield ""
     if not top.judgement.sentences:
-        yield "nothing odd"
+        yield nothing_odd(top.judgement)
     for line in (*(one.text for one in top.judgement.sentences), *top.judgement.unknown):
         yield wrap(f"- {visible(line)}")
 

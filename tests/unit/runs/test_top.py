@@ -99,6 +99,34 @@ def test_only_the_end_of_a_long_file_is_read(make: Make) -> None:
     assert made.judgement.unknown == () and made.nodes[0].last.at == BEGAN + 60 * 60
 
 
+def test_8_idle_gpus_are_odd_at_the_first_look_whether_steps_are_known_or_not(make: Make) -> None:
+    # Each value is there, so a line has the length of a real node's.
+    full = dict.fromkeys(("power_limit", "temperature", "clock_limit", "replays", "energy", "sm"), 123456.5)
+    full |= {"use": 0.0, "uuid": "GPU-efea3747-6fb6-cf63-1546-7dcf5d3532d0", "unknown": {"x": "y" * 200}}
+    no_steps = dict.fromkeys(("step", "step_seconds", "wait_seconds", "last_step"))
+    for name, rank in (("a", {}), ("b", no_steps)):
+        folder = put(make(name), run(gpus=8, minutes=60, gpu=lambda *_: full, rank=lambda *_, rank=rank: rank))
+        assert folder.samples_of(0, "n1").stat().st_size / 360 > 5400
+        made = TopReader(open_run(folder.path)).read(BEGAN + 3601).judgement
+        assert [one.text for one in made.sentences] == ["8 of 8 GPUs of n1 were idle (0 % use) for 15 of 15 minutes"]
+
+
+def test_a_leak_and_a_gpu_without_a_process_are_odd_at_the_first_look(make: Make) -> None:
+    leak = lambda _n, at, _i: {"memory": 20e9 + at * 2 * 0.4e6 * 5}  # noqa: E731
+    empty = lambda _n, at, i: {"use": 0.0, "ranks": (), "others": 0} if i and at > 3000 else {}  # noqa: E731
+    folder = put(make("a"), run(minutes=60, node=leak, gpu=empty))
+    said = [one.text for one in TopReader(open_run(folder.path)).read(BEGAN + 3601).judgement.sentences]
+    assert said[0] == "3 of 4 GPUs of n1 had no process after minute 50", "of the attempt, not of what was read"
+    assert said[1].startswith("memory grows by 200 MB in 100 steps since step ")
+
+
+def test_what_was_too_short_to_read_is_not_called_healthy(make: Make) -> None:
+    folder = put(make("a"), run(minutes=4, gpu=lambda *_: {"use": 0.0}))
+    text = page(folder)
+    assert "nothing odd in what is known\n- " in text and "240 s of samples" in text
+    assert "nothing odd in what is known" in one_line(TopReader(open_run(folder.path)).read(NOW))
+
+
 def test_a_node_that_is_behind_and_hostile_names(make: Make) -> None:
     folder = put(make("a"), run(nodes=1, minutes=10))
     late = run(nodes=1, minutes=5)[0]
