@@ -676,7 +676,7 @@ def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
     missing = sorted(set(seen.asked.nodes) - {node.node for node in seen.nodes})
     if missing:
         yield f"no samples of {fold_hostlist(missing)}"
-    elif len(seen.nodes) < seen.asked.number:
+    elif 0 < len(seen.nodes) < seen.asked.number:
         yield f"samples of {len(seen.nodes)} of {plural(seen.asked.number, 'node')} only"
     if not seen.nodes:
         return

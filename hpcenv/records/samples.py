@@ -150,6 +150,7 @@ class Sample:
         seconds: length of this interval.
         least, most: in a summary, the least and greatest values of the minute; `gpus`, `node` and `ranks` then hold the
             means. None in a single sample.
+        ended: only in the last record of a file that has no figures: why no sample follows.
     """
 
     at: float
@@ -159,6 +160,7 @@ class Sample:
     ranks: tuple[RankUse, ...] = ()
     least: Sample | None = None
     most: Sample | None = None
+    ended: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ class NodeSamples:
     Attributes:
         began: when the first interval in the file began, in seconds since the epoch, if `samples` are only the newest
             ones. None if `samples` are all samples of the file.
-        problem: why a part of the file could not be read; empty if all of it could.
+        problem: why a part of the file could not be read or written; empty if there was no problem.
     """
 
     node: str
@@ -189,7 +191,9 @@ def read_samples(path: Path, *, node: str, attempt: int) -> NodeSamples:
     try:
         for line in read_lines(path):
             try:
-                samples.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
+                one = decode_record(Sample, line.decode("utf-8"), origin=str(path))
+                problem = problem or one.ended
+                samples += [] if one.ended else [one]
             except (RecordInvalid, UnicodeDecodeError) as error:
                 # The last line has no line end while it is written, or if the node was lost.
                 problem = problem or ("" if not line.endswith(b"\n") else str(error))
@@ -247,7 +251,7 @@ class NewSamples:
         known = (*found.samples, *new)
         samples = tuple(one for one in known if one.at > known[-1].at - self._seconds)
         began = found.began if found.began is not None or not known else _begin_of(first, known[0])
-        found = replace(found, samples=samples, began=began, problem=problem)
+        found = replace(found, samples=samples, began=began, problem=problem or found.problem)
         self._files[path] = (begin + len(whole), found)
         return found
 
@@ -260,6 +264,9 @@ class NewSamples:
                 one = decode_record(Sample, line.decode("utf-8"), origin=origin)
             except (RecordInvalid, UnicodeDecodeError) as error:
                 problem = problem or str(error)
+                continue
+            if one.ended:
+                problem = one.ended
                 continue
             found.append(one)
             if one.at <= found[0].at - self._seconds:
