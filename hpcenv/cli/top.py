@@ -11,7 +11,7 @@ import click
 
 from hpcenv.cli import _render, _streams
 from hpcenv.cli._terminal import has_colours, is_terminal
-from hpcenv.runs.top import TopReader, find_watched, lines, one_line
+from hpcenv.runs.top import TopReader, find_watched, one_line, page_of
 
 _SECONDS = 3.0
 
@@ -44,14 +44,16 @@ def _show_live(reader: TopReader) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    def page() -> Text:
-        text = Text(no_wrap=True)
-        for line in lines(reader.read(time.time())):
-            text.append(f"{line}\n", style="bold" if line.startswith("- ") or line.endswith("slowest") else "")
-        return text
-
     # The page moves the cursor. So `lines` escapes control characters in its texts, not the stream.
     console = Console(file=_streams.unchanged(sys.stdout), no_color=not has_colours(), highlight=False)
+
+    def page() -> Text:
+        text = Text(no_wrap=True)
+        for number, line in enumerate(page_of(reader.read(time.time()), console.size.height)):
+            style = "bold" if line.startswith("- ") or line.endswith("slowest") else ""
+            text.append(f"\n{line}" if number else line, style=style)
+        return text
+
     with contextlib.suppress(KeyboardInterrupt), Live(page(), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(_SECONDS)

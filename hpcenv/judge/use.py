@@ -28,6 +28,10 @@ _SHORTEST = 120.0
 _SHORTEST_IDLE = 300.0
 # While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for this time.
 _LONGEST_START = 1800.0
+# For what is unknown: the longest time in seconds without a sample, and the largest share of the time without a value,
+# that need no word.
+_LATE = 300.0
+_MOST_UNKNOWN = 0.1
 # The part of the time, in percent, in which a process waits for memory.
 _PRESSURE = 10.0
 # For memory that grows: the seconds after the first step that do not count, the least growth in bytes, and the largest
@@ -45,12 +49,16 @@ class AskedShape:
 
     Attributes:
         nodes: the nodes that started ranks.
+        number: how many nodes the run asked for; 0 if this is not known.
         gpus, cpus: number of GPUs and CPUs of each node. 0 means no GPUs, or an unknown number of CPUs.
+        until: when the ranks ended, or now if they run, in seconds since the epoch; None if neither is known.
     """
 
     nodes: tuple[str, ...] = ()
+    number: int = 0
     gpus: int = 0
     cpus: int = 0
+    until: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +116,7 @@ class _Seen:
 
     Attributes:
         told: GPUs and ranks that have a sentence already.
+        began: when the attempt began. The samples may begin later, because `hpcenv top` reads only the newest ones.
         steps: rank -> the typical time of its steps. Ranks that were seen for too short a time are left out.
         waits: rank -> the part of a step in which the rank typically waits for data, in percent.
     """
@@ -124,16 +133,25 @@ class _Seen:
                     self.gpus[node.node, gpu.index].append((sample, gpu))
                 for rank in sample.ranks:
                     self.ranks[rank.rank].append((node.node, sample, rank))
-        begins = [node.samples[0].at - node.samples[0].seconds for node in self.nodes]
-        self.began = min(begins, default=0.0)
-        stepped = (s.at for looks in self.ranks.values() for _, s, rank in looks if rank.step)
-        self.first_step = min(stepped, default=None)
+        self.began = min((_begin(node) if node.began is None else node.began for node in self.nodes), default=0.0)
         self.steps = self._typical(lambda one: one.step_seconds)
         self.waits = self._typical(lambda one: one.wait_percent)
+        self.first_step = self._first_step()
 
     def _typical(self, value: Callable[[RankUse], float | None]) -> dict[int, float]:
         found = {rank: _typical((value(one), s.seconds) for _, s, one in looks) for rank, looks in self.ranks.items()}
         return {rank: known for rank, known in found.items() if known is not None}
+
+    def _first_step(self) -> float | None:
+        """Return when the first step ended. If no sample is so old, the number of steps so far gives an estimate."""
+        newest_only = self.began < min(map(_begin, self.nodes), default=0.0)
+        found = []
+        for rank, looks in self.ranks.items():
+            first = next(((s.at, one.step) for _, s, one in looks if one.step), None)
+            if first is not None:
+                earlier = first[1] * self.steps.get(rank, 0.0) if newest_only else 0.0
+                found.append(max(self.began, first[0] - earlier))
+        return min(found, default=None)
 
     def untold(self, node: NodeSamples) -> Iterator[tuple[int, _GpuLooks]]:
         """Yield the GPUs of a node that have no sentence yet."""
@@ -161,6 +179,14 @@ class _Seen:
         node = self.ranks[rank][-1][0]
         gpus = frozenset((node, gpu.index) for _, gpu in self.gpu_of(rank))
         return _Odd(weight, text, node, rank, gpus)
+
+
+def _begin(node: NodeSamples) -> float:
+    return node.samples[0].at - node.samples[0].seconds
+
+
+def _seconds(samples: Iterable[Sample]) -> float:
+    return sum(sample.seconds for sample in samples)
 
 
 def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
@@ -432,7 +458,7 @@ def _growth(
 
 def _pressure(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for node in seen.nodes:
-        long_enough = sum(sample.seconds for sample in node.samples) >= _SHORTEST
+        long_enough = _seconds(node.samples) >= _SHORTEST
         short = _mean((sample.node.pressure_memory, sample.seconds) for sample in node.samples)
         if long_enough and short is not None and short >= limit:
             yield _Odd(short, f"processes of {node.node} waited for memory {short:.0f} % of the time", node.node)
@@ -646,33 +672,101 @@ def _figures(seen: _Seen) -> str:
 
 def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
     """Yield what no sample shows. Each item is yielded once, with the reason if it is known."""
-    yield from (f"{node.node}: {node.problem}" for node in nodes if node.problem)
+    yield from _together((node.node, f": {node.problem}") for node in nodes if node.problem)
     missing = sorted(set(seen.asked.nodes) - {node.node for node in seen.nodes})
     if missing:
         yield f"no samples of {fold_hostlist(missing)}"
+    elif 0 < len(seen.nodes) < seen.asked.number:
+        yield f"samples of {len(seen.nodes)} of {plural(seen.asked.number, 'node')} only"
     if not seen.nodes:
         return
-    gpus = [gpu for looks in seen.gpus.values() for _, gpu in looks]
-    if seen.asked.gpus or gpus:
-        for what, name, key in (
-            ("use", "use", "use"),
-            ("processes", "others", "ranks"),
-            ("memory", "memory", "memory"),
-        ):
-            if all(getattr(gpu, name) is None for gpu in gpus):
-                why = _reason(gpus, key) if gpus else ": no sample shows a GPU"
-                yield f"{what} of GPUs unknown{why}"
-    samples = [sample.node for node in seen.nodes for sample in node.samples]
-    if all(node.memory is None and node.memory_peak is None for node in samples):
-        yield f"memory of the nodes unknown{_reason(samples, 'memory')}"
-    if all(rank.step is None for looks in seen.ranks.values() for _, _, rank in looks):
-        yield "no optimizer step was seen"
+    yield from _without_samples(seen)
+    yield from _unknown_of_gpus(seen)
+    blind = {node.node: [sample.node for sample in node.samples] for node in seen.nodes}
+    blind = {
+        name: uses
+        for name, uses in blind.items()
+        if all(use.memory is None and use.memory_peak is None for use in uses)
+    }
+    if blind:
+        whose = "the nodes" if len(blind) == len(seen.nodes) else fold_hostlist(blind)
+        yield f"memory of {whose} unknown{_reason([use for uses in blind.values() for use in uses], 'memory')}"
+    yield from _unknown_of_ranks(seen)
+
+
+def _together(items: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each text once, after the names of the nodes that have this text."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for node, text in items:
+        named[text].append(node)
+    yield from (f"{fold_hostlist(names)}{text}" for text, names in named.items())
+
+
+def _without_samples(seen: _Seen) -> Iterator[str]:
+    """Yield the nodes whose samples leave out a part of the time, and say if the whole time is too short."""
+    until = max(seen.asked.until or 0.0, *(node.samples[-1].at for node in seen.nodes))
+    gaps, longest = [], 0.0
+    for node in seen.nodes:
+        covered = _seconds(node.samples)
+        whole = until - (seen.began if node.began is None else _begin(node))
+        if whole - covered > max(_LATE, 2 * node.samples[-1].seconds):
+            gaps.append((node.node, f": samples of {_of_time(covered, whole)} only"))
+        longest = max(longest, covered)
+    yield from _together(gaps)
+    if longest < _SHORTEST_IDLE:
+        slow = "slow ranks, waits for data and " if longest < _SHORTEST else ""
+        yield f"{longest:.0f} s of samples are too few to find {slow}idle GPUs"
+
+
+def _of_time(part: float, whole: float) -> str:
+    unit, word = (3600, "hours") if whole >= 4 * 3600 else (60, "minutes")
+    return f"{part / unit:.0f} of {whole / unit:.0f} {word}"
+
+
+def _unknown_of_gpus(seen: _Seen) -> Iterator[str]:
+    """Yield the values that are unknown for some or all GPUs, and the nodes that show fewer GPUs than the run has."""
+    if not seen.gpus:
+        if seen.asked.gpus:
+            yield from (f"{what} of GPUs unknown: no sample shows a GPU" for what in ("use", "processes", "memory"))
+        return
+    for what, name, key in (("use", "use", "use"), ("processes", "others", "ranks"), ("memory", "memory", "memory")):
+        blind: dict[_Gpu, list[GpuUse]] = {}
+        for gpu, looks in seen.gpus.items():
+            unknown = [(s, one) for s, one in looks if getattr(one, name) is None]
+            if _seconds(s for s, _ in unknown) > _MOST_UNKNOWN * _seconds(s for s, _ in looks):
+                blind[gpu] = [one for _, one in unknown]
+        if blind:
+            all_of_them = len(blind) == len(seen.gpus)
+            whose = "GPUs" if all_of_them else f"{plural(len(blind), 'GPU')} of {fold_hostlist({n for n, _ in blind})}"
+            always = all(len(looks) == len(seen.gpus[gpu]) for gpu, looks in blind.items())
+            when = "" if always else " at times"
+            yield f"{what} of {whose} unknown{when}{_reason([one for looks in blind.values() for one in looks], key)}"
+    shown = {node.node: max(len(sample.gpus) for sample in node.samples) for node in seen.nodes}
+    asked = seen.asked.gpus
+    yield from _together((n, f": samples show {k} of {plural(asked, 'GPU')}") for n, k in shown.items() if k < asked)
+
+
+def _unknown_of_ranks(seen: _Seen) -> Iterator[str]:
+    """Yield what is unknown because a rank reports no steps, or no wait for data."""
+    blind = [rank for rank, looks in seen.ranks.items() if all(one.step is None for _, _, one in looks)]
+    if len(blind) == len(seen.ranks):
+        early = ", and GPUs that are idle in the first 30 minutes" if seen.gpus else ""
+        yield f"no optimizer step was seen: slow ranks, waits for data and memory that grows are unknown{early}"
+    elif blind:
+        yield f"no optimizer step of {ranks_in_words(blind)} was seen"
+    elif seen.steps and not seen.waits:
+        yield "the wait for data is unknown: no DataLoader of torch was seen"
 
 
 def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
     """Return a colon and the reason why a value is unknown. A key of `unknown` names all values with one reason."""
-    reasons = (why for one in looks for key, why in one.unknown.items() if name in key.split(", "))
+    reasons = (why for one in looks for key, why in one.unknown.items() if {name, "all"} & set(key.split(", ")))
     return next((f": {why}" for why in reasons if why), "")
+
+
+def nothing_odd(judgement: UseJudgement) -> str:
+    """Return the words for a judgement without a sentence. They promise nothing about what is unknown."""
+    return "nothing odd in what is known" if judgement.unknown else "nothing odd"
 
 
 def in_words(judgement: UseJudgement) -> list[str]:
@@ -681,6 +775,6 @@ def in_words(judgement: UseJudgement) -> list[str]:
     head = f"{plural(judgement.nodes, 'node')}, {gpus}, {plural(judgement.samples, 'sample')}"
     figures = f" ({judgement.figures})" if judgement.figures else ""
     if not judgement.sentences:
-        return [f"{head}: " + "; ".join(("nothing odd" + figures, *judgement.unknown))]
+        return [f"{head}: " + "; ".join((nothing_odd(judgement) + figures, *judgement.unknown))]
     hints = dict.fromkeys(f"hint: {sentence.hint}" for sentence in judgement.sentences)
     return [head + figures, *(sentence.text for sentence in judgement.sentences), *judgement.unknown, *hints]

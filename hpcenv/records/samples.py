@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcenv.errors import RecordInvalid
@@ -149,6 +150,7 @@ class Sample:
         seconds: length of this interval.
         least, most: in a summary, the least and greatest values of the minute; `gpus`, `node` and `ranks` then hold the
             means. None in a single sample.
+        ended: only in the last record of a file that has no figures: why no sample follows.
     """
 
     at: float
@@ -158,6 +160,7 @@ class Sample:
     ranks: tuple[RankUse, ...] = ()
     least: Sample | None = None
     most: Sample | None = None
+    ended: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +168,15 @@ class NodeSamples:
     """The samples of one node in one attempt, in the order of time.
 
     Attributes:
-        problem: why a part of the file could not be read; empty if all of it could.
+        began: when the first interval in the file began, in seconds since the epoch, if `samples` are only the newest
+            ones. None if `samples` are all samples of the file.
+        problem: why a part of the file could not be read or written; empty if there was no problem.
     """
 
     node: str
     attempt: int
     samples: tuple[Sample, ...] = ()
+    began: float | None = None
     problem: str = ""
 
 
@@ -185,7 +191,9 @@ def read_samples(path: Path, *, node: str, attempt: int) -> NodeSamples:
     try:
         for line in read_lines(path):
             try:
-                samples.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
+                one = decode_record(Sample, line.decode("utf-8"), origin=str(path))
+                problem = problem or one.ended
+                samples += [] if one.ended else [one]
             except (RecordInvalid, UnicodeDecodeError) as error:
                 # The last line has no line end while it is written, or if the node was lost.
                 problem = problem or ("" if not line.endswith(b"\n") else str(error))
@@ -200,8 +208,9 @@ def read_attempt(run: RunFolder, attempt: int) -> Iterator[NodeSamples]:
         yield read_samples(path, node=path.name.removesuffix(".jsonl"), attempt=attempt)
 
 
-# At most so many bytes at the end of a file are read at once, so that a page with 64 nodes appears in seconds.
-_MOST_AT_ONCE = 128 * 1024
+# At most so many bytes at the end of a file are read at once, so that a page with 64 nodes appears in seconds. With 8
+# GPUs and a sample each 10 s, 15 minutes have 0.5 MB.
+_MOST_AT_ONCE = 1 << 20
 
 
 class NewSamples:
@@ -213,7 +222,7 @@ class NewSamples:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._files: dict[Path, tuple[int, tuple[Sample, ...]]] = {}
+        self._files: dict[Path, tuple[int, NodeSamples]] = {}
 
     def read(self, run: RunFolder, attempt: int) -> list[NodeSamples]:
         """Return the newest samples of each node, by the names of the nodes."""
@@ -222,26 +231,51 @@ class NewSamples:
 
     def _node(self, path: Path, attempt: int) -> NodeSamples:
         """Return the newest samples of a node. An incomplete last line is left for the next call."""
-        name, problem = path.name.removesuffix(".jsonl"), ""
-        position, samples = self._files.get(path, (0, ()))
+        nothing = NodeSamples(node=path.name.removesuffix(".jsonl"), attempt=attempt)
+        position, found = self._files.get(path, (0, nothing))
         try:
             with path.open("rb") as file:
                 end = file.seek(0, io.SEEK_END)
                 if end < position:  # another file has its name
-                    position, samples = 0, ()
+                    position, found = 0, nothing
                 begin = max(position, end - _MOST_AT_ONCE)
                 file.seek(begin)
                 data = file.read(_MOST_AT_ONCE)
+                file.seek(0)
+                first = file.readline() if found.began is None else b""
         except OSError as error:
-            return NodeSamples(node=name, attempt=attempt, samples=samples, problem=f"{path}: {error.strerror}")
+            return replace(found, problem=f"{path}: {error.strerror}")
         whole = data[: data.rfind(b"\n") + 1]
-        cut = begin > position
-        new = []
-        for line in whole.splitlines()[1 if cut else 0 :]:
+        lines = whole.splitlines()[1 if begin > position else 0 :]
+        new, problem = self._newest(lines, str(path))
+        known = (*found.samples, *new)
+        samples = tuple(one for one in known if one.at > known[-1].at - self._seconds)
+        began = found.began if found.began is not None or not known else _begin_of(first, known[0])
+        found = replace(found, samples=samples, began=began, problem=problem or found.problem)
+        self._files[path] = (begin + len(whole), found)
+        return found
+
+    def _newest(self, lines: list[bytes], origin: str) -> tuple[list[Sample], str]:
+        """Return the samples of the last seconds in some lines, and the problem of a line that is not a sample."""
+        found: list[Sample] = []
+        problem = ""
+        for line in reversed(lines):
             try:
-                new.append(decode_record(Sample, line.decode("utf-8"), origin=str(path)))
+                one = decode_record(Sample, line.decode("utf-8"), origin=origin)
             except (RecordInvalid, UnicodeDecodeError) as error:
-                problem = str(error)
-        samples = tuple(one for one in (*samples, *new) if one.at > (new or samples)[-1].at - self._seconds)
-        self._files[path] = (begin + len(whole), samples)
-        return NodeSamples(node=name, attempt=attempt, samples=samples, problem=problem)
+                problem = problem or str(error)
+                continue
+            if one.ended:
+                problem = one.ended
+                continue
+            found.append(one)
+            if one.at <= found[0].at - self._seconds:
+                break
+        return found[::-1], problem
+
+
+def _begin_of(line: bytes, oldest: Sample) -> float:
+    """Return when the interval of the first sample in a file began. If this line is damaged, `oldest` counts."""
+    with suppress(RecordInvalid, UnicodeDecodeError):
+        oldest = decode_record(Sample, line.decode("utf-8"), origin="the first sample")
+    return oldest.at - oldest.seconds

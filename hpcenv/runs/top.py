@@ -13,9 +13,8 @@ from statistics import median_low
 
 from hpcenv.errors import HpcenvError
 from hpcenv.hostlist import fold_hostlist
-from hpcenv.judge.use import UseJudgement, judge_use
+from hpcenv.judge.use import UseJudgement, judge_use, nothing_odd
 from hpcenv.records.samples import NewSamples, RankUse, Sample
-from hpcenv.runs.attempts import read_verdict
 from hpcenv.runs.entries import Run, Submitted, Sweep, open_run, runs_of
 from hpcenv.runs.find import find_run, list_runs, runs_folder
 from hpcenv.runs.state import read_states
@@ -107,7 +106,7 @@ class TopReader:
     def read(self, now: float) -> RunTop:
         """Return the state of the run at this time, in seconds since the epoch."""
         run, attempt = self._run, newest_attempt(self._run.folder)
-        asked = asked_shape(run.manifest, read_verdict(run.folder)[0], -1 if attempt is None else attempt)
+        asked = asked_shape(run.folder, run.manifest, -1 if attempt is None else attempt, now)
         nodes = [] if attempt is None else self._samples.read(run.folder, attempt)
         judgement = judge_use(nodes, asked)
         named = {node for sentence in judgement.sentences for node in sentence.nodes}
@@ -143,13 +142,34 @@ def one_line(top: RunTop) -> str:
     if top.age is None:
         return f"{visible(top.run)}: no samples"
     odd = [sentence.text for sentence in top.judgement.sentences]
-    words = "nothing odd" if not odd else visible(odd[0]) + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
+    words = (
+        nothing_odd(top.judgement)
+        if not odd
+        else visible(odd[0]) + (f" (and {len(odd) - 1} more)" if len(odd) > 1 else "")
+    )
     figures = f" ({top.judgement.figures})" if top.judgement.figures else ""
     return wrap(f"{visible(top.run)}: {_counts(top)}, {top.age:.0f} s ago: {words}{figures}", indent=4)
 
 
 def lines(top: RunTop) -> Iterator[str]:
     """Yield the text of `hpcenv top`, at most 80 columns wide. Pure."""
+    yield from _head(top)
+    if top.nodes:
+        yield from (*_tables(top), *_odd(top))
+
+
+def page_of(top: RunTop, height: int) -> list[str]:
+    """Return the text for a terminal of `height` lines. If it is too long, what is odd is above the tables. Pure."""
+    whole = "\n".join(lines(top)).split("\n")
+    if len(whole) <= height:
+        return whole
+    if top.nodes:
+        whole = "\n".join((*_head(top), *_odd(top), *_tables(top))).split("\n")
+    shown = whole[: max(1, height - 1)]
+    return [*shown, f"{plural(len(whole) - len(shown), 'more line')}: the terminal has only {height} lines"]
+
+
+def _head(top: RunTop) -> Iterator[str]:
     if top.age is None or top.oldest is None:
         yield f"{visible(top.run)}: no samples"
         yield from (wrap(visible(line), indent=2) for line in top.judgement.unknown)
@@ -157,14 +177,20 @@ def lines(top: RunTop) -> Iterator[str]:
     late = f", of the node that is furthest behind {top.oldest:.0f} s" if top.oldest > top.age + 30 else ""
     attempt = f", attempt {top.attempt}" if top.attempt else ""
     yield wrap(f"{visible(top.run)}{attempt}: {_counts(top)}; newest sample {top.age:.0f} s old{late}")
+
+
+def _tables(top: RunTop) -> Iterator[str]:
     yield ""
     yield from columns([("NODE", "GPU USE %", "GPU GB", "W", "CPUS", "GB"), *map(_node_row, _grouped(top.nodes))])
     if top.ranks:
         yield ""
         yield from columns([("RANK", "NODE", "STEP", "S/STEP", "DATA WAIT", ""), *map(_rank_row, _shown(top.ranks))])
+
+
+def _odd(top: RunTop) -> Iterator[str]:
     yield ""
     if not top.judgement.sentences:
-        yield "nothing odd"
+        yield nothing_odd(top.judgement)
     for line in (*(one.text for one in top.judgement.sentences), *top.judgement.unknown):
         yield wrap(f"- {visible(line)}")
 

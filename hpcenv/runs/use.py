@@ -5,8 +5,9 @@ The newest attempt that has samples is judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from hpcenv.errors import RecordInvalid
 from hpcenv.judge.use import AskedShape, UseJudgement, in_words, judge_use
@@ -14,8 +15,7 @@ from hpcenv.records.files import load_record
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.samples import read_attempt
-from hpcenv.records.verdict import Verdict
-from hpcenv.runs.attempts import read_verdict
+from hpcenv.runs.attempts import read_finished, read_verdict
 from hpcenv.text import visible, wrap
 
 
@@ -26,7 +26,7 @@ def report_use(run: RunFolder, manifest: Manifest) -> UseJudgement | None:
         with suppress(RecordInvalid):
             return load_record(UseJudgement, run.use)
         return None
-    return judge_use(tuple(read_attempt(run, attempt)), asked_shape(manifest, read_verdict(run)[0], attempt))
+    return judge_use(tuple(read_attempt(run, attempt)), asked_shape(run, manifest, attempt))
 
 
 def newest_attempt(run: RunFolder) -> int | None:
@@ -35,13 +35,28 @@ def newest_attempt(run: RunFolder) -> int | None:
     return max((int(number) for number in numbers if number.isdecimal()), default=None)
 
 
-def asked_shape(manifest: Manifest, verdict: Verdict | None, attempt: int) -> AskedShape:
-    """Return what a run asked for. If the attempt has a verdict, add the nodes that started ranks."""
+def asked_shape(run: RunFolder, manifest: Manifest, attempt: int, now: float | None = None) -> AskedShape:
+    """Return what a run asked for. If the attempt has a verdict, add the nodes that started ranks.
+
+    Args:
+        now: the present time, if it is known: a run that has not ended may have samples up to this time.
+    """
+    verdict, finished = read_verdict(run)[0], read_finished(run)
     nodes: tuple[str, ...] = ()
+    until = None if finished else now
     if verdict is not None and verdict.attempt == attempt:
         nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+        until = _ranks_ended(run, finished) if finished else now
     cpus = manifest.cpus_per_task * manifest.nproc_per_node
-    return AskedShape(nodes=nodes, gpus=manifest.gpus_per_node, cpus=cpus)
+    return AskedShape(nodes=nodes, number=manifest.nodes, gpus=manifest.gpus_per_node, cpus=cpus, until=until)
+
+
+def _ranks_ended(run: RunFolder, finished: Mapping[str, Any]) -> float | None:
+    """Return when the last node recorded its end; None if unknown. The job may end much later than the ranks."""
+    times = [path.stat().st_mtime for path in run.exits.glob("*.json")]
+    ended = finished.get("time")
+    # In a copy of a run folder, the files may be newer than the end of the job.
+    return min(ended, max(times)) if times and isinstance(ended, float) else None
 
 
 def lines(judgement: UseJudgement) -> Iterator[str]:

@@ -3,7 +3,8 @@
 Runs on: COMPUTE NODE. Standard library, and pynvml if it is installed.
 
 The size of the file is limited. After `_HOURS_IN_FULL`, the samples of a minute become one record with their means,
-minima and maxima. At `_MOST_BYTES`, nothing more is written.
+minima and maxima. This begins earlier if the samples are so many that they fill a quarter of the file. At
+`_MOST_BYTES`, a last record says that no sample follows.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Sampler:
         )
         self._last = now
         self._publish(sample)
-        if now - self._begin < _HOURS_IN_FULL * 3600:
+        if now - self._begin < _HOURS_IN_FULL * 3600 and self._written < _MOST_BYTES // 4:
             self._write(sample)
             return
         self._minute.append(sample)
@@ -127,20 +128,28 @@ class Sampler:
         if self._problem:
             return
         line = samples_line(sample).encode()
+        problem = ""
+        if self._written + len(line) > _MOST_BYTES:
+            hour = (sample.at - self._begin) / 3600
+            problem = f"samples end at hour {hour:.0f}: the file has reached its limit of {_MOST_BYTES >> 20} MiB"
+            line = samples_line(Sample(at=sample.at, seconds=0.0, ended=problem)).encode()
         try:
-            if self._written + len(line) > _MOST_BYTES:
-                raise OSError(f"the file has {self._written >> 20} MiB")
-            if not self._written:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            try:
-                os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
-            self._written += len(line)
+            self._append(line)
         except OSError as error:
-            self._problem = f"hpcenv: node {self._node.this_node.node}: no more samples: {error}"
+            problem = f"no more samples: {error}"
+        if problem:
+            self._problem = f"hpcenv: node {self._node.this_node.node}: {problem}"
             sys.stderr.write(f"{self._problem}\n")
+
+    def _append(self, line: bytes) -> None:
+        if not self._written:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+        self._written += len(line)
 
 
 # -- several samples in one ---------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,50 @@ def test_what_was_not_seen_is_said_once_with_its_reason() -> None:
     assert judged(run(gpus=0), gpus=4).unknown[0] == "use of GPUs unknown: no sample shows a GPU"
     damaged = (NodeSamples(node="n1", attempt=0, problem="n1.jsonl: no JSON"),)
     assert judge_use(damaged, AskedShape(nodes=("n1",))).unknown == ("n1: n1.jsonl: no JSON", "no samples of n1")
+
+
+def cut(node: NodeSamples, begin: float, end: float) -> NodeSamples:
+    return replace(node, samples=tuple(one for one in node.samples if begin < one.at - BEGAN <= end))
+
+
+N1, N2 = run(nodes=2)
+NO_NVML = {"use": None, "memory": None, "others": None, "ranks": (), "unknown": {"all": "pynvml is not installed"}}
+# Runs of which a part is unknown: what is said of each.
+IN_PART = {
+    "JAX": (run(rank=lambda *_: NO_STEPS), {}, "no optimizer step was seen: slow ranks, waits for data and memory that grows are unknown"),
+    "a rank without steps": (run(rank=lambda _n, _at, r: NO_STEPS if r == 3 else {}), {}, "no optimizer step of rank 3 was seen"),
+    "no DataLoader": (run(rank=lambda *_: {"wait_seconds": None}), {}, "the wait for data is unknown: no DataLoader of torch was seen"),
+    "a node without samples": ((N1,), {"nodes": ("n1", "n2")}, "no samples of n2"),
+    "a node without samples, before the verdict": ((N1,), {"nodes": (), "number": 2}, "samples of 1 of 2 nodes only"),
+    "a node that ended early": ((N1, cut(N2, 0, 1200)), {}, "n2: samples of 20 of 60 minutes only"),
+    "a node that began late": ((N1, cut(N2, 1200, 3600)), {}, "n2: samples of 40 of 60 minutes only"),
+    "both ended early": ((N1, N2), {"until": BEGAN + 9 * 3600}, "n[1-2]: samples of 1 of 9 hours only"),
+    "one node without NVML": (run(nodes=2, gpu=lambda n, *_: NO_NVML if n == "n2" else {}), {}, "use of 4 GPUs of n2 unknown: pynvml is not installed"),
+    "a driver that hangs": (run(gpu=lambda _n, at, _i: NO_NVML if at > 1800 else {}), {}, "use of GPUs unknown at times: pynvml is not installed"),
+    "a GPU that is not there": (run(nodes=2), {"gpus": 8}, "n[1-2]: samples show 4 of 8 GPUs"),
+    "one node without a cgroup": (
+        run(nodes=2, node=lambda n, *_: {"memory": None, "memory_peak": None, "unknown": {"memory": "no cgroup"}} if n == "n2" else {}),
+        {},
+        "memory of n2 unknown: no cgroup",
+    ),
+    "four minutes": (run(minutes=4), {}, "240 s of samples are too few to find idle GPUs"),
+    "20 seconds": (run(minutes=1 / 3), {}, "20 s of samples are too few to find slow ranks, waits for data and idle GPUs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("samples", "asked", "text"), IN_PART.values(), ids=IN_PART)
+def test_what_is_known_in_part_is_not_called_healthy(
+    samples: tuple[NodeSamples, ...], asked: dict[str, Any], text: str
+) -> None:
+    made = judged(samples, **asked)
+    assert made.sentences == ()
+    assert any(one.startswith(text) for one in made.unknown), made.unknown
+    assert ": nothing odd in what is known (" in in_words(made)[0]
+
+
+def test_a_sample_that_is_late_needs_no_word() -> None:
+    assert judged((N1, cut(N2, 120, 3500)), until=BEGAN + 3650).unknown == ()
+    assert judged(run(every=600), until=BEGAN + 3600 + 700).unknown == ()
 
 
 def test_each_rule_has_a_case_and_each_row_is_full() -> None:

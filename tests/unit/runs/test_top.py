@@ -10,12 +10,13 @@ from typing import Any
 from use_runs import BEGAN, run
 
 import hpcenv as api
-from hpcenv.records.files import write_text
+from hpcenv.records.files import save_record, write_text
 from hpcenv.records.run_folder import RunFolder
-from hpcenv.records.samples import NodeSamples, samples_line
+from hpcenv.records.samples import NodeSamples, Sample, samples_line
+from hpcenv.records.verdict import NodeVerdict, Verdict
 from hpcenv.runs.entries import open_run
 from hpcenv.runs.report import report
-from hpcenv.runs.top import TopReader, lines, one_line
+from hpcenv.runs.top import TopReader, lines, one_line, page_of
 
 Make = Callable[..., RunFolder]
 NOW = BEGAN + 600 + 9
@@ -97,6 +98,68 @@ def test_only_the_end_of_a_long_file_is_read(make: Make) -> None:
     made = TopReader(open_run(folder.path)).read(BEGAN + 60 * 60 + 1)
     assert 20 < made.judgement.samples <= 90
     assert made.judgement.unknown == () and made.nodes[0].last.at == BEGAN + 60 * 60
+
+
+def test_8_idle_gpus_are_odd_at_the_first_look_whether_steps_are_known_or_not(make: Make) -> None:
+    # Each value is there, so a line has the length of a real node's.
+    full = dict.fromkeys(("power_limit", "temperature", "clock_limit", "replays", "energy", "sm"), 123456.5)
+    full |= {"use": 0.0, "uuid": "GPU-efea3747-6fb6-cf63-1546-7dcf5d3532d0", "unknown": {"x": "y" * 200}}
+    no_steps = dict.fromkeys(("step", "step_seconds", "wait_seconds", "last_step"))
+    for name, rank in (("a", {}), ("b", no_steps)):
+        folder = put(make(name), run(gpus=8, minutes=60, gpu=lambda *_: full, rank=lambda *_, rank=rank: rank))
+        assert folder.samples_of(0, "n1").stat().st_size / 360 > 5400
+        made = TopReader(open_run(folder.path)).read(BEGAN + 3601).judgement
+        assert [one.text for one in made.sentences] == ["8 of 8 GPUs of n1 were idle (0 % use) for 15 of 15 minutes"]
+
+
+def test_a_leak_and_a_gpu_without_a_process_are_odd_at_the_first_look(make: Make) -> None:
+    leak = lambda _n, at, _i: {"memory": 20e9 + at * 2 * 0.4e6 * 5}  # noqa: E731
+    empty = lambda _n, at, i: {"use": 0.0, "ranks": (), "others": 0} if i and at > 3000 else {}  # noqa: E731
+    folder = put(make("a"), run(minutes=60, node=leak, gpu=empty))
+    said = [one.text for one in TopReader(open_run(folder.path)).read(BEGAN + 3601).judgement.sentences]
+    assert said[0] == "3 of 4 GPUs of n1 had no process after minute 50", "of the attempt, not of what was read"
+    assert said[1].startswith("memory grows by 200 MB in 100 steps since step ")
+
+
+def test_a_page_that_is_too_long_has_what_is_odd_first_and_says_what_it_leaves_out(make: Make) -> None:
+    folder = put(make("a"), run(nodes=6, gpus=1, minutes=10, gpu=idle("n3", 0)))
+    top = TopReader(open_run(folder.path)).read(NOW)
+    whole = list(lines(top))
+    assert page_of(top, len(whole)) == whole
+    small = page_of(top, 8)
+    assert small[:3] == [whole[0], "", "- 1 of 1 GPU of n3 was idle (0 % use) for 10 of 10 minutes"]
+    assert small[3:5] == ["", "NODE  GPU USE %  GPU GB  W    CPUS  GB"]
+    assert len(small) == 8 and small[-1] == f"{len(whole) - 7} more lines: the terminal has only 8 lines"
+
+
+def test_samples_that_end_before_the_ranks_are_told(make: Make, tmp_path: Path) -> None:
+    folder = put(make("a", cluster="local", job_id="local-1"), run(minutes=60))
+    top = TopReader(open_run(folder.path))
+    assert "n1: samples of 15 of 195 minutes only" in top.read(BEGAN + 4 * 3600).judgement.unknown
+    nodes = (NodeVerdict(node="n1", result="match", compared=1),)
+    verdict = Verdict(
+        schema=1, run="a", attempt=0, result="match", nodes=nodes, findings=(), rendezvous=None, settings={}
+    )
+    save_record(verdict, folder.verdict)
+    folder.exits.mkdir()
+    write_text("{}", folder.exit_of("n1"))
+    write_text(json.dumps({"schema": 1, "status": 0, "time": BEGAN + 9 * 3600}), folder.finished)
+    made = " ".join(str(report(tmp_path, str(folder.path), environ={})).split())
+    assert "nothing odd in what is known" in made and "n1: samples of 1 of 9 hours only" in made
+    with folder.samples_of(0, "n1").open("a") as file:
+        file.write(samples_line(Sample(at=BEGAN + 3600, seconds=0.0, ended="samples end at hour 1: full")))
+    for _ in range(2):
+        found = top.read(BEGAN + 3601)
+        assert "n1: samples end at hour 1: full" in found.judgement.unknown and found.nodes[0].last.gpus
+    made = " ".join(str(report(tmp_path, str(folder.path), environ={})).split())
+    assert "n1: samples end at hour 1: full" in made
+
+
+def test_what_was_too_short_to_read_is_not_called_healthy(make: Make) -> None:
+    folder = put(make("a"), run(minutes=4, gpu=lambda *_: {"use": 0.0}))
+    text = page(folder)
+    assert "nothing odd in what is known\n- " in text and "240 s of samples" in text
+    assert "nothing odd in what is known" in one_line(TopReader(open_run(folder.path)).read(NOW))
 
 
 def test_a_node_that_is_behind_and_hostile_names(make: Make) -> None:

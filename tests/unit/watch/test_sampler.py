@@ -105,6 +105,20 @@ def test_a_sample_of_a_session_has_its_open_connections(make_manifest: Callable[
     assert taken.node.connections == 2.0
 
 
+def test_a_file_that_is_full_says_so_in_its_last_line(
+    made: Sampler, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.attend(1010)
+    path = RunFolder(tmp_path).samples_of(2, "n1")
+    monkeypatch.setattr("hpcenv.watch.sampler._MOST_BYTES", int(13 * path.stat().st_size))
+    for second in range(1020, 1260, 10):
+        made.attend(second)
+    found = samples.read_samples(path, node="n1", attempt=2)
+    assert [one.seconds for one in found.samples] == [10, 10, 10, 10, 60, 60], "a quarter is full before 6 hours"
+    assert found.problem.startswith("samples end at hour 0: the file has reached its limit of ")
+    assert capsys.readouterr().err == f"hpcenv: node n1: {found.problem}\n"
+
+
 def test_what_cannot_be_written_is_said_once_and_the_rest_goes_on(
     made: Sampler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
