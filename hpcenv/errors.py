@@ -121,7 +121,8 @@ Hint: TypeAlias = "str | Command | tuple[str | Command, ...]"
 class HpcenvError(Exception):
     """What is wrong, why, and what to do next.
 
-    Do not change an error after it was raised. To give it other texts, raise `error.changed(...)` from it.
+    Do not change an error after it was raised. To give an error other texts, raise `error.changed(...)` from the old
+    error.
 
     Args:
         what: one sentence without a final full stop. The sentence quotes the wrong value.

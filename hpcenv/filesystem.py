@@ -63,9 +63,9 @@ class Mount:
 def visibility(path: Path, *, home: Path) -> Visibility:
     """Return whether compute nodes will see `path` under the same name.
 
-    For some file systems the answer is certain. For a local disk it is not, because this machine may export the disk to
-    the nodes. A path on the same device as the home folder counts as shared, because most sites share the home folders,
-    and a cluster of one machine needs no sharing.
+    For some file systems the answer is certain. For a local disk the answer is uncertain, because this machine may
+    export the disk to the nodes. A path on the same device as the home folder counts as shared, because most sites
+    share the home folders, and a cluster of one machine needs no sharing.
     """
     place = _existing(path)
     mount = mount_of(place)
@@ -311,7 +311,7 @@ def require_space(folder: Path, need: int, *, purpose: str) -> None:
     """Check, before the work begins, that `need` bytes can be written into `folder`.
 
     Args:
-        purpose: what the space is needed for. It completes "bytes are needed to ..." in the error.
+        purpose: what the space is needed for. This text completes "bytes are needed to ..." in the error.
 
     Raises:
         FileUnusable: fewer bytes are free, or the user's quota allows fewer.
@@ -340,7 +340,7 @@ def _megabytes(count: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """The users whose folders are trusted: hpcenv may run programs from there.
+    """The users whose folders are trusted, so that hpcenv may run programs from these folders.
 
     Attributes:
         owners: ids of trusted users, in addition to the caller and root.

@@ -84,7 +84,7 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 
 def _expand_item(item: str) -> list[str]:
-    """Expand one item. If it has several bracket groups (`r[1-2]n[1-2]`), the last group changes fastest."""
+    """Expand one item. If the item has several bracket groups (`r[1-2]n[1-2]`), the last group changes fastest."""
     pieces = re.split(r"\[([^\[\]]*)\]", item)
     texts = pieces[0::2]
     if sum(map(len, texts)) > _LONGEST_NAME or len(texts) > _LONGEST_NAME:

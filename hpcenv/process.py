@@ -8,7 +8,7 @@ accident), and a time limit, because Slurm commands are known to hang when slurm
 
 Each program has its own session, so that the program can be killed together with its children. Every wait for a program
 has a time limit, because a child may hold the output of the program open, and a process that hangs in the kernel does
-not end when it is killed. The exception is `run_in_terminal`: the user ends that program.
+not end when it is killed. Only `run_in_terminal` has no time limit, because the user ends that program.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def find_tool(name: str, *, needed_for: str, path: str | None = None) -> str:
 
     Args:
         name: the program as typed, for example `sbatch`.
-        needed_for: what the program is needed for. It completes the sentence "it is needed to ..." in the error.
+        needed_for: what the program is needed for. This text completes the sentence "it is needed to ..." in the error.
         path: a PATH to search instead of the PATH of this process.
 
     Raises:
@@ -264,7 +264,10 @@ def kill_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Return whether a program has ended. It is not reaped here, so no other process can get its process id."""
+    """Return whether a program has ended.
+
+    The program is not reaped here, so no other process can get its process id.
+    """
     if child.returncode is not None:
         return True
     try:
@@ -400,7 +403,8 @@ def feed(
         ToolMissing: the program does not exist.
         ToolFailed: the program ended with a status that is not 0, or did not end in time. The program may end before
             it has read all input.
-        Exception: an exception of `write`. If the failure of the program is its cause, ToolFailed is raised instead.
+        Exception: an exception of `write`. If the failure of the program caused this exception, ToolFailed is raised
+            instead.
     """
     tail = bytearray()
     with _watched(argv, timeout=timeout, env=env, cwd=cwd, stdin=PIPE, bufsize=_FEED_BUFFER) as watched:
@@ -505,7 +509,7 @@ def _watched(
 def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None:
     """Call `write`, close the pipe, and wait for the end of the program.
 
-    If the program ends early, this is no error here.
+    A program that ends early is no error here.
     """
     child = watched.child
     stdin = cast("BinaryIO", child.stdin)
@@ -560,7 +564,7 @@ def run_in_terminal(
 ) -> int:
     """Run a program with the terminal, input and output of this process; return its exit status (128 + N for signal N).
 
-    ^C in the terminal stops only the program, because this process ignores it. The program stays in the session of this
+    ^C in the terminal stops only the program, because this process ignores ^C. The program stays in the session of this
     process, because this session has the terminal. There is no time limit.
 
     Raises:
@@ -601,13 +605,14 @@ def start(
     ignored: tuple[int, ...] = (),
     held_back: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session. The signals of this terminal do not reach it. The caller waits for its end.
+    """Start a program in its own session, which gets no signals of this terminal. The caller waits for its end.
 
     Args:
         stdin: an open file; by default the program has an empty input.
         pass_fds: open files that the program inherits under the same numbers.
         ignored: signals that the program ignores until it sets handlers; only for callers without threads.
-        held_back: signals that are blocked when the program starts. They reach it after it has unblocked them.
+        held_back: signals that are blocked when the program starts. Such a signal reaches the program after the program
+            has unblocked it.
     """
 
     def ignore() -> None:

@@ -21,8 +21,8 @@ class Event:
     Attributes:
         phase: the part of the work.
         what: what is worked on: the digest of a layer, or a path. For `note` and `wait`, a sentence for the user.
-        done, total: progress in `unit`; `total` is None if it is not known in advance.
-            `done == total` ends the phase for this `what`.
+        done, total: progress in `unit`; `total` is None if the total is not known in advance. `done == total` ends the
+            phase for this `what`.
         unit: `bytes`, `entries`, or empty if nothing is counted.
     """
 

@@ -33,7 +33,8 @@ def init(
 
     Args:
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
-        python: the interpreter, as a path or a name inside the image. With None, the file has the default as a comment.
+        python: the interpreter, as a path or a name inside the image. With None, the file contains the default as a
+            comment.
         plain_http: registries without TLS, each as HOST:PORT.
         force: replace an existing hpcenv.toml. Without `force`, the home folder is refused, too.
 
@@ -78,8 +79,8 @@ def lock(
         extras, groups: the extras and groups of the project in `pins` that were installed.
         wheels: ask the package index for the hashes of the wheels.
         allow_floating: accept an image without a tag, or with the tag `latest`.
-        plain_http: registries without TLS, each as HOST:PORT. Your saved password is sent to them, but not to
-            registries in hpcenv.toml.
+        plain_http: registries without TLS, each as HOST:PORT. Your saved password is sent to the registries in
+            `plain_http`, but not to those that only hpcenv.toml names.
         accept: digest of what the project asks for, if you have not accepted that yet. The error NotAccepted contains
             the digest.
 
@@ -118,7 +119,7 @@ def check_lock(
     Args:
         lock: NAME of the lockfile `lockfiles/NAME.lock.toml`.
         pins, extras, groups: as for `lock`.
-        accept: as for `lock`. It is needed here, too, because the Python of `image = "host"` is started.
+        accept: as for `lock`. A check needs `accept`, too, because it starts the Python of `image = "host"`.
 
     Raises:
         NotAccepted: as for `lock`.
@@ -198,7 +199,7 @@ def diff(
         runs_dir: folder of runs, if it is not the project's folder of runs.
 
     Raises:
-        UsageError: one of the two is neither a lockfile nor a run, or no such lockfile is in the commit.
+        UsageError: `left` or `right` is neither a lockfile nor a run, or the commit contains no such lockfile.
         ToolMissing: a commit is named, and git is not on PATH.
     """
     return differing.diff(left, right, project=project, determinism=determinism, runs_dir=runs_dir, environ=os.environ)

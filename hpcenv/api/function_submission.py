@@ -44,7 +44,7 @@ class FunctionSubmission:
     """Functions with their arguments. The jobs of these functions have the same options.
 
     Attributes:
-        submissions: the functions. If there are several, they become an array.
+        submissions: the functions. Several functions become one array.
         options: the options of hpcenv that follow from the parameters of the executor.
         folder: the executor's folder, with submitit's `%j`, `%A` and `%a`.
         project: folder of hpcenv.toml.

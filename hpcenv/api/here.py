@@ -65,7 +65,8 @@ def require_accepted(workspace: Workspace, accept: str | None, more: Sequence[As
         more: requests of a record in the project, in addition to those of hpcenv.toml.
 
     Raises:
-        NotAccepted: the user has not accepted the requests. The error contains their list and its digest.
+        NotAccepted: the user has not accepted the requests. The error contains the list of requests and the digest of
+            this list.
     """
     asked = (*acceptance.asked_by(workspace), *more)
     hint = f'read hpcenv.toml, then: accept="{acceptance.digest_of(asked)}"'

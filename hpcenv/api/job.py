@@ -1,6 +1,6 @@
 """The jobs of hpcenv: `submitit.SlurmJob` with the state that hpcenv knows. Runs on: LOGIN NODE.
 
-Scripts and functions have the same class of job. So one list may contain jobs of both, and
+Scripts and functions have the same class of job. So one list may contain jobs of scripts and of functions, and
 `submitit.helpers.as_completed` and `monitor_jobs` accept such a list.
 """
 
@@ -54,7 +54,7 @@ class RunWatcher(SlurmInfoWatcher):
         self._gone_since: dict[str, float] = {}
 
     def register_run(self, job_id: str, link: Path) -> None:
-        """Register a job. `link` is its run folder, or the symbolic link to its run folder."""
+        """Register a job. `link` is the run folder of the job, or a symbolic link to the run folder."""
         if self._links.get(job_id) != link:
             # The system uses process ids again, so an id of a local job can occur again, too.
             self._finished.discard(job_id)
@@ -112,7 +112,7 @@ class ScriptPaths(utils.JobPaths):
 
     @property
     def folder(self) -> Path:
-        """The run folder. A `%` in its path is not a placeholder."""
+        """The run folder. A `%` in the path of the folder is not a placeholder."""
         return self._folder
 
     @property
@@ -267,7 +267,10 @@ class Job(submitit.SlurmJob[R_co]):
 
 
 def _refresh(folder: Path) -> None:
-    """Make NFS read a folder again. Setting the mode of a folder, even to the same mode, removes it from the cache."""
+    """Make NFS read a folder again.
+
+    If the mode of a folder is set, even to the same mode, NFS forgets its cached entries.
+    """
     with contextlib.suppress(OSError):
         folder.chmod(folder.stat().st_mode)
 

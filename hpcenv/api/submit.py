@@ -89,7 +89,7 @@ def sweep(
     r"""Submit a run for every combination of values, as one job array: `hpcenv submit --sweep`.
 
     Args:
-        args: arguments for the script. `{NAME}` in them is replaced by a value of NAME. If no argument contains
+        args: arguments for the script. `{NAME}` in an argument is replaced by a value of NAME. If no argument contains
             `{NAME}`, `--NAME=VALUE` is appended.
         over: name -> the values of this name. The last name varies fastest.
         max_parallel: how many jobs may run at the same time.

@@ -1,6 +1,6 @@
 """The command line. Each command parses its arguments, calls one function, and prints the result.
 
-Runs on: LOGIN NODE. Only this room uses click, prints, exits and reads os.environ.
+Runs on: LOGIN NODE. Only the modules of `cli` use click, print, exit and read os.environ.
 """
 
 from __future__ import annotations

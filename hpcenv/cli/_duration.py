@@ -9,7 +9,10 @@ from hpcenv.project import duration
 
 
 def tell_unit(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Return the value of an option. If it is a plain number, print its unit, which is not the unit of --time."""
+    """Return the value of an option.
+
+    If the value is a plain number, print its unit, which is not the unit of --time.
+    """
     if value and value.isdecimal() and int(value):
         flag = f"{parameter.opts[-1]} {value}"
         _render.tell(

@@ -1,4 +1,4 @@
-"""Errors for options of sbatch, srun and torchrun that were typed after `hpcenv submit`. They name hpcenv's own option.
+"""Errors that name hpcenv's own option if an option of sbatch, srun or torchrun was typed after `hpcenv submit`.
 
 Runs on: LOGIN NODE. Pure.
 """

@@ -18,14 +18,14 @@ class RareOption(click.Option):
 
 
 class GroupedOption(click.Option):
-    """An option of click that knows the group under which the help shows it, and whether it is rare."""
+    """A click option with the group under which the help shows the option, and with a flag for rare options."""
 
     def __init__(self, *args: Any, group: str, rare: bool = False, **words: Any) -> None:
         super().__init__(*args, **words)
         self.group, self.rare = group, rare
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return nothing, so that click adds no default and no range: the help text itself says them where needed."""
+        """Return nothing, so that click adds no default and no range, because the help text names them where needed."""
         del ctx
         return {}
 

@@ -1,8 +1,8 @@
 """Words that are not commands or options of hpcenv, and what to type instead.
 
-Some are the words of other programs for the same command (`ls`, `kill`). Others are tasks for which users now need
-another program (`sign`, `image scan`). hpcenv had commands for these tasks until 2026-11-25, and CHANGELOG.md lists the
-same replacements.
+Some of these words are the names that other programs give to the same command (`ls`, `kill`). Other words are tasks for
+which users now need another program (`sign`, `image scan`). hpcenv had commands for these tasks until 2026-11-25, and
+CHANGELOG.md lists the same replacements.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -84,7 +84,7 @@ def command(group: str, typed: Sequence[str]) -> UsageError | None:
     """Return the error for a word that is not a command; None if no replacement is known.
 
     Args:
-        group: the words before it, for example `hpcenv` or `hpcenv image`.
+        group: the words before the unknown word, for example `hpcenv` or `hpcenv image`.
         typed: the word, and the words after it.
     """
     name = f"{group} {typed[0]}"
@@ -116,7 +116,8 @@ def value(command_path: str, problem: click.ClickException) -> str | None:
 
     Args:
         command_path: the command, for example `hpcenv export`; empty if click does not say it.
-        problem: the error of click. Its message begins with the value in quotes; its full text names the option.
+        problem: the error of click. The message of this error begins with the value in quotes, and the full text names
+            the option.
     """
     said = problem.format_message()
     typed, _, _ = problem.message.partition(" is not one of ")

@@ -1,4 +1,4 @@
-"""The line about a run that waits in the queue. It is updated on a terminal, and repeated every 10 minutes in a log."""
+"""The line about a run that waits in the queue: updated on a terminal, and repeated every 10 minutes in a log."""
 
 from __future__ import annotations
 

@@ -158,8 +158,8 @@ class Where:
     def place(self) -> StorePlace:
         """Return the folder for images.
 
-        It is the first of: `--store`, HPCENV_STORE, `[paths] store` of the project, [store] of the site profile, the
-        default.
+        The folder is the first that is given of: `--store`, HPCENV_STORE, `[paths] store` of the project, [store] of
+        the site profile; else it is the default folder.
         """
         here, named = cwd(), self._named()
         if named is None and any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
@@ -196,7 +196,7 @@ class Where:
 def _without_project(here: Path, script: str | None) -> Hint:
     """Return a hint for a user who is not in a project.
 
-    It never suggests `hpcenv init` in the home folder or above it.
+    The hint never suggests `hpcenv init` in the home folder or in a folder above the home folder.
     """
     around = None if script is None else project_around(Path(os.path.abspath(here / script)).parent)
     if around is not None:
@@ -213,7 +213,7 @@ def _default_store(root: Path | None, site: str | None) -> tuple[Path, str]:
 
 
 def store_option(command: Decorated) -> Decorated:
-    """Give a command the options --store and --trust. The command gets them as the parameter `where`."""
+    """Give a command the options --store and --trust. The command gets both options as the parameter `where`."""
 
     @functools.wraps(command)
     def with_place(*args: Any, store: str | None, trust: tuple[str, ...], **words: Any) -> Any:

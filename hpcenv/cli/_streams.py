@@ -85,7 +85,10 @@ def prepare() -> None:
 
 
 def unchanged(stream: TextIO) -> TextIO:
-    """Return the stream below a `_StandardStream`, for code that moves the cursor. The caller must escape its texts."""
+    """Return the stream below a `_StandardStream`, for code that moves the cursor.
+
+    The caller must escape its own texts.
+    """
     return stream.unchanged if isinstance(stream, _StandardStream) else stream
 
 

@@ -34,7 +34,7 @@ _ROWS = 40
 def submit(
     workspace: Workspace, options: SubmitOptions, context: Context, *, dry_run: bool, wait: Wait | None, as_json: bool
 ) -> int:
-    """Plan a sweep and submit it. If `wait` is set, wait for its end. Return the exit status."""
+    """Plan a sweep and submit it. If `wait` is set, wait until the sweep has ended. Return the exit status."""
     plan = plan_sweep(workspace, options, context)
     if not dry_run:
         _accept.remember_typed(workspace, options, plan.plan)
@@ -52,10 +52,10 @@ def carry_out(
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Submit a planned sweep, or print it for a dry run. If `wait` is set, wait for its end. Return the exit status.
+    """Submit a planned sweep, or print it for a dry run; with `wait`, wait for the sweep's end. Return the exit status.
 
     Args:
-        by_name: whether other commands find the sweep by its name; with --runs-dir they need its folder.
+        by_name: whether other commands find the sweep by its name; with --runs-dir these commands need its folder.
         review: what the user must accept, for a dry run, which prints this; None to submit.
         verb: name of the command, for the JSON envelope.
     """
@@ -68,7 +68,7 @@ def carry_out(
 def go_on(
     result: SweepResult, *, by_name: bool, wait: Wait | None, as_json: bool, verb: str = "submit", again: bool = False
 ) -> int:
-    """Print what was submitted. If `wait` is set, wait for its end. Return the exit status.
+    """Print what was submitted. If `wait` is set, wait until the sweep has ended. Return the exit status.
 
     Args:
         again: whether only some runs of the sweep were submitted again, in their old folders.

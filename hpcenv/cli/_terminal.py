@@ -5,7 +5,7 @@ control characters could move the cursor, hide lines or send answers in the user
 escapes. Colours of logs (SGR, ECMA-48 section 8.3.117) are kept.
 
 `clean_text` is for the messages of a command, even in a pipe. `_streams.prepare` applies `escape_stream` to a terminal.
-So data, help and tracebacks have no control characters there, either.
+So data, help and tracebacks send no control characters to a terminal, either.
 """
 
 from __future__ import annotations

@@ -91,7 +91,10 @@ def command(
 
 
 def _refuse_with_check(options: LockOptions) -> None:
-    """Refuse options that have an effect only when a lockfile is written. A check would ignore them silently."""
+    """Refuse options that have an effect only when a lockfile is written.
+
+    Without this refusal, `--check` would ignore such options silently.
+    """
     for_writing = {
         "--upgrade": options.upgrade,
         "--deep": options.level == "deep",
@@ -146,7 +149,8 @@ def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: b
 def submission_of(locked: lock_model.Lockfile) -> str:
     """Return the command that submits a script.
 
-    Its options fit to the lockfile: `--gpus G` only if torch can use GPUs, and no torchrun if there is no torch.
+    The options of the command fit to the lockfile: `--gpus G` only if torch can use GPUs, and no torchrun if the
+    lockfile has no torch.
     """
     shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
     launcher = " --launcher none" if locked.facts.get("torch.version") == "absent" else ""
@@ -165,7 +169,7 @@ def _show_check(workspace: Workspace, result: CheckResult, as_json: bool) -> int
 
 
 def _show_checked(workspace: Workspace, results: Sequence[CheckResult], as_json: bool) -> int:
-    """Print whether each of several lockfiles is fresh; raise the problem if one is not."""
+    """Print whether each of several lockfiles is fresh; raise the problem if a lockfile is not fresh."""
     problem = problem_of(results)
     if as_json:
         rows = [

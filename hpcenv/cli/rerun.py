@@ -133,7 +133,10 @@ def _typed_words(given: Mapping[str, Any], without: Sequence[str], *, allow_chan
 def _rerun_failed(
     found: Run | Sweep, words: Sequence[str], *, by_name: bool, dry_run: bool, wait: Wait | None, as_json: bool
 ) -> int:
-    """Queue the failed runs of a sweep again. They cannot be changed, so `words` must be empty."""
+    """Queue the failed runs of a sweep again.
+
+    Their arguments and options cannot be changed, so `words` must be empty.
+    """
     if not isinstance(found, Sweep):
         raise UsageError("`--failed` is for sweeps and arrays", why=f"`{found.manifest.run}` is one run")
     if words:

@@ -107,7 +107,7 @@ def carry_out(
     """Submit a plan, or print it for a dry run. If `wait` is set, follow the run until it ends. Return the exit status.
 
     Args:
-        by_name: whether other commands find the run by its name; with --runs-dir they need its folder.
+        by_name: whether other commands find the run by its name; with --runs-dir these commands need its folder.
         review: what the user must accept, for a dry run; None to submit.
         verb: name of the command, for the JSON envelope.
     """

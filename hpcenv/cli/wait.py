@@ -76,7 +76,7 @@ def wait_telling(runs: Sequence[Submitted], timeout: float | None, *, as_json: b
 
 
 def decisive_status(statuses: Sequence[RunStatus]) -> RunStatus:
-    """Return the status of the first run that did not end well; if all ended well, of the first run."""
+    """Return the status of the first run that did not end well; the first status if all runs ended well."""
     return next((status for status in statuses if exit_status_of(status) != 0), statuses[0])
 
 

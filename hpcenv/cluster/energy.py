@@ -1,7 +1,8 @@
 """The energy that jobs used, if Slurm's accounting records energy. Runs on: LOGIN NODE.
 
 `ConsumedEnergyRaw` of sacct(1) (Slurm 22.05 to 26.05) is in joules and covers whole nodes. If the site has no plug-in
-for energy (AcctGatherEnergyType in slurm.conf), the value is 0 or empty. Then the energy is unknown, not zero.
+for energy (AcctGatherEnergyType in slurm.conf), the value is 0 or empty. With such a value, the energy is unknown, not
+zero.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def parse_partition_rules(text: str) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Equal nodes of one partition. If a value could not be read, it is None.
+    """Equal nodes of one partition. A value that could not be read is None.
 
     Attributes:
         default: whether jobs without `--partition` run in this partition.

@@ -102,7 +102,7 @@ class QueuePlace:
 
 
 def in_words(reason: str) -> str:
-    """Return the reason why a job waits. Its last part is Slurm's word. If the word is known, add its meaning."""
+    """Return the reason why a job waits. If the meaning of Slurm's word at its end is known, add the meaning."""
     word = reason.rpartition("; ")[2]
     meaning = next((words for pattern, words in _REASONS if re.fullmatch(pattern, word)), "")
     return f"{reason}: {meaning}" if meaning else reason

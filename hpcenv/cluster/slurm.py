@@ -67,13 +67,14 @@ class JobState:
     """The state of a job as Slurm reports it.
 
     Attributes:
-        state: the state, or `unknown` if neither squeue nor sacct knows it. Then `reason` says why.
+        state: the state, or `unknown` if neither squeue nor sacct knows it. If the state is `unknown`, `reason` says
+            why.
         exit_status, exit_signal: of the batch script; None while they are unknown.
         nodelist: the nodes on which the job runs or ran.
         source: the command that reported the state, `squeue` or `sacct`; empty if neither did.
-        gone: whether squeue answered and no longer lists the job. Then the job is over, but how it
-            ended is unknown. False if squeue did not answer.
-        no_slurm: whether this machine has no squeue. Then only files say anything about the job.
+        gone: whether squeue answered and no longer lists the job. Such a job is over, but how it ended is unknown.
+            `gone` is False if squeue did not answer.
+        no_slurm: whether this machine has no squeue. Without squeue, only files say anything about the job.
         unconfirmed: whether squeue did not answer, and sacct says that the job has not ended. Sacct's state may be old.
     """
 
@@ -147,7 +148,7 @@ _Ask = Callable[[Sequence[str], Mapping[str, str]], "dict[str, JobState]"]
 
 
 def _answers(name: str, ask: _Ask, job_ids: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, JobState], str]:
-    """Return the answer of a command, and the reason if there is no answer. The reason is empty if there is one."""
+    """Return the answer of a command, and the reason why it did not answer; the reason is empty if it answered."""
     if not job_ids:
         return {}, ""
     for pause in (*_PAUSES, None):

@@ -1,6 +1,6 @@
 """Start a command of Slurm: its environment, what happens if it is slow, and what its refusals mean.
 
-Runs on: LOGIN NODE. The commands about jobs are in `slurm`. A submission does not need that module.
+Runs on: LOGIN NODE. The commands about jobs are in the module `slurm`, which a submission does not need.
 """
 
 from __future__ import annotations

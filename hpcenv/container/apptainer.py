@@ -2,10 +2,11 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`exec_argv`, `env_file` and `host_environment` are pure. Together they make the start command of every container. A
-program in the container sees the image and the requested binds and variables. It sees nothing of the caller's home,
-current directory, environment or APPTAINER and SINGULARITY settings. Arguments and values arrive literally. Only
-options are used that have the same meaning in both programs. docs/reference/runtimes.md lists the differences.
+`exec_argv`, `env_file` and `host_environment` are pure. Together these functions make the start command of every
+container. A program in the container sees the image and the requested binds and variables. Such a program sees nothing
+of the caller's home, current directory, environment or APPTAINER and SINGULARITY settings. Arguments and values arrive
+literally. Only options are used that have the same meaning in Apptainer and SingularityCE. docs/reference/runtimes.md
+lists the differences.
 
 SIFs are built by `image/convert/squashfs.py`, and by Apptainer in `image/convert/apptainer_build.py`.
 
@@ -302,9 +303,9 @@ def source_date_epoch(
     newest file. Otherwise Python considers its compiled files outdated, compiles them again at each start and cannot
     write the result (seen: `import torch` takes twice as long).
 
-    The rule: take the image's `created`, rounded up to the second. If it is missing or before 1980 (Bazel, Kaniko and
-    Nix write 1970 or year 1), take the newest usable `created` in the image's history. If there is no such time, the
-    result is 1980-01-01, and `on_line` gets a message.
+    The rule: take the image's `created`, rounded up to the second. If this time is missing or before 1980 (Bazel,
+    Kaniko and Nix write 1970 or year 1), take the newest usable `created` in the image's history. If there is no such
+    time, the result is 1980-01-01, and `on_line` gets a message.
 
     Args:
         created: `created` of the image's configuration, RFC 3339.

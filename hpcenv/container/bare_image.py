@@ -2,7 +2,8 @@
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-The function starts one more container, which takes a tenth of a second. So call it only if a mount needs it.
+The function starts one more container, which takes a tenth of a second. So call the function only if a mount hides a
+path that must be known.
 """
 
 from __future__ import annotations

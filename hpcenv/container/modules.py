@@ -5,10 +5,10 @@ Runs on: COMPUTE NODE (the batch node). Standard library only. Pure.
 Sites configure the network fabric in this way: modules set APPTAINER_BIND, APPTAINERENV_LD_LIBRARY_PATH, NCCL_NET and
 so on (LUMI `lumi-aif-singularity-bindings`, OLCF `apptainer-enable-mpi`, Isambard `brics/apptainer-multi-node`). hpcenv
 starts containers with a cleaned environment, so it sets these values itself, each with the module as its origin.
-Apptainer 1.4 also reads these variables with SINGULARITY in place of APPTAINER. If both are set, the APPTAINER variable
-has priority (its documentation, "Environment and Metadata", 2026-11). OLCF's modules set APPTAINER_WRAPPER_*, which the
-site's own `apptainer`, a shell script, appends to APPTAINER_* and APPTAINERENV_* (OLCF, container training of
-2026-03-26, "Using the apptainer-enable-mpi and apptainer-enable-gpu modules").
+Apptainer 1.4 also reads these variables with SINGULARITY in place of APPTAINER. If a variable is set under both names,
+the name with APPTAINER has priority (Apptainer's documentation, "Environment and Metadata", 2026-11). OLCF's modules
+set APPTAINER_WRAPPER_*, which the site's own `apptainer`, a shell script, appends to APPTAINER_* and APPTAINERENV_*
+(OLCF, container training of 2026-03-26, "Using the apptainer-enable-mpi and apptainer-enable-gpu modules").
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 Apptainer and SingularityCE are both successors of Singularity 3.8. Apptainer installs `singularity` as a link to
-itself. So only the output of a program shows which program it is, not its name. apptainer.py starts containers with
-options that both programs know. docs/reference/runtimes.md lists the differences.
+itself. So the name of a program does not show whether it is Apptainer or SingularityCE; only its output does.
+apptainer.py starts containers with options that both programs know. docs/reference/runtimes.md lists the differences.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-The probe and the ranks must see the same environment, so both are started through this module. A program gets only the
-environment variables of the job that are named here or by the user. In a SIF it gets a cleaned environment and a
-separate home. On the host it also gets the variables of a login, but no variable that changes which Python code is
-loaded, and no variable of an outer launcher.
+The probe and the ranks must see the same environment, so both are started through this module. A program gets only
+those environment variables of the job that this module or the user names. In a SIF the program gets a cleaned
+environment and a separate home. On the host the program also gets the variables of a login, but no variable that
+changes which Python code is loaded, and no variable of an outer launcher.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class StartCommand:
-    """A command as data: argv, complete environment, working directory. `opened` makes it ready to be started.
+    """A command as data: argv, complete environment, working directory. `opened` prepares the command for its start.
 
     Attributes:
         variables: text of the file with the variables of a container (`apptainer.env_file`); empty on the host.
@@ -97,7 +97,7 @@ def build_start_command(
         command: argv in the environment; each item arrives literally.
         workdir: absolute path of the working directory. With a SIF, the path must be bound or exist in the SIF.
         variables: variables for the command; they override the image's variables.
-        inherited: environment variables of this process; they are filtered here.
+        inherited: environment variables of this process; this function filters them.
         passed: names of further variables to pass from `inherited`, or patterns such as `HF_*`.
         image: path of the SIF to open instead of `environment.sif`, for example `/proc/self/fd/N` of the hashed file.
         home: host folder that becomes the home in a SIF; None for no home.

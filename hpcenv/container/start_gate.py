@@ -4,13 +4,13 @@ Runs on: COMPUTE NODE. Standard library only.
 
 Apptainer gets `/proc/self/fd/N` of the checked file, but it resolves the link and opens the file by
 its name again (seen with 1.4.5: after a rename over the name it ends with "lstat ... (deleted)"; a swap of the file
-between these two steps would not be noticed). So the first command in the container waits at a gate. When it waits,
-Apptainer has opened all its files. Every rename changes the `ctime` of a file. So if the name then still leads to the
-checked file, and the `ctime` is the same, the name has always led to this file, and the training may start.
+between these two steps would not be noticed). So the first command in the container waits at a gate. When this command
+waits, Apptainer has opened all its files. Every rename changes the `ctime` of a file. So if the name then still leads
+to the checked file, and the `ctime` is the same, the name has always led to this file, and the training may start.
 
-The command that waits is incontainer/agent.py, which starts torchrun. Before it waits, it imports torch, and reports
-which libraries the loader has mapped. This module compares these libraries too. incontainer/start_gate.py is the part
-inside the container, and defines the messages.
+The command that waits is incontainer/agent.py, which starts torchrun. Before the agent waits, it imports torch, and
+reports which libraries the loader has mapped. This module compares these libraries too. incontainer/start_gate.py is
+the part inside the container, and defines the messages.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StartGate:
         return (OPTION, str(self._folder) if self._sif is None else INSIDE)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the report of the agent, and answer it. Call this until `is_open` is true."""
+        """Wait for the report of the agent, and answer it. Call this method again until `is_open` is true."""
         poll = select.poll()
         poll.register(self._reports, select.POLLIN)
         with suppress(InterruptedError):

@@ -1,7 +1,7 @@
 """Parts that the modules of `formats/` share: the type of their result, the comment at the top of a file, and YAML.
 
-Runs on: LOGIN NODE. Each module of `formats/` is for one engine. Its function `render` gets the training, the folder of
-the export and the claim of `--volume`. It returns the files, and writes nothing.
+Runs on: LOGIN NODE. Each module of `formats/` is for one engine. The function `render` of such a module gets the
+training, the folder of the export and the claim of `--volume`. `render` returns the files, and writes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Files:
 
     @property
     def code(self) -> RunFolder:
-        """The copy of the code. It has the layout of a run folder."""
+        """The copy of the code. The copy has the layout of a run folder."""
         return RunFolder(self.folder / "code")
 
     @property

@@ -26,7 +26,7 @@ def container_lock(
     variables: Sequence[Setting],
     data: Sequence[RecordedData],
 ) -> Manifest:
-    """Return the manifest with which a container is compared: that of a run on one node, in a host environment.
+    """Return the manifest with which a container is compared: the manifest of a run on one node, in a host environment.
 
     Args:
         path: the path of the lockfile, for messages.

@@ -82,7 +82,7 @@ def job_spec(training: Training, files: Files, claim: Claim | None, container: s
 
 
 def labels(training: Training) -> dict[str, str]:
-    """Return the labels of all objects. The label with the name selects the pods."""
+    """Return the labels of all objects. The label with the name of the training selects the pods."""
     return {"app.kubernetes.io/name": training.name, **training.labels}
 
 

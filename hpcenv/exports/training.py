@@ -1,6 +1,7 @@
 """The parts of an exported training that are the same for all engines: image, code, command, resources and so on.
 
-Runs on: LOGIN NODE. `find` reads the project and decides. It needs no SIF, no Slurm and no engine.
+Runs on: LOGIN NODE. The function `find` reads the project and decides on these parts. `find` needs no SIF, no Slurm and
+no engine.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def _read_host(found: _Gathered, environ: Mapping[str, str], apptainer: str) -> 
 
 
 def _read_script(manifest: Manifest, found: _Gathered) -> None:
-    """Hash the script as this node reads it. So a stale cache, or a path that is local to a node, becomes visible."""
+    """Hash the script as this node reads it. The hash shows a stale cache, or a path that is local to a node."""
     if not manifest.script:
         return
     try:
@@ -328,7 +328,7 @@ def _read_sif(
     probe: str,
     record_places: Sequence[Path],
 ) -> None:
-    """Check the SIF. Only if it is the locked SIF, start it and read the environment in it.
+    """Check whether this is the locked SIF; only if it is, start the SIF and read the environment in it.
 
     The file stays open from the check to the start, so the file that runs is the file that was checked.
     """

@@ -106,7 +106,10 @@ def _lost(node: GpuNode) -> CheckOutcome:
 
 
 def _of_this_job(node: GpuNode) -> Sequence[GpuHealth]:
-    """Return the GPUs that this job may use. If Slurm does not hide the others, NVML lists all GPUs of the node."""
+    """Return the GPUs that this job may use.
+
+    If Slurm does not hide the GPUs of other jobs, NVML lists all GPUs of the node.
+    """
     listed = node.found.health
     words = [word for word in node.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
     if len(listed) <= node.wanted or not words:
@@ -322,7 +325,7 @@ def _bus(text: bytes) -> str:
 
 
 def _read_kmsg(path: Path) -> bytes:
-    """Return the kernel's messages. Each read of the file returns one message, until there are no more.
+    """Return the kernel's messages. Each read of the file returns one message, until all messages were read.
 
     Raises:
         OSError: this user may not read the file (kernel.dmesg_restrict), or there is no such file.

@@ -79,7 +79,10 @@ def _gpus(manifest: Manifest, environ: Mapping[str, str], found: GpuFacts | None
 
 
 class _CheckGroup(threading.Thread):
-    """Checks that are measured together in one thread. The step waits for the thread until their time limit at most."""
+    """Checks that are measured together in one thread.
+
+    The step waits for the thread at most until the checks' time limit.
+    """
 
     def __init__(self, prefixes: tuple[str, ...], measure: _Measure, asked: Iterable[Check]) -> None:
         super().__init__(name=f"hpcenv-check-{prefixes[0]}", daemon=True)
@@ -99,7 +102,10 @@ class _CheckGroup(threading.Thread):
             self._problem = str(error)
 
     def outcomes(self) -> list[CheckOutcome]:
-        """Wait for the outcomes, at most until the time limit, and return them. A check without one is `unknown`."""
+        """Wait for the outcomes, at most until the time limit, and return them.
+
+        A check without an outcome is `unknown`.
+        """
         if not self._checks:
             return []
         # This wait is a little longer than the time limit of this thread's child processes.

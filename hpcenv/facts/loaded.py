@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Pure, except for the table of libraries.
 
-The check step finds the file of each library by the rules of the loader. A library can also be loaded in another way,
-for example by code in sitecustomize, by LD_AUDIT, or from a file of the host that --nv mounts. Such a library is
+The check step finds the file of each library by the rules of the loader. A library can also be loaded against these
+rules, for example by code in sitecustomize, by LD_AUDIT, or from a file of the host that --nv mounts. Such a library is
 visible only in a process that has imported torch. The agent that starts torchrun is such a process.
 """
 

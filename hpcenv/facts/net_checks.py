@@ -32,7 +32,7 @@ _MORE_SECONDS = 0.1
 
 
 def check_network(manifest: Manifest, place: ThisNode, network: Network) -> Iterator[CheckOutcome]:
-    """Yield the outcomes about the network. Some of these checks run only in jobs with several nodes."""
+    """Yield the outcomes about the network. Some network checks run only in jobs with several nodes."""
     yield _own_name(manifest)
     yield _named_port(manifest, place)
     yield _ras_port(manifest)
@@ -159,7 +159,7 @@ def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple
 
 
 def _ended(waiting: Iterable[int], seconds: float) -> list[int]:
-    """Wait until a connection is made or refused, at most `seconds`. Return the descriptors of all such connections."""
+    """Wait until a connection is made or refused, at most `seconds`; return the descriptors of these connections."""
     some = select.poll()
     for descriptor in waiting:
         some.register(descriptor, select.POLLOUT)

@@ -3,7 +3,8 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 A file system that hangs blocks each process that uses it. So a child process looks at the folders, with a time limit.
-This process never waits longer, even if the child survives SIGKILL (state D), and does not use a folder that hangs.
+This process never waits longer than the time limit, even if the child survives SIGKILL (state D), and does not use a
+folder that hangs.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class FolderAnswer:
 
     Attributes:
         hangs: whether no answer came within the time limit.
-        problem: why the folder could not be used; empty if it could.
+        problem: why the folder could not be used; empty if the folder could be used.
         free: bytes that this user may still write; None if unknown.
         files: how many more files fit into the file system; None if not limited or unknown.
         clock: this node's clock minus the clock that sets the times of the folder's files, in seconds; None if nothing
@@ -133,14 +134,14 @@ class FolderAnswer:
 
 @dataclass(kw_only=True)
 class FolderLook:
-    """A child process that looks at folders. It is started at once, and its answers are read later.
+    """A child process that looks at folders. The child process is started at once, and its answers are read later.
 
     Attributes:
         places: the folders.
         written: the folders to which the run writes.
         child: the child process; None if there is no folder to look at, or if the child could not be started.
         kinds: kind of file system (`lustre`, `gpfs`) -> a folder on it.
-        systems: kind of file system -> what the child found about it. It is complete after a call of `answers`.
+        systems: kind of file system -> what the child found about it. `systems` is complete after a call of `answers`.
     """
 
     places: tuple[str, ...]
@@ -153,7 +154,7 @@ class FolderLook:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answers(self) -> dict[str, FolderAnswer]:
-        """Return the answers. The first call waits for them, at most until the time limit."""
+        """Return the answers. The first call waits for the answers, at most until the time limit."""
         with self._lock:
             if self._answers is None:
                 self._answers = {} if self.child is None else self._wait(self.child)
@@ -180,7 +181,7 @@ class FolderLook:
     def within(self, path: str) -> Callable[[], None]:
         """Return a function that raises EnvironmentUnreadable if a path is in a folder that hangs.
 
-        To read such a path would hang as well.
+        To read a path in that folder would hang as well.
         """
 
         def require_answer() -> None:

@@ -82,7 +82,10 @@ _PROBE_OPTIONS = ("-B", "--check-hash-based-pycs", "always")
 
 
 def _started(environment: Environment) -> list[str]:
-    """Return the option that tells the probe which program was started. This may be a script that starts Python."""
+    """Return the option that tells the probe which program was started.
+
+    The started program may be a script that starts Python.
+    """
     return ["--python", environment.python] if environment.kind == "host" else []
 
 
@@ -212,7 +215,8 @@ def run_text(
         seconds: time limit.
         variables: variables that will be set for the ranks.
         passed: names of variables of the job that the ranks will also see.
-        image: path of the SIF; None for the SIF of `environment`. For an open file, `pass_fds` has its descriptor.
+        image: path of the SIF; None for the SIF of `environment`. If the path names an open file, `pass_fds` contains
+            the descriptor of that file.
         binds: folders that the ranks will see and that may hide parts of the image.
         data: binds of copied data folders. They replace other binds with the same target.
 

@@ -27,7 +27,7 @@ class SecondLook:
 
     Attributes:
         changed: at most 20 files that changed, then the number of further files.
-        skipped: why there was no second look; empty if there was one, or if none is needed.
+        skipped: why there was no second look; empty if there was a second look, or if the run needs no second look.
     """
 
     changed: tuple[str, ...] = ()

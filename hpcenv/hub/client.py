@@ -49,7 +49,8 @@ _UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 class HubClient:
     """A connection to a hub.
 
-    The library uses one HTTP client for the whole process. Until `close`, this is the client that is made here.
+    The library uses one HTTP client for the whole process. Until `close`, this HTTP client is the one that HubClient
+    makes.
 
     Args:
         access: hub and token.

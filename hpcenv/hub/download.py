@@ -6,7 +6,7 @@ Runs on: LOGIN NODE.
     FOLDER/parts/models--ORG--NAME/HEX.part         a partial file; the next call continues it
 
 The caller holds the lease of the repository, so only one process writes to a part. A finished part is read, and its
-digest is compared; then it is renamed to its name among the complete files.
+digest is compared. After that, the part is renamed to its name among the complete files.
 """
 
 from __future__ import annotations

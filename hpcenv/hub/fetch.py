@@ -216,7 +216,7 @@ def _remove_old_parts(folder: Path, on_event: OnEvent) -> None:
 
 
 def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFile]) -> None:
-    """Check that `need` bytes fit into `place`, and also copies of the tree's files if hard links do not work.
+    """Check that `need` bytes fit into `place`; if hard links do not work, also copies of the tree's files must fit.
 
     Raises:
         FileUnusable: too little space is free, or the user's quota leaves too little.

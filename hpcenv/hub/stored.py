@@ -60,5 +60,5 @@ def list_stored(place: StorePlace) -> tuple[StoredTree, ...]:
 
 
 def partial_bytes(place: StorePlace) -> int:
-    """Return how many bytes the incomplete downloads of hub files in a store have."""
+    """Return the size of all incomplete downloads of hub files in a store, in bytes."""
     return tree.partial_bytes(tree.parts_folder(place.root))

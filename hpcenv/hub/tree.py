@@ -7,9 +7,9 @@ Runs on: LOGIN NODE.
     STORE/hub/trees/models--ORG--NAME/COMMIT            a folder with the files by their names, hard links to the blobs
     STORE/hub/trees/models--ORG--NAME/COMMIT.json       the folder's record: the files that the hub lists
 
-With `files` in hpcenv.toml the folder has only a part of the repository, and a digest of the patterns is added to its
-name. Every file has the same time. So the state of the data is the same on every cluster, and it shows any change of a
-file.
+With `files` in hpcenv.toml the folder has only a part of the repository, and a digest of the patterns is added to the
+folder's name. Every file has the same time, so the state of the data is the same on every cluster, and any change of a
+file changes the state.
 """
 
 from __future__ import annotations

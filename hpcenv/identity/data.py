@@ -68,7 +68,7 @@ def read_state(path: str, compare: DataCompare, *, folders: bool = False) -> Dat
 def read_entries(path: str, compare: DataCompare, *, folders: bool = False) -> Iterator[DataEntry]:
     """Yield the files of a file or folder, sorted by name, with what `compare` needs. Symbolic links are followed.
 
-    If `folders` is true, an empty folder is an entry too. It has only a name, which ends with `/`.
+    If `folders` is true, an empty folder is an entry too. The entry of a folder has only a name, which ends with `/`.
 
     Raises:
         OSError: see `read_state`.
@@ -105,7 +105,7 @@ def state_of(entries: Iterable[DataEntry], compare: DataCompare) -> DataState:
 
 
 def _files(path: str) -> Iterator[tuple[str, str]]:
-    """Yield all files as (name below the path, place); the path itself, if it is a file, has an empty name.
+    """Yield all files as (name below the path, place). If the path itself is a file, its name is empty.
 
     The name of an empty folder ends with `/`.
     """

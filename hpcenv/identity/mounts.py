@@ -43,7 +43,7 @@ class RuntimeMount:
         fs_type, root, target: patterns that must match the whole text.
         reason: why the mount is made.
         gpus: whether the mount is made only with --nv or --rocm.
-        same_place: whether root and target must be equal, so that the image's files are at their own paths.
+        same_place: whether `root` and `target` must be equal, which means that the files keep their paths.
     """
 
     target: str

@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE, and on the login node while locking and planning. Standard library only. Only runs
 with an overlay import this module. docs/decisions/0035 has the reasons.
 
-A squashfs is one file. Like a SIF (sif_check.py), it is recognised without reading all of it.
+A squashfs is one file. Like a SIF (sif_check.py), a squashfs is recognised although it is not read completely.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Header:
     runs: Object
 
     def named(self, name: str) -> Object | None:
-        """Return the first object of that name, or None."""
+        """Return the first object of that name; None if the SIF has no such object."""
         return next((entry for entry in self.objects if entry.name == name), None)
 
     @property
@@ -305,10 +305,10 @@ def read_object(source: SifSource, entry: Object, *, limit: int = _OBJECT_LIMIT)
 
 
 def labels(source: SifSource, header: Header | None = None) -> dict[str, str]:
-    """Return the image's labels, as `apptainer build` writes them; {} if it has none.
+    """Return the image's labels, as `apptainer build` writes them; {} if the image has no labels.
 
-    Apptainer keeps them in the JSON object `inspect-metadata.json`, below
-    data.attributes.labels (`apptainer inspect --json`, seen with 1.4.5).
+    Apptainer keeps the labels in the JSON object `inspect-metadata.json`, below data.attributes.labels (`apptainer
+    inspect --json`, seen with 1.4.5).
 
     Raises:
         ImageMismatch: the object with the labels exists but is damaged.
@@ -359,7 +359,7 @@ def partition_sha256(
 ) -> str:
     """Return the SHA-256 of the primary partition, in hexadecimal.
 
-    It equals the objectDigest that `apptainer sign` stores for this partition.
+    This hash equals the objectDigest that `apptainer sign` stores for the partition.
 
     Args:
         on_bytes: called with the number of bytes of each piece read, for progress.
@@ -388,7 +388,7 @@ def normalise(path: str | os.PathLike[str]) -> None:
     """Write zeros over the UUID and every time in the header and the object table, in place.
 
     Only these fields differ between two files with the same objects (seen with Apptainer
-    1.4.5). Call it before the SIF is published, because others must not see the file change.
+    1.4.5). Call this function before the SIF is published, because other processes must not see the file change.
 
     Raises:
         ImageMismatch: the file is not a complete SIF, or is signed (signatures cover these fields).

@@ -9,9 +9,9 @@ is true only where the kernel answers with the values of the storage, and where 
 change:
 
 - The kind of file system must keep `ctime` and inode numbers itself and report equal values to every client. NFS asks
-  the server again when a file is opened (close-to-open consistency, nfs(5)), but not if it is mounted with `nocto`.
-  Files on some file systems have no identity: AFS takes `ctime` from `mtime`; user-space file systems (FUSE), CIFS and
-  9p may cache attributes or invent inode numbers.
+  the server again when a file is opened (close-to-open consistency, nfs(5)), but not if the file system is mounted with
+  `nocto`. Files on some file systems have no identity: AFS takes `ctime` from `mtime`; user-space file systems (FUSE),
+  CIFS and 9p may cache attributes or invent inode numbers.
 - A file that changes twice within one tick of the storage's clock has the same times after both changes
   (known from git as "racily clean"). Lustre and ext3 tick once a second. A file that changed
   in the last seconds before it was hashed has no identity yet.
@@ -77,7 +77,7 @@ def mount_of(descriptor: int) -> FileMount | None:
 
 
 def doubt_about(mount: FileMount | None) -> str:
-    """Return why `stat` may not show a change on this mount; empty if it does show every change. Pure."""
+    """Return why `stat` may not show a change on this mount; empty if `stat` shows every change. Pure."""
     if mount is None:
         return "its file system is not in /proc/self/mountinfo"
     if mount.kind not in _OF_ONE_MACHINE | _SHARED:
@@ -126,8 +126,8 @@ def is_settled(file: FileIdentity, *, now_ns: int, tick: float = _SECONDS_TO_SET
     """Return whether every change from `now_ns` on gets a later time than the last change. Pure.
 
     Args:
-        tick: seconds after which the clock has certainly ticked. It is shorter than the default for a disk of this
-            node whose times have fractions of a second.
+        tick: seconds after which the clock has certainly ticked. For a disk of this node whose times have fractions of
+            a second, `tick` is shorter than the default.
     """
     seconds = tick if file.ctime_ns % 1_000_000_000 else _SECONDS_TO_SETTLE
     return now_ns - file.ctime_ns > seconds * 1e9
@@ -169,7 +169,7 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
 
 
 def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
-    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change during this.
+    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change meanwhile.
 
     Raises:
         ImageMismatch: the file changed while it was read.
@@ -190,7 +190,10 @@ def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptHash:
-    """The sha256 of a whole file, and the state of the file. The hash is used only while this state is unchanged."""
+    """The sha256 of a whole file, and the state of the file.
+
+    The hash is used only while the state of the file is unchanged.
+    """
 
     where: str
     file: FileIdentity
@@ -207,8 +210,8 @@ _MOST_RECORDS = 256
 class Records:
     """Hashes that were taken before, in a folder that only this user can write.
 
-    They only save time: a record counts only if the state of the file confirms it. A record with
-    an unexpected owner, folder or content is ignored.
+    These hashes only save time: a record counts only if the state of the file confirms the record. A record with an
+    unexpected owner, folder or content is ignored.
 
     Attributes:
         folder: folder of the records; made when the first record is kept.

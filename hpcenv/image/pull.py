@@ -53,7 +53,7 @@ class ImageRequest:
     Attributes:
         source: the image.
         platform: selects one image of a multi-platform image.
-        access: how to connect to its registry.
+        access: how to connect to the registry of the image.
         allow_floating: whether to accept the tag `latest`, or a reference without a tag.
     """
 

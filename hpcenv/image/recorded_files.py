@@ -1,6 +1,6 @@
 """Paths of files that describe an image's packages, if a recipe of `hpcenv image init` made the image.
 
-Runs on: LOGIN NODE. The recipe writes these files. `hpcenv lock` and the lint rules read them.
+Runs on: LOGIN NODE. The recipe writes these files, and `hpcenv lock` and the lint rules read them.
 """
 
 FOLDER = "/usr/share/hpcenv"

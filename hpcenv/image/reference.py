@@ -1,6 +1,6 @@
 """Parse the names of images and platforms that users write.
 
-Runs on: LOGIN NODE. Pure: it opens no file. Call it where text enters hpcenv: on the command line, and where
+Runs on: LOGIN NODE. Pure: it opens no file. Call this module where text enters hpcenv: on the command line, and where
 hpcenv.toml or a lockfile is used. Lower modules accept only `ImageSource`, `Reference` and `Platform`.
 
     docker://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]    an image in a registry
@@ -13,7 +13,7 @@ hpcenv.toml or a lockfile is used. Lower modules accept only `ImageSource`, `Ref
     host                                               no container
 
 FOLDER and FILE end at the first colon, as in containers-transports(5) of containers/image
-5.34 (2025-02). So they cannot contain a colon.
+5.34 (2025-02). So FOLDER and FILE cannot contain a colon.
 """
 
 from __future__ import annotations

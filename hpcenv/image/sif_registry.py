@@ -96,7 +96,7 @@ def fetch_sif(
 ) -> BuiltImage:
     """Return a SIF in the store; download it from a registry if the store does not have it.
 
-    The bytes of the SIF are hashed, even if the store already has it.
+    The bytes of the SIF are hashed, even if the store already has the SIF.
 
     Args:
         wanted: the registry and the repository.

@@ -15,9 +15,9 @@ itself which rank failed first, because torch checks its ranks only ten times a 
 file, torch gives the time of that check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order
 cannot be determined, the agent behaves as torchrun does, and the record has no times.
 
-RECORD is a JSON file. The agent writes it after a failure, and if no rank joined a process group (then `joined` is 0).
-It has `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end) and `ranks`,
-in the order of their ends. Each rank has `rank`, `local_rank`, `pid`, `status`, `ended` and `error_file`.
+RECORD is a JSON file. The agent writes RECORD after a failure, and if no rank joined a process group (then `joined` is
+0). RECORD has `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end) and
+`ranks`, in the order of their ends. Each rank has `rank`, `local_rank`, `pid`, `status`, `ended` and `error_file`.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Ends(threading.Thread):
 def _follow_launch_step() -> None:
     """End the ranks and this process when the launch step ends, even if the launch step is killed.
 
-    Without a launch step, no other process would end or record the ranks. Slurm does not always end them: if Slurm
-    tracks processes by their parents (proctrack/linuxproc), it loses processes whose parent died. Our standard input is
-    a pipe, and the launch step has its other end. The ranks get an empty standard input.
+    Without a launch step, no other process would end or record the ranks. Slurm does not always end the ranks: if Slurm
+    tracks processes by their parents (proctrack/linuxproc), Slurm loses processes whose parent died. Our standard input
+    is a pipe, and the launch step has its other end. The ranks get an empty standard input.
     """
     try:
         pipe = os.dup(0)
@@ -198,7 +198,10 @@ def _status_of(code: Any) -> Optional[int]:
 
 
 def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
-    """Return the record of a failure in ChildFailedError. The time in `ends` is more exact than that of the failure."""
+    """Return the record of a failure in ChildFailedError.
+
+    The time in `ends` is more exact than the failure's own time.
+    """
     pid = getattr(failure, "pid", -1)
     file = getattr(failure, "error_file", "")
     has_file = isinstance(file, str) and os.path.isfile(file)
@@ -223,7 +226,8 @@ def _rank(rank: int, failure: Any, ends: Ends) -> Dict[str, Any]:
 def _failed(failures: Any, ends: Ends) -> List[Dict[str, Any]]:
     """Return the ranks that failed, the first one first.
 
-    Ranks without a time follow. Among them, those that torchrun itself ended (TERM, then KILL) are last.
+    Ranks without a time follow. Among the ranks without a time, those that torchrun itself ended (TERM, then KILL) are
+    last.
     """
     ranks = [_rank(rank, failure, ends) for rank, failure in dict(failures).items()]
     known = {rank["pid"] for rank in ranks}
@@ -276,7 +280,7 @@ def _write(path: str, record: Dict[str, Any]) -> None:
 
 
 def _exception(module: str, name: str) -> Any:
-    """Return an exception class of torch. If torch lacks it, return an empty tuple, which catches nothing."""
+    """Return an exception class of torch. If torch lacks this class, return an empty tuple, which catches nothing."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
@@ -322,10 +326,10 @@ def _outlive(names: Tuple[str, ...]) -> Any:
 def _outlive_signals() -> None:
     """Keep torchrun running when a signal is sent to every process of the job.
 
-    Slurm does that before the time limit and before a preemption if it tracks processes by their parents
-    (proctrack/linuxproc). The ranks then have time to save checkpoints; torchrun would end them at once. The process
-    outside (launch/supervise.py) ends the ranks. A signal that has a handler in this process has its default action in
-    the ranks. So TERM ends a rank that has no handler.
+    Slurm sends such a signal before the time limit and before a preemption if Slurm tracks processes by their parents
+    (proctrack/linuxproc). The ranks then have time to save checkpoints; without this function, torchrun would end the
+    ranks at once. The process outside (launch/supervise.py) ends the ranks. A signal that has a handler in this process
+    has its default action in the ranks. So TERM ends a rank that has no handler.
     """
 
     note = _outlive(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))

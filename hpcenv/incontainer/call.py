@@ -90,7 +90,7 @@ def record(name: str) -> Dict[str, Any]:
 def job_id(folder: str) -> str:
     """Return the job id under which the function was submitted.
 
-    This is the id of this job, or the id of the first job if the run was submitted again.
+    The result is the id of this job, or the id of the first job if the run was submitted again.
     """
     own = str(record("started.json")["submitted_as"])
     deadline = time.monotonic() + _SECONDS_FOR_FILES
@@ -128,7 +128,7 @@ def show_logs(folder: str, job: str, rank: str, only_stdout: bool) -> None:
 
 
 def load(file: str, name: str, function: str) -> ModuleType:
-    """Return the module with the function. While the module is imported, it must not submit again."""
+    """Return the module with the function. While the module is imported, the module must not submit again."""
     # `hpcenv submit` refuses to run while this is set (submission/plan_job.py).
     os.environ[IMPORTING] = file or name
     try:
@@ -169,7 +169,10 @@ def load_main(file: str) -> ModuleType:
 
 
 def dump_by_name(value: Any, path: Any) -> None:
-    """Pickle by name, so that any version of Python can read the result. This replaces submitit's own function."""
+    """Pickle by name, so that any version of Python can read the result.
+
+    `dump_by_name` replaces submitit's own function.
+    """
     with open(path, "wb") as file:
         pickle.dump(value, file, protocol=4)
 

@@ -4,9 +4,9 @@ Runs on: inside the image (or in a host environment), in the agent, which has im
 Python 3.8 to 3.14. judge/gpu_start.py judges the answer outside.
 
 The test runs in a child process, because the driver can hang or crash a process, and because a process keeps memory on
-each GPU that it has used. A forked child can start CUDA if this process has not started it (CUDA C++ Programming Guide
-13.0, fork). Otherwise, for example after a sitecustomize that uses CUDA, the child is a new Python, which imports torch
-again.
+each GPU that it has used. A forked child can start CUDA if this process has not started CUDA (CUDA C++ Programming
+Guide 13.0, fork). If this process has started CUDA, for example in a sitecustomize, the child is a new Python, which
+imports torch again.
 
     python3 gpu_start.py JSON DESCRIPTOR      the child as a new Python
 """
@@ -175,7 +175,7 @@ def _try(torch: Any, index: int, driver: Any) -> Dict[str, Any]:
 
 
 def _bus(driver: Any, index: int) -> str:
-    """Return the PCI address of a GPU as in /sys/bus/pci (cuda.h, cuDeviceGetPCIBusId); empty if it is not known."""
+    """Return the PCI address of a GPU as in /sys/bus/pci (cuda.h, cuDeviceGetPCIBusId); empty if unknown."""
     device, text = ctypes.c_int(0), ctypes.create_string_buffer(32)
     try:
         wrong = driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetPCIBusId(text, 32, device)

@@ -4,7 +4,8 @@ Runs on: inside the image (or in a host environment), once on each node. Standar
 
     python3 hold.py END
 
-This program ends when the file END exists, or on a signal. What the user starts runs in other steps of the job.
+This program ends when the file END exists, or on a signal. The programs that the user starts run in other steps of the
+job.
 """
 
 import os

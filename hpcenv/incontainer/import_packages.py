@@ -55,7 +55,10 @@ def _stem(path: str) -> str:
 
 
 def _packages(files: List[str]) -> Set[str]:
-    """Return the outermost packages. A folder above them has no __init__ and is a namespace that others share."""
+    """Return the outermost packages.
+
+    A folder above such a package has no __init__, and is a namespace that distributions share.
+    """
     found = set()  # type: Set[str]
     starts = [path.rpartition("/") for path in files if path.endswith(_SUFFIXES)]
     for folder in sorted({folder for folder, _, name in starts if folder and _stem(name) == "__init__"}, key=len):

@@ -3,7 +3,7 @@
 Runs on: inside the image (or in a host environment), with ipykernel; Python 3.8 and newer.
 
 With `transport=ipc` the channels of a kernel are Unix sockets. But for the output of forked processes, ipykernel (5 to
-7.4, `iostream.py`) binds another socket to 127.0.0.1. This module replaces that socket by a Unix socket.
+7.4, `iostream.py`) binds a TCP socket to 127.0.0.1. This module replaces that TCP socket by a Unix socket.
 """
 
 import os

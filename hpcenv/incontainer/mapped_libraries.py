@@ -1,7 +1,7 @@
 """Find the files that the loader really mapped for the libraries under torch, and their versions.
 
 Runs on: inside the image (or in a host environment), in the agent, which has imported torch. Standard library only,
-Python 3.8 to 3.14. facts/loaded.py compares them outside with the expected ones.
+Python 3.8 to 3.14. Outside, facts/loaded.py compares these files with the locked libraries.
 """
 
 import ctypes
@@ -18,9 +18,9 @@ def read(wanted: Dict[str, Dict[str, str]], build_id: Any) -> Dict[str, Any]:
     """Return the mapped libraries.
 
     Args:
-        wanted: library -> what is known about it. `stem` is the beginning of its file name. `function` returns its
-            version, in the form that `how` names; both are empty if there is no such function. `origin` is its place
-            according to the lockfile.
+        wanted: library -> what is known about the library. `stem` is the beginning of the library's file name.
+            `function` returns the library's version, in the form that `how` names; both are empty if the library has no
+            such function. `origin` is the library's place according to the lockfile.
         build_id: function that returns the build-id of the file at a path.
     """
     try:
@@ -47,7 +47,7 @@ def _mapped_paths() -> List[str]:
 
 
 def _place(origin: str) -> Optional[str]:
-    """Return the path for an origin as the lockfile writes it, for example `prefix:lib/libnccl.so.2`."""
+    """Return the path of a library from its place in the lockfile, for example `prefix:lib/libnccl.so.2`."""
     kind, colon, rest = origin.partition(":")
     roots = {"prefix": sys.prefix, "base-prefix": sys.base_prefix, "system": "/", "other": "/"}
     return os.path.join(roots[kind], rest) if colon and kind in roots else None

@@ -73,7 +73,7 @@ def _memlock(options: argparse.Namespace) -> CheckAnswer:
 
 
 def check_verbs(_: argparse.Namespace) -> Iterator[CheckAnswer]:
-    """Yield whether libibverbs of the environment finds all RDMA devices of the host, and how many it finds."""
+    """Yield whether libibverbs of the environment finds all RDMA devices of the host, and how many were found."""
     name, adapters = "inside.verbs", _adapters()
     if not adapters:
         yield _outcome(name, "not-run", "no RDMA adapter")
@@ -127,7 +127,7 @@ def _on_each_gpu(name: str, torch: Any, count: int, wrong: Callable[[Any, Any], 
 
 
 def _matrices(torch: Any, device: Any) -> Tuple[Any, Any]:
-    """Return two matrices of small whole numbers. Their product is exact in each precision that is used here."""
+    """Return two matrices of small whole numbers, whose product is exact in each precision that is used here."""
     rows = torch.arange(_SIZE * _SIZE).reshape(_SIZE, _SIZE)
     first, second = (rows % 3 - 1).to(torch.float32), (rows // 7 % 3 - 1).to(torch.float32)
     return first.to(device), second.to(device)

@@ -1,7 +1,8 @@
 """Read from /proc about processes of this user: children, environment and state (proc(5)).
 
 Runs on: inside the image (or in a bare host environment), and on COMPUTE NODE (launch/processes.py). Linux,
-standard library only, Python 3.8 to 3.14. agent.py loads it as a file, because nothing of hpcenv can be imported there.
+standard library only, Python 3.8 to 3.14. agent.py loads this module from its file, because nothing of hpcenv can be
+imported in the image.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Dict, List, Optional, Tuple
 
 
 def children(pid: int) -> List[int]:
-    """Return the children of a process (proc_pid_task_tid_children(5)); none if it has ended."""
+    """Return the children of a process (proc_pid_task_tid_children(5)); none if the process has ended."""
     found = []  # type: List[int]
     try:
         for thread in os.listdir("/proc/%d/task" % pid):
@@ -57,15 +58,15 @@ def state(pid: int) -> Tuple[str, Optional[int]]:
 def runs(pid: int, start: int) -> bool:
     """Return whether the process that was started at `start` still runs.
 
-    `start` is in clock ticks since boot (field 22). It is compared, because another process may have the same number
-    later. A process that has ended, but whose parent has not waited for it (a zombie), does not run.
+    `start` is in clock ticks since boot (field 22). The start times are compared, because another process may later get
+    the same process id. A process that has ended, but whose parent has not waited for it (a zombie), does not run.
     """
     fields = _stat(pid)
     return len(fields) > 19 and fields[0] not in "ZX" and int(fields[19]) == start
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of the children that it has waited for (fields 14 to 17); 0 if it is gone.
+    """Return the CPU time of a process and of the children that it waited for (fields 14 to 17); 0 for a gone process.
 
     So the sum over a tree of processes also includes the time of ended processes, and counts no time twice.
     """

@@ -4,7 +4,7 @@ Runs on: every rank, inside the image or not, and LOGIN NODE (`hpcenv submit --r
 torch if the script has imported it; Python >= 3.8.
 
 A run gives its ranks their identity in variables: `HPCENV_RUN`, `HPCENV_FINGERPRINT` (of the lockfile), `HPCENV_COMMIT`
-(of the code; if files differ from it, `-dirty` and the beginning of the digest of that difference follow).
+(of the code; if files differ from the commit, `-dirty` and the beginning of the digest of that difference follow).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def world_size(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks, from torch.distributed or else from the launch; 1 if both do not know it."""
+    """Return the number of ranks, from torch.distributed or else from the launch; 1 if neither gives a number."""
     module = sys.modules.get("torch.distributed")
     if module is not None and module.is_available() and module.is_initialized():
         return int(module.get_world_size())

@@ -8,7 +8,7 @@ from typing import Any, Set
 
 
 class NoExecutor:
-    """An entry for submitit's table of executors. No rank can use it, because a rank does not submit."""
+    """An entry for submitit's table of executors, which no rank can use, because a rank does not submit."""
 
     def __init__(self, *_args: Any, **_parameters: Any) -> None:
         raise RuntimeError("hpcenv.Executor is for the program that submits, and not for a rank of a run")

@@ -1,14 +1,14 @@
-"""Find the ranks that a program starts, and see how each of them ends.
+"""Find the ranks that a program starts, and see how each rank ends.
 
 Runs on: inside the image (or in a bare host environment), in the agent of `--launcher none`. Linux, standard library
 only, Python 3.8 to 3.14.
 
-A rank is a process below this one that has RANK and LOCAL_RANK in its environment, while its parent does not. The
+A rank is a descendant of this process that has RANK and LOCAL_RANK in its environment, while its parent does not. The
 launchers of torch, accelerate, DeepSpeed and MPI-free scripts set these variables. A rank is a child of the program, so
-only the program gets the exit status of the rank. But until the program asks for this status, the kernel keeps the
-rank as a zombie, and proc(5) shows the status to the same user (`exit_code` of /proc/PID/stat). torchrun asks ten times
-a second (torch 2.13, monitor_interval). If a program asks sooner, only an exception of the rank is known, which the
-start hook records (start_hook/session.py).
+only the program gets the exit status of the rank. But until the program asks for this status, the kernel keeps the rank
+as a zombie, and proc(5) shows the status to the same user (`exit_code` of /proc/PID/stat). torchrun asks ten times a
+second (torch 2.13, monitor_interval). If a program asks for the status before this module reads it, only an exception
+of the rank is known, which the start hook records (start_hook/session.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RankWatch:
         self._searched = float("-inf")
 
     def wait(self, seconds: float) -> None:
-        """Wait for this time, or until a rank ends."""
+        """Wait for this number of seconds, or until a rank ends."""
         poll = select.poll()
         for rank in self._ranks.values():
             if rank.ended is None and rank.descriptor >= 0:
@@ -120,7 +120,7 @@ class RankWatch:
 
 
 def _open(pid: int) -> int:
-    """Return a descriptor that becomes readable when the process ends (pidfd_open(2)); -1 if this fails."""
+    """Return a descriptor that becomes readable when the process ends (pidfd_open(2)); -1 if there is none."""
     try:
         return int(os.pidfd_open(pid))  # type: ignore[attr-defined,unused-ignore]  # Python 3.9, Linux 5.3
     except (AttributeError, OSError):

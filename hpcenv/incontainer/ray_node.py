@@ -1,7 +1,7 @@
 """Start and end Ray on one node. The first node runs Ray's head and the script, each other node runs a Ray node.
 
 Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library, Python 3.8 to 3.14.
-Ray is part of the environment. It must be 2.52 or later, because older versions have no token authentication.
+Ray is part of the environment. Ray 2.52 or later is needed, because older versions have no token authentication.
 
     --ray OPTIONS -- PYTHON-ARGUMENTS...
 
@@ -14,7 +14,7 @@ Options: those of tasks.py for one program, and
     --folder=DIR          folder for Ray's files, made with mode 0700, because Ray gives the folders in it mode 0777
     --meet=PREFIX         PREFIX.token is the file with the token; the head makes PREFIX.ended when the script has ended
 
-`ray start --block` is a child of the agent. The agent ends it and all its descendants. The agent does not use
+`ray start --block` is a child of the agent. The agent ends this child and all its descendants. The agent does not use
 `ray stop`, which would end each Ray of this user on the node (ray#59551). If Ray ends before the script, the job ends,
 and the record names the node.
 """
@@ -76,7 +76,8 @@ class RayFailed(Exception):
 class Ports:
     """Free consecutive ports of this node, which no other job of hpcenv takes while this process runs.
 
-    An abstract socket (unix(7)) reserves each block. Its name disappears when this process ends in any way.
+    An abstract socket (unix(7)) reserves each block. The name of the socket disappears when this process ends in any
+    way.
     """
 
     def __init__(self, count: int) -> None:
@@ -141,7 +142,7 @@ class RayNode:
             file.write(token)
 
     def start(self, ports: Ports) -> None:
-        """Start Ray. All nodes but the first one wait for the head before that."""
+        """Start Ray. Before the start, all nodes except the first wait for the head."""
         os.environ.pop("RAY_AUTH_TOKEN", None)  # Ray would use this variable and not the file
         os.environ.pop("RAY_ADDRESS", None)
         os.environ.update(
@@ -317,7 +318,7 @@ def _name_of(pid: int) -> str:
 
 
 def _not_loopback(address: str) -> str:
-    """Return the address with 127.0.0.2 for 127.0.0.1, which Ray would replace by another one (services.py, 2.60)."""
+    """Return the address with 127.0.0.2 for 127.0.0.1, because Ray would change 127.0.0.1 (services.py, 2.60)."""
     return address.replace("127.0.0.1", "127.0.0.2")
 
 

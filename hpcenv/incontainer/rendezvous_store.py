@@ -3,13 +3,13 @@
 Runs on: inside the image (or in a host environment). Needs only the standard library and torch, Python 3.8 to 3.14.
 
 The agents of all nodes are connected to one store, in the agent of the first node. torchrun ends each agent when the
-work of this agent is done. If the first agent ends before the others, their connections break. A training that
+work of this agent is done. If the first agent ends before the other agents, their connections break. A training that
 succeeded then ends with hundreds of lines of C++ frames (RendezvousConnectionError, seen with torch 2.13). So the first
 agent ends last.
 
-The first agent finds the remaining agents in the kernel's list of connections (proc_pid_net(5), `net/tcp`). So it needs
-no message from the others, and a killed agent does not count. If nodes are emulated on one machine, the other agents
-are other processes of this machine.
+The first agent finds the remaining agents in the kernel's list of connections (proc_pid_net(5), `net/tcp`). So the
+first agent needs no message from the other agents, and a killed agent does not count. If nodes are emulated on one
+machine, the other agents are other processes of this machine.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def hold(host: str, port: int) -> Any:
 def note_stores_of_ranks() -> List[Any]:
     """Return a list to which torchrun's store for the ranks is added when torchrun starts it on this node.
 
-    Since torch 2.4 the agent of rank 0 starts that store (DynamicRendezvousHandler._create_tcp_store_server, also in
-    2.13). The list stays empty with another torch.
+    Since torch 2.4 the agent of rank 0 starts the store for the ranks
+    (DynamicRendezvousHandler._create_tcp_store_server, also in 2.13). The list stays empty with a torch that has no
+    such function.
     """
     stores: List[Any] = []
     try:
@@ -90,13 +91,13 @@ def has_joined(stores: List[Any]) -> Optional[bool]:
 
 
 def wait_for_others(host: str, port: int, seconds: Optional[float], is_asked_to_end: Callable[[], bool]) -> bool:
-    """Wait until no other node is connected to the store; return False if the wait ended before that.
+    """Wait until no other node is connected to the store; return False if a node was still connected at the end.
 
     Args:
         host: host of the store; if it is this machine's loopback address, the nodes are emulated here.
         port: port of the store.
-        seconds: how long to wait at most; None for no limit, after a success. Then srun ends this step if a node dies,
-            or a minute after the first node has ended (`--wait` in the batch script).
+        seconds: how long to wait at most; None for no limit, after a success. With None, srun ends this step if a node
+            dies, or a minute after the first node has ended (`--wait` in the batch script).
         is_asked_to_end: returns whether a signal asks this process to end.
     """
     one_machine = host == "localhost" or host == "::1" or host.startswith("127.")
@@ -115,13 +116,13 @@ def wait_for_others(host: str, port: int, seconds: Optional[float], is_asked_to_
 
 
 def count_others(port: int, folder: str = "/proc/self/net", own: Optional[Set[str]] = None) -> Optional[int]:
-    """Return how many connections to this port come from other nodes; None if that cannot be read.
+    """Return how many connections to this port come from other nodes; None if the connections cannot be read.
 
     Args:
         port: port of the store.
         folder: where the kernel lists the connections.
-        own: the inodes of this process's sockets, if nodes are emulated on this machine. Then connections of other
-            processes on this machine count. With None, connections inside this machine do not count.
+        own: the inodes of this process's sockets, if nodes are emulated on this machine. With these inodes, connections
+            of other processes on this machine count. With None, connections inside this machine do not count.
     """
     inodes: Dict[Tuple[str, str], str] = {}
     peers: List[Tuple[str, str]] = []

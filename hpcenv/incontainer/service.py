@@ -5,9 +5,9 @@ Runs on: inside the image (or in a host environment). Needs only the standard li
     python3 service.py CONFIG        # JSON, written by hpcenv/sessions/services.py
 
 A program that listens on a Unix socket itself (Jupyter) replaces this process. For any other program this process is a
-relay between the socket and a port. The program then runs in a network namespace that has 127.0.0.1 only. So no other
-user of the node reaches the port, and the folder of the socket is open to its owner only. The container runtime makes
-the namespace; on the host, this process makes it (`own_network`).
+relay between the socket and a port. A program behind the relay runs in a network namespace that has 127.0.0.1 only. So
+no other user of the node reaches the port, and the folder of the socket is open to its owner only. The container
+runtime makes the namespace; on the host, this process makes the namespace (`own_network`).
 """
 
 from __future__ import annotations

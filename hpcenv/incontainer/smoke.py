@@ -46,7 +46,7 @@ _ESTABLISHED = "01"
 
 
 class Report:
-    """The progress of this rank, in a file that another process reads while this one runs or hangs."""
+    """The progress of this rank, in a file that another process reads while this rank runs or hangs."""
 
     def __init__(self, folder: str, rank: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -144,13 +144,16 @@ class Group:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Return whether the error says that the backend lacks a collective. Each rank gets it before it sends anything."""
+    """Return whether the error says that the backend lacks a collective.
+
+    A rank gets this error before it sends anything.
+    """
     words = str(error).lower()
     return isinstance(error, NotImplementedError) or "does not support" in words or "not supported" in words
 
 
 def compare_values(group: Group) -> Dict[str, Any]:
-    """Run four collectives at several sizes and compare every element. Return which ran and which the backend lacks.
+    """Run four collectives at several sizes, compare every element, and return which ran and which the backend lacks.
 
     Raises:
         WrongValue: a result is wrong.

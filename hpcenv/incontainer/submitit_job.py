@@ -99,10 +99,10 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
 
 
 def register() -> None:
-    """Let `submitit.JobEnvironment()` find the class above.
+    """Let `submitit.JobEnvironment()` find the class of this module.
 
     An installed hpcenv registers its executor as a plug-in of submitit. On a compute node, only a small part of hpcenv
-    can be imported. So that entry would fail with a message, and is left out.
+    can be imported. So the entry of this plug-in would fail with a message, and is left out.
     """
     found = plugins._iter_submitit_entrypoints  # type: Any
     own = metadata.EntryPoint(

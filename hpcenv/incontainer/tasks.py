@@ -11,10 +11,10 @@ Options: --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR, and
     --set=NAME=VALUE  set a variable; more than once
     --prefix=TEXT     prefix of the lines in the job's log; {rank} is the rank
 
-Each task gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun's ranks do. Its output goes to
-DIR/tasks/attempt_0/LOCAL-RANK/{stdout,stderr}.log, and with a prefix to the job's log. The output of a program goes to
-DIR/program/, and without a prefix to the job's log. The ranks of a program are found among the processes below it
-(rank_watch.py).
+Each task gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun's ranks do. The output of a
+task goes to DIR/tasks/attempt_0/LOCAL-RANK/{stdout,stderr}.log, and with a prefix to the job's log. The output of a
+program goes to DIR/program/, and without a prefix to the job's log. The ranks of a program are found among the
+descendants of the program (rank_watch.py).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Task:
 
 
 class Log:
-    """A file to which a task writes. Its lines are copied to the job's log, each with a prefix."""
+    """A file to which a task writes, and whose lines are copied to the job's log, each with a prefix."""
 
     def __init__(self, path: str, prefix: str) -> None:
         self.target = open(path, "ab")  # type: BinaryIO

@@ -95,7 +95,7 @@ def judge(
         nodes: all nodes of the allocation, in Slurm's order.
         facts: node -> what the node reported. Facts of another run, attempt or node do not count.
         problems: node -> why the node has no facts.
-        attempt, job_id: attempt and job of this start. The rendezvous id is made from both.
+        attempt, job_id: attempt and job of this start. The rendezvous id is made from these two numbers.
         window: when this attempt began, and the present time, by the batch node's clock; None if not known.
 
     Returns:
@@ -120,7 +120,7 @@ def _of_this_attempt(
     attempt: int,
     job_id: str,
 ) -> _Start:
-    """Separate the nodes with facts of this attempt from the nodes without such facts, and say why they have none."""
+    """Separate the nodes with facts of this attempt from the nodes without, and say why the facts are missing."""
     usable, missing = {}, {}
     for node in nodes:
         found = facts.get(node)
@@ -167,7 +167,7 @@ def _choose(start: _Start, findings: Sequence[Finding]) -> _ChosenNodes:
 def _verdict(
     start: _Start, clocks: Mapping[str, CheckOutcome], findings: Sequence[Finding], chosen: _ChosenNodes
 ) -> Verdict:
-    """Return the verdict. It contains the settings for a start only if everything matches."""
+    """Return the verdict, which contains the settings for a start only if everything matches."""
     manifest, reported, choice, launched = start.manifest, start.reported, chosen.choice, chosen.launched
     findings = (*findings, *chosen.findings)
     verdict = Verdict(
@@ -450,7 +450,8 @@ def _in_rows(node: str, differences: Iterable[Difference], severities: Severitie
 def _lighten_digests(findings: Iterable[Finding], packages: Sequence[Finding]) -> list[Finding]:
     """Lower the severity of a digest over all packages to the severity of the packages that explain the difference.
 
-    Otherwise a package that is allowed to differ would block the job, because it changes the digest.
+    With the digest's own severity, a package that is allowed to differ would block the job, because the package changes
+    the digest.
     """
     if not packages:
         return list(findings)

@@ -5,8 +5,8 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 After the first rank has failed, nearly all other ranks fail, too: they lose the connection to the first
 rank, or torchrun and srun end them. So the failure that matters is the earliest one, by the end times of
 the processes on all nodes. Clocks of nodes differ by some milliseconds, and a rank may notice a lost
-connection in less time. So if several failures are close in time, one that reports more than a lost
-connection is the first failure. A process that ended because it was asked to end has not failed.
+connection in less time. So if several failures are close in time, the failure that reports more than a lost connection
+counts as the first. A process that ended because it was asked to end has not failed.
 """
 
 from __future__ import annotations
@@ -135,12 +135,13 @@ def first_failure(
 
     Args:
         exits: exit records of the nodes.
-        nodes: nodes on which the training was started; empty if it was not started.
+        nodes: nodes on which the training was started; empty if no training was started.
         nproc: number of ranks per node.
         state: Slurm's job state as in `RunStatus.state`, for example `timeout`; empty if unknown.
         over: whether the attempt has ended. While the attempt runs, a missing record means nothing.
         down: node -> reason, for nodes that Slurm reported as down when the attempt ended.
-        stopped: why the job was stopped before the training started, as in `NodeExit.stopped`; empty if it was not.
+        stopped: why the job was stopped before the training started, as in `NodeExit.stopped`; empty if the training
+            started.
         unfinished: description of a training that was stopped and will not continue; empty for any other training.
         waited: whether the job ended while it waited in the queue to continue an earlier attempt.
         silent: nodes whose check had not ended when the job ended, although the check of other nodes had ended.
@@ -442,7 +443,7 @@ def render(failure: FirstFailure, *, width: int = 80, word: str = "first failure
         failure: the failure.
         width: width of the text in columns. Lines of the traceback are not wrapped.
         word: the words at the beginning of the first line.
-        folder: the run folder, for the path of the log. If it is empty, the path is relative to the run folder.
+        folder: the run folder, for the path of the log. If `folder` is empty, the path is relative to the run folder.
     """
     lines = [wrap(f"{word}: {failure.headline}", width=width)]
     if failure.traceback:

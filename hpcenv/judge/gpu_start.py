@@ -61,7 +61,7 @@ class GpuAnswer:
         what: how many GPUs torch can use, in one sentence.
         why: the reasons why torch cannot use the expected GPUs, or why it is unknown; empty if the check is fine.
         state: the state of the check.
-        notes: notes for the user. They do not prevent the start.
+        notes: notes for the user, which do not prevent the start.
     """
 
     record: GpuStart

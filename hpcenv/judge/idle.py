@@ -15,7 +15,7 @@ _LEAST_CPUS = 0.1
 def use_of(sample: Sample) -> str:
     """Return what is in use on a node, in words; empty if nothing is in use.
 
-    If a use is unknown, it counts as used. If a sample stands for a minute, its highest values count.
+    If a use is unknown, it counts as used. If a sample covers a minute, the highest values in that minute count.
     """
     most = sample.most or sample
     known = (

@@ -72,7 +72,7 @@ def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[s
 
 
 def changes_results(name: str) -> bool:
-    """Return whether a variable of the job can change numbers or code. Variables of the login and of Slurm cannot."""
+    """Return whether a variable of the job can change numbers or code; no variable of the login and of Slurm can."""
     return not (name in FROM_THE_JOB or name.startswith("SLURM_") or OF_LOGIN.match(name))
 
 

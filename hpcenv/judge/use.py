@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. docs/reference/use.md is written from the table.
 
 The weight of a sample is its `seconds`. If a value is unknown, no rule gives a sentence about the value. Instead, one
-line says that it is unknown.
+line says that the value is unknown.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _slow_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 
 def _holding_rank(seen: _Seen, limit: float) -> Iterator[_Odd]:
-    """Yield a rank for which the others wait. Its step time is that of the others, because they train together."""
+    """Yield a rank for which the other ranks wait. All ranks have the same step time, because they train together."""
     usual = median_low(seen.waits.values()) if len(seen.waits) > 1 else math.inf
     for rank, looks in seen.ranks.items():
         if rank in seen.told or len(seen.ranks) < 2:
@@ -628,8 +628,8 @@ def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
 def judge_speed(nodes: Sequence[NodeSamples], asked: AskedShape) -> tuple[UseSentence, ...]:
     """Return which ranks are slow or hold the others back, and which GPUs are slowed down most of the time.
 
-    GPUs that are slowed down for a shorter time are left out. They may soon make their rank slow, and a sentence about
-    the rank says more.
+    GPUs that are slowed down for a shorter time are left out. Such a GPU may soon make its rank slow, and a sentence
+    about the rank says more.
     """
     ranks = [rule for rule in RULES if rule.id in ("rank.slow", "rank.holds")]
     gpus = [replace(rule, limit=60) for rule in RULES if rule.id == "gpu.slow"]
@@ -644,7 +644,10 @@ def _judged(seen: _Seen, rules: Iterable[UseRule]) -> Iterator[UseSentence]:
 
 
 def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
-    """Yield the sentences of a rule. If there would be too many, yield the worst one, which also names the others."""
+    """Yield the sentences of a rule.
+
+    Instead of too many sentences, yield the worst one, which also names the others.
+    """
     shown = found if len(found) <= _MOST_SENTENCES else found[:1]
     for one in shown:
         rest = found[1:] if len(shown) < len(found) else ()
@@ -770,7 +773,7 @@ def nothing_odd(judgement: UseJudgement) -> str:
 
 
 def in_words(judgement: UseJudgement) -> list[str]:
-    """Return a judgement as lines. If something is unusual, sentences, unknown values and hints follow the head."""
+    """Return a judgement as lines: the head, and, if something is unusual, sentences, unknown values and hints."""
     gpus = plural(judgement.gpus, "GPU") if judgement.gpus else "no GPU"
     head = f"{plural(judgement.nodes, 'node')}, {gpus}, {plural(judgement.samples, 'sample')}"
     figures = f" ({judgement.figures})" if judgement.figures else ""

@@ -23,7 +23,7 @@ _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
 
 def brief(verdict: Verdict, *, lockfile: str) -> str:
-    """Return one line and the notes if everything matches. Otherwise return the table without the settings."""
+    """Return one line and the notes if everything matches, and the table without the settings if something differs."""
     checks = verdict.preflight
     unread = {finding.field for finding in verdict.findings if _is_unread(finding)}
     differs = (
@@ -114,7 +114,7 @@ def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Findin
 
 
 def _alike(group: Sequence[Finding]) -> str:
-    """Return the paragraph on fields that are unknown for one reason. It has the first hint of these fields."""
+    """Return the paragraph on fields that are unknown for one reason, with the first hint of these fields."""
     first = group[0]
     fields = ", ".join(visible_ascii(finding.field) for finding in group)
     lines = [

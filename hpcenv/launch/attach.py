@@ -1,8 +1,8 @@
 """Start a shell or a command in the environment of a run that runs on this node.
 
-Runs on: COMPUTE NODE, in a second job step next to the training. It has the same SIF or host
-environment, binds, data and variables as the ranks. It gets secrets only on request. RANK and
-similar variables are not set, because this process is not a rank.
+Runs on: COMPUTE NODE, in a second job step next to the training. The command has the same SIF or host environment,
+binds, data and variables as the ranks. The command gets secrets only on request. RANK and similar variables are not
+set, because this process is not a rank.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def attach(
     given: Mapping[str, str] | None = None,
     binds: Sequence[Bind] = (),
 ) -> int:
-    """Run `command`, or a shell if it is empty, on this terminal; return its exit status.
+    """Run `command`, or a shell if `command` is empty, on this terminal; return the exit status.
 
     The arguments and errors are those of `prepared`.
     """
@@ -80,7 +80,7 @@ def prepared(
     binds: Sequence[Bind] = (),
     own_network: bool = False,
 ) -> Iterator[Prepared]:
-    """Yield what starts `command` in the same way as the ranks. Its folders and open files exist inside the block.
+    """Yield what starts `command` like the ranks. The folders and open files for the command exist inside the block.
 
     Args:
         run: the run folder.
@@ -124,7 +124,10 @@ def prepared(
 
 
 def _this_node(manifest: Manifest, run: RunFolder, environ: Mapping[str, str]) -> ThisNode:
-    """Return this node, with job and attempt from the run's start record. This step has no variables for them."""
+    """Return this node, with job and attempt from the run's start record.
+
+    This step has no variables for job and attempt.
+    """
     try:
         started = read_json(run.started)
         job_id, nodes, attempt = str(started["job_id"]), tuple(map(str, started["nodes"])), int(started["attempt"])
@@ -210,7 +213,7 @@ def _same_sif(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterat
 
 @contextlib.contextmanager
 def _tmp(this_node: ThisNode) -> Iterator[str]:
-    """Return the folder that is /tmp for the ranks on this node; a new folder if it is not found."""
+    """Return the folder that is /tmp for the ranks on this node; a new folder if that folder is not found."""
     folders: list[str] = []
     prefix = f"{JOB}{this_node.job_id}-"
     for folder in {tempfile.gettempdir(), "/tmp"}:  # noqa: S108  (where the launch step may have made it)

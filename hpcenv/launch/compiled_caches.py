@@ -1,8 +1,8 @@
 """Where the ranks of a host environment keep what torch and Triton compile.
 
 Runs on: COMPUTE NODE. All environments of a user share the default folders: `/tmp/torchinductor_USER`, `~/.triton` and
-`~/.cache/torch_extensions` (torch 2.13, Triton 3.4). With them, code that another environment compiled would run. In a
-SIF this cannot happen, because home and /tmp belong to the run.
+`~/.cache/torch_extensions` (torch 2.13, Triton 3.4). With these default folders, code that another environment compiled
+would run. In a SIF no such code can run, because home and /tmp belong to the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def cache_variables(manifest: Manifest, given: Container[str], *, node: str) -> 
     """Return the variables that name a folder for this user and fingerprint; a `bitwise` run gets its own folder.
 
     Args:
-        given: variables that the ranks already get. They are not replaced, because the user may have chosen them.
+        given: variables that the ranks already get. These variables are not replaced, because the user may have chosen
+            their values.
     """
     if manifest.environment.kind != "host":
         return {}

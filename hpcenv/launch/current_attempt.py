@@ -47,8 +47,8 @@ def silent_nodes(run: RunFolder, nodes: Sequence[str]) -> tuple[str, ...]:
 class AttemptWatch:
     """A thread that checks whether the attempt of this node has ended.
 
-    The attempt has ended if its batch script has ended, or a later attempt has begun. If the node
-    has lost its network, Slurm cannot end the ranks here. Then the launch step ends them.
+    The attempt has ended if its batch script has ended, or a later attempt has begun. If the node has lost its network,
+    Slurm cannot end the ranks here, so the launch step ends the ranks.
 
     Attributes:
         ended: whether the attempt has ended.
@@ -74,7 +74,7 @@ class AttemptWatch:
 def down_nodes(nodes: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the nodes that are down for Slurm or do not respond, each with Slurm's reason.
 
-    Empty if sinfo is missing or fails.
+    The result is empty if sinfo is missing or fails.
     """
     sinfo = shutil.which("sinfo", path=environ.get("PATH"))
     if sinfo is None or not nodes:

@@ -268,7 +268,7 @@ class _AtGate:
 
     Attributes:
         settings: settings of this node; None until they are read.
-        blocking: differences because of which no rank may start.
+        blocking: differences that forbid the start of every rank.
     """
 
     def __init__(self, node: _Node) -> None:
@@ -401,7 +401,7 @@ def begin(
     ranks: Path,
     output: IO[bytes],
 ) -> Begun:
-    """Start the ranks of the smoke test in the same way as those of the training.
+    """Start the ranks of the smoke test in the same way as the ranks of the training.
 
     The caller must call `gate.wait()` until the gate is open.
 

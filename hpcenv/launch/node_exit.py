@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_TRIES = 0.02
 
 
 def write(record: NodeExit, run: RunFolder, this_node: ThisNode, local_rank: int, *, count: int) -> bool:
-    """Write the record of one task, and the node's record; return whether all tasks of the node have written theirs.
+    """Write the record of one task, and the node's record; return whether each task of the node has a record.
 
     Args:
         record: record of the task.

@@ -4,8 +4,8 @@ Runs on: COMPUTE NODE, started by the job.sbatch of an exported folder with any 
 Standard library only; it does not import hpcenv.
 
 An exported folder may be copied to any place and submitted several times. Each job gets its own
-run folder, FOLDER/runs/JOBID. Its manifest has the paths of the place where FOLDER is now. A
-requeued job finds its run folder again. The script prints the path of the run folder.
+run folder, FOLDER/runs/JOBID. The manifest of this run contains the paths of the place where FOLDER is now. A requeued
+job finds its run folder again. The script prints the path of the run folder.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def link(target: str, path: str) -> None:
 
 
 def write(data: Mapping[str, Any], path: str) -> None:
-    """Write a JSON file. A rename makes it visible, so no reader sees an incomplete file."""
+    """Write a JSON file. A rename makes the file visible, so no reader sees an incomplete file."""
     aside = f"{path}.{os.getpid()}.tmp"
     with open(aside, "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1, sort_keys=True)

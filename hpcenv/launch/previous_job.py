@@ -19,7 +19,7 @@ class PreviousJob:
     """What the previous job of a chain, or the previous attempt of this job, has left.
 
     Attributes:
-        over: whether the run has ended. This job then ends at once, with `status`.
+        over: whether the run has ended. If the run has ended, this job ends at once, with `status`.
         status: exit status for this job.
         why: one line for the log.
     """

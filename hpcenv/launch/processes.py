@@ -3,8 +3,8 @@
 Runs on: COMPUTE NODE. Linux only: it reads /proc (proc(5)).
 
 torchrun starts each rank in a separate session (torch 2.13, subprocess_handler.py). So there is no
-process group with all ranks, and ranks keep running if torchrun is killed. Slurm ends them through
-its cgroup. Without Slurm, this module ends them.
+process group with all ranks, and ranks keep running if torchrun is killed. Slurm ends such ranks through its cgroup.
+Without Slurm, this module ends such ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARKS = frozenset({b"LOCAL_RANK", b"HPCENV_RAY_SCRIPT"})
 def adopt_orphans() -> None:
     """Become the parent of descendants whose parent ends: prctl(2), Linux 3.4.
 
-    Otherwise init becomes their parent, and this process can no longer find them.
+    Without this call, init would become the parent of these descendants, and this process could no longer find them.
     """
     import ctypes  # slow to load, and only the launch step needs it
 

@@ -1,7 +1,7 @@
 """Read how the ranks of this node ended: the agent's record, error files, standard error, and kills by the kernel.
 
-Runs on: COMPUTE NODE. Standard library only. The training writes these files. So this module limits how much it reads,
-and a file with unexpected content counts as missing.
+Runs on: COMPUTE NODE. Standard library only. The training writes the records and error files, so this module limits how
+much it reads, and a file with unexpected content counts as missing.
 """
 
 from __future__ import annotations
@@ -207,7 +207,10 @@ def _plain(line: str) -> str:
 
 
 def _traceback(lines: list[str]) -> list[str]:
-    """Return the traceback at the start of `lines`, without prefixes. Its message may have several lines."""
+    """Return the traceback at the start of `lines`, without prefixes.
+
+    The exception's message may have several lines.
+    """
     prefixed = _PREFIX.match(lines[0])
     if prefixed:
         prefix = prefixed.group().rstrip()

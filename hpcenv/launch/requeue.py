@@ -36,7 +36,7 @@ class Ending:
     """How an attempt ended, and what follows it.
 
     Attributes:
-        stopped: why the attempt was asked to stop; empty if it was not.
+        stopped: why the attempt was asked to stop; empty if it was not asked to stop.
         saved: whether the script reported that it saved its state.
         before: whether the attempt was stopped before the training started.
         cancelled: whether the job was cancelled before the training started.
@@ -84,7 +84,7 @@ def judge(
         attempt: number of this attempt; the first one is 0.
         retried: how often the job was requeued without some nodes.
         next_link: whether another job of the chain continues this run.
-        before: why the job was asked to end before the training started; empty if it was not.
+        before: why the job was asked to end before the training started; empty without such a request.
     """
     if before == "cancelled":
         return Ending(cancelled=True)
@@ -159,7 +159,7 @@ def _not_requeued(ending: Ending, reason: str, refusal: str) -> Ending:
 
 
 def after_refusal(ending: Ending, refusal: str, *, next_link: bool) -> Ending:
-    """Return the ending of an attempt that should have been requeued, but could not be."""
+    """Return the ending of an attempt that should have been requeued, but was not, because the requeue was refused."""
     return replace(ending, again=False, not_again=refusal if ending.unfinished and not next_link else "")
 
 
@@ -188,9 +188,9 @@ def _after_rejection(manifest: Manifest, verdict: Verdict | None, *, retried: in
 def slurm_does_it(environ: Mapping[str, str]) -> bool:
     """Return whether Slurm itself requeues this preempted job when its script ends.
 
-    With PreemptMode=REQUEUE, Slurm requeues the job, whatever the exit status of the script is. If
-    hpcenv requeued the job too, Slurm would requeue it once more after it has completed (both seen
-    with 24.11). With preempt/qos, the mode of the QOS is not visible here, and the result is False.
+    With PreemptMode=REQUEUE, Slurm requeues the job, whatever the exit status of the script is. If hpcenv requeued the
+    job too, Slurm would requeue the job once more after the job has completed (both seen with 24.11). With preempt/qos,
+    the mode of the QOS is not visible here, and the result is False.
     """
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     partition = environ.get("SLURM_JOB_PARTITION", "")

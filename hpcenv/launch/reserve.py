@@ -28,7 +28,7 @@ _LITTLE = 256 * 1024
 
 
 def make(run: RunFolder, nodes: Sequence[str]) -> None:
-    """Reserve space for the end records. If the disk is already full, the records themselves report it."""
+    """Reserve space for the end records. If the disk is already full, the records themselves report the full disk."""
     with contextlib.suppress(OSError):
         run.reserved.mkdir(exist_ok=True)
         # A folder needs blocks and an inode, too.
@@ -39,7 +39,7 @@ def make(run: RunFolder, nodes: Sequence[str]) -> None:
 
 
 def write(run: RunFolder, name: str, text: str, path: Path) -> None:
-    """Write a record to `path`. If the disk is full, write it into the file that is reserved for `name`.
+    """Write a record to `path`. If the disk is full, write the record into the file that is reserved for `name`.
 
     Raises:
         OSError: the record cannot be written.

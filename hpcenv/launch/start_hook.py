@@ -1,6 +1,6 @@
 """The options of the start hook of every rank, as one environment variable.
 
-Runs on: COMPUTE NODE. Standard library only. incontainer/start_hook/session.py reads it.
+Runs on: COMPUTE NODE. Standard library only. incontainer/start_hook/session.py reads this variable.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Runs on: COMPUTE NODE. Standard library only.
 Behaviour of Slurm 24.11 (seen in the testbed, 2026-11): before the time limit, and before a
 preemption if the site sets `send_user_signal`, the job's steps get the signal of `--signal`. On
 other sites, the steps of a preempted job get TERM at once. In both cases, `scontrol show job` then shows the end time
-in EndTime, and PreemptTime for a preemption. At the end time all processes get TERM, and KILL after KillWait (30 s by
-default).
+in EndTime, and PreemptTime for a preemption. At this end time all processes get TERM, and, after KillWait (30 s by
+default), KILL.
 """
 
 from __future__ import annotations

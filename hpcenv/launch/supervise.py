@@ -103,9 +103,9 @@ def supervise(
     Args:
         child: torchrun.
         signals: the signals of this process.
-        gate: start gate where the agent waits before the training starts; None if it does not wait.
-        stop: finds out why the job must end, and when; None if that cannot be known.
-        watch: knows whether the attempt has ended. If so, torchrun is ended as after TERM.
+        gate: start gate where the agent waits before the training starts; None if the agent does not wait.
+        stop: finds out why and when the job must end; None if nothing can tell the reason.
+        watch: knows whether the attempt has ended. After the end of the attempt, torchrun is ended as after TERM.
         seconds_after_term: seconds from the request to end until torchrun and all its descendants
             are killed, unless Slurm gives a later end.
     """
@@ -160,8 +160,9 @@ class _Ending:
     def conclude(self) -> None:
         """After the ranks have ended, find out why they were asked to end.
 
-        With proctrack/linuxproc Slurm's signal reaches the ranks directly. They may have saved their state and ended
-        before the next check here, or before Slurm's answer. Without a reason the job would count as completed.
+        With proctrack/linuxproc Slurm's signal reaches the ranks directly. The ranks may have saved their state and
+        ended before the next check here, or before Slurm's answer. If the reason of the end stays unknown, the job
+        counts as completed.
         """
         if self._has_begun() and self._stop is not None:
             self._stop.settle()

@@ -1,4 +1,4 @@
 """Make, check, compare and export a lockfile.
 
-Runs on: LOGIN NODE. The room is not called `lock`: `hpcenv.lock` is a function of the Python API.
+Runs on: LOGIN NODE. This package is not called `lock`, because `hpcenv.lock` is a function of the Python API.
 """

@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE.
 
 No index has such a wheel, so its sha256 cannot be compared with anything. Only the image itself states this sha256.
-(pip's report of an installation is no stronger.) The image may come from a stranger, so sizes and words in the report
+(pip's report of an installation proves no more.) The image may come from a stranger, so sizes and words in the report
 are checked.
 """
 
@@ -27,7 +27,7 @@ _WORDS = re.compile(r"[ -~]{1,200}")
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltPackage:
-    """One package of the report: the wheel that the build installed, and what it was made from."""
+    """One package of the report: the wheel that the build installed, and what this wheel was made from."""
 
     file: KnownFile
     table: BuiltTable

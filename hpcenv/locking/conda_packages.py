@@ -3,9 +3,10 @@
 Runs on: LOGIN NODE.
 
 conda, mamba, micromamba and pixi leave a record of each package in `conda-meta`: name, version, build, the sha256 of
-its archive, and the sha256 of each file (conda/models/records.py, PrefixRecord; rattler_conda_types writes the same).
-The probe reads the records and hashes the files. If the files are as recorded, the package comes from the archive that
-its record names. The record is conda's own statement, like pip's report. A file of pins is independent of conda.
+its archive, and the sha256 of each file (conda/models/records.py, PrefixRecord; rattler_conda_types writes the same
+record). The probe reads the records and hashes the files. If the files are as recorded, the package comes from the
+archive that its record names. The record is conda's own statement, like pip's report. A file of pins is independent of
+conda.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class InstalledConda:
         channel: the last part of the channel's URL.
         sha256, md5: hashes of the archive, from the package's record; empty if the record has none.
         dists: the Python distributions that the package contains.
-        unproved: why it is not certain that the files are the recorded files; empty if it is certain.
+        unproved: why the files may not be the recorded files; empty if they certainly are.
     """
 
     name: str
@@ -179,7 +180,7 @@ def conda_tables(
     Args:
         installed: what conda installed.
         pins: the pins that agree with `installed`; empty without a file of pins.
-        before: the lockfile that will be replaced. A package that is pinned there stays pinned.
+        before: the lockfile that will be replaced. A package that is pinned in that lockfile stays pinned.
     """
     pinned = {(pin.name, one) for pin in pins if pin.manager == "conda" for one in pin.hashes}
     known = {} if before is None else {table.name: table for table in before.packages.conda_package}

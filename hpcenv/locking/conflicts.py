@@ -23,7 +23,7 @@ class Conflict:
 
     Attributes:
         package: name and version of the package that requires something.
-        requirement: what it requires, without the marker.
+        requirement: what this package requires, without the marker.
         found: the installed version of the required package; empty if it is not installed.
     """
 
@@ -41,8 +41,8 @@ def find_conflicts(
 ) -> Iterator[Conflict]:
     """Yield the requirements that are not met, sorted by the name of the package that has them.
 
-    Extras are not looked at: METADATA does not say which of them were requested. Requirements that are not valid by PEP
-    508 and versions that are not valid by PEP 440 are not judged.
+    Extras are ignored, because METADATA does not say which extras were requested. Requirements that are not valid by
+    PEP 508 and versions that are not valid by PEP 440 are not judged.
 
     Args:
         versions: installed packages, by their normal name.

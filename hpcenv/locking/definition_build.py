@@ -208,7 +208,8 @@ def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None)
     Args:
         store: where to look.
         build: the file and its inputs.
-        locked: digest of the SIF in the lockfile; only this SIF is considered. If it is None, the newest SIF is taken.
+        locked: digest of the SIF in the lockfile; only this SIF is considered. If `locked` is None, the newest SIF is
+            taken.
     """
     identity = apptainer_build.definition_digest(build.text)
     if locked is not None:
@@ -234,7 +235,7 @@ def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None)
 
 
 def _when_made(image: StoredImage) -> tuple[str, float]:
-    """Return when a SIF was built, and when it was last used: that decides between two builds in the same second."""
+    """Return when a SIF was built, and when it was last used, to choose between two builds in the same second."""
     return (image.record.made.created if image.record else "", image.used)
 
 

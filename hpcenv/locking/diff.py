@@ -33,7 +33,7 @@ class DiffResult(Shown):
     """Two sides and their differences. The differences that are hardest to remove come first.
 
     Attributes:
-        not_compared: what could not be compared, because a side has no record of it.
+        not_compared: what could not be compared, because one side has no such record.
     """
 
     left: str

@@ -60,7 +60,7 @@ def compare(
 
     Args:
         left, right: dotted field -> value, from `of_lockfile` or `of_run`.
-        severities: the severities of each side; the stricter one counts.
+        severities: the severities of each side; the stricter severity counts.
         sifs_fit: whether each side's SIF is the locked SIF, or was found to have the same file tree.
 
     Returns:
@@ -267,8 +267,8 @@ def not_compared(lockfile: Lockfile, manifest: Manifest, facts: Mapping[str, Fac
 def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mapping[str, Facts]) -> dict[str, Value]:
     """Turn a run's lockfile into dotted fields. If nodes found other values, these replace the locked values.
 
-    Only nodes that trained count. Their values can differ from the lockfile if its policy allows this, or if the SIF
-    was made again.
+    Only nodes that trained count. The values of these nodes can differ from the lockfile if the lockfile's policy
+    allows a difference, or if the SIF was made again.
     """
     flat = of_lockfile(lockfile)
     trained = verdict.launched if verdict is not None else ()

@@ -29,10 +29,10 @@ class ExportResult:
         lockfile: the lockfile that was exported.
         fingerprint: the lockfile's fingerprint.
         text: the whole export.
-        count: number of packages in it.
-        left_out: packages that are not in it, with reasons.
-        notes: what the user should know about it.
-        path: the file that was written; None if none was.
+        count: number of packages in the export.
+        left_out: packages that are not in the export, with reasons.
+        notes: what the user should know about the export.
+        path: the file that was written; None if no file was written.
         replaced: whether an earlier export of this format was replaced.
     """
 
@@ -68,7 +68,7 @@ def export(
         kind: the format's name, one of `exporters()`.
         environ: the user's environment; pip finds its configuration through it.
         lock: the name of a lockfile of the project, or the path of any lockfile (it ends with `.lock.toml`).
-        output: the file to write. If it is None, the text is only returned.
+        output: the file to write. If `output` is None, the text is only returned.
 
     Raises:
         LockfileMissing, LockfileInvalid, LockfileNewer: there is no usable lockfile.

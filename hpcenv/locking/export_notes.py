@@ -24,7 +24,7 @@ def _first_line(name: str) -> str:
 
 
 def header_lines(name: str, lockfile: Lockfile) -> list[str]:
-    """Return the comment at the top of an export. It names the lockfile that the export was made from."""
+    """Return the comment at the top of an export, which names the lockfile that the export was made from."""
     python = plain_text(f"{lockfile.facts.get('python.implementation', '')} {lockfile.facts['python.version']}")
     lines = [
         f"{_first_line(name)} from the lockfile {plain_text(lockfile.fingerprint)}; do not edit.",

@@ -37,8 +37,8 @@ MODIFIED = "modified after its installation; the export has the original package
 def canonical(name: str) -> str:
     """Return the name by which indexes know a package (PEP 503).
 
-    It does what `packaging.utils.canonicalize_name` does. That module also loads the tags of platforms, which takes
-    longer than all other work for the `requirements.txt` of a run folder.
+    The result is that of `packaging.utils.canonicalize_name`, whose module also loads the tags of platforms, which
+    takes longer than all other work for the `requirements.txt` of a run folder.
     """
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -46,7 +46,7 @@ def canonical(name: str) -> str:
 def public_url(url: str) -> tuple[str | None, str]:
     """Return a URL that can be published, without user and password; or None and the reason why it cannot be published.
 
-    A file URL would make another user install from a path that he did not choose. A query may contain a secret.
+    A file URL would make other users install from a path that they did not choose. A query may contain a secret.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
@@ -167,7 +167,7 @@ def python_version(lockfile: Lockfile) -> str | None:
 
 
 def package_url(dist: DistTable) -> PackageURL | None:
-    """Return a package URL (purl). Its type is pypi only for a package that an index can have."""
+    """Return a package URL (purl), whose type is pypi only for a package that an index can have."""
     from packageurl import PackageURL
 
     if not NAME.fullmatch(dist.name) or not VERSION.fullmatch(dist.version):

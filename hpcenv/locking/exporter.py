@@ -1,7 +1,7 @@
 """The parts of an export format.
 
 Runs on: LOGIN NODE. Each module in `formats/` is one format; its constant `EXPORTER` describes the format. A new format
-needs only a new module there: `exporters()` of locking/export.py finds it.
+needs only a new module in `formats/`: `exporters()` of locking/export.py finds this module.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Rendered:
     """An export's text.
 
     Attributes:
-        count: number of packages in it.
-        left_out: packages that are not in it.
-        notes: what the user should know about it.
+        count: number of packages in the text.
+        left_out: packages that are not in the text.
+        notes: what the user should know about the text.
     """
 
     text: str
@@ -60,9 +60,9 @@ class Exporter:
     """One export format.
 
     Attributes:
-        name: the word after `hpcenv export`; also the name of its module.
+        name: the word after `hpcenv export`; also the name of the format's module.
         help: a short description of the format for `hpcenv export --help`.
-        render: returns the text. It raises HpcenvError if the text cannot be made.
+        render: returns the text; raises HpcenvError if the text cannot be made.
         is_ours: whether a text is an export of this format by hpcenv, so that a new export may replace it.
         needs_index: whether `render` asks pip's index. The other formats need the lockfile only.
         path_notes: what the user should know about the name of the file that was written.

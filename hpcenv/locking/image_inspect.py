@@ -31,9 +31,9 @@ class SifOrigin:
 
     Attributes:
         origin: which part of the SIF names the image: a label, the definition file, or `unknown`.
-        reference: the image's name, if the SIF has it.
-        digest: the digest of the manifest. If it comes from `base.digest` or from a definition file, it may be the
-            digest of a multi-platform index instead; then `digest_of` is `manifest or index`.
+        reference: the image's name, if the SIF contains this name.
+        digest: the digest of the manifest. A digest from `base.digest` or from a definition file may be the digest of a
+            multi-platform index instead; then `digest_of` is `manifest or index`.
         digest_of: `manifest`, or `manifest or index`.
     """
 
@@ -124,9 +124,9 @@ def inspect(path: Path, *, hashes: bool = False, on_bytes: Callable[[int], None]
 def source_of(labels: Mapping[str, str], definitions: Sequence[bytes] = ()) -> SifOrigin:
     """Return the image that labels and definition files name. The most reliable source is used.
 
-    The order is: hpcenv's labels; the base digest that Apptainer 1.5.0 and later write for docker://; a digest in the
-    definition file, which Apptainer stores as a label and as text. A SIF contains no digest if Apptainer before 1.5.0
-    built it from a tag.
+    The sources, from the most to the least reliable, are: hpcenv's labels; the base digest that Apptainer 1.5.0 and
+    later write for docker://; a digest in the definition file, which Apptainer stores as a label and as text. A SIF
+    contains no digest if Apptainer before 1.5.0 built it from a tag.
     """
     own = _digest(labels.get("hpcenv.source.manifest-digest"))
     if own is not None:

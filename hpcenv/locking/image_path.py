@@ -126,7 +126,7 @@ def find_locked(place: StorePlace, locked: Lockfile, *, origin: Path, root: Path
 
 
 def _project_file(path: Path, container: ContainerTable, origin: Path) -> Path:
-    """Check the size of a SIF outside the store. Its digest is not checked here; `lock --check` does that."""
+    """Check the size of a SIF outside the store. Only `lock --check` checks the digest of this SIF."""
     try:
         size = os.stat(path).st_size
     except OSError as error:

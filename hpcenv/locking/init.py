@@ -1,7 +1,7 @@
 """`hpcenv init`: write a commented hpcenv.toml, and its JSON Schema.
 
-Runs on: LOGIN NODE. Some values would be refused by `hpcenv lock`, without a look into the image. They are refused
-here, before the file is written.
+Runs on: LOGIN NODE. Values that `hpcenv lock` would refuse without reading the image are already refused here, before
+the file is written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def init(
         environ: the user's environment; it names the home folder and the folder with the settings that the user
             accepted.
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
-        python: the interpreter. If it is None, the file has the default in a comment.
+        python: the interpreter. If `python` is None, the file contains the default in a comment.
         plain_http: registries that are used without TLS, each as HOST:PORT.
         force: replace an existing file, and accept the home folder as a project.
 

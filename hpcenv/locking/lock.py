@@ -98,12 +98,14 @@ class LockOptions:
     Attributes:
         name: the name of the lockfile, `lockfiles/NAME.lock.toml`.
         allow_floating: accept a reference that names a new image every few weeks.
-        plain_http: registries without TLS that the user named himself, in addition to those in hpcenv.toml.
-        upgrade: ask the registry again which image the tag names. Otherwise a locked image stays locked, as `uv lock`
-            keeps versions.
+        plain_http: registries without TLS that the user named himself, in addition to the registries in hpcenv.toml.
+        upgrade: ask the registry again which image the tag names. Without `upgrade`, a locked image stays locked, as
+            `uv lock` keeps versions.
         level: `full`, or `deep` to import torch and record which libraries the loader maps.
-        pins: a file of pins that the environment must agree with, see pins/formats.py. `#CHOSEN` may follow its name.
-        extras, groups, package: which parts of the project were installed. They mean the same as for `uv sync`.
+        pins: a file of pins that the environment must agree with, see pins/formats.py. `#CHOSEN` may follow the name of
+            the file.
+        extras, groups, package: which parts of the project were installed. These options mean the same as for `uv
+            sync`.
         wheels: look for the wheels of the packages. The cache folder keeps their proofs. If there is no such folder,
             hpcenv looks for no wheel.
         require_hashes: the sha256 of every package's wheel must be confirmed.
@@ -150,7 +152,7 @@ class _Inputs:
     Attributes:
         before: the existing lockfile.
         unreadable: whether a lockfile exists that cannot be read.
-        cache: the folder with proofs of wheels. If it is None, no index is asked.
+        cache: the folder with proofs of wheels. If `cache` is None, no index is asked.
     """
 
     workspace: Workspace
@@ -177,8 +179,8 @@ class _Resolved:
 
     Attributes:
         container: [container] of the lockfile; None for a Python of the host.
-        base: what the probe found in the image without the overlay. None if there is no overlay, or if the image has
-            no Python.
+        base: what the probe found in the image without the overlay. `base` is None if there is no overlay, or if the
+            image has no Python.
     """
 
     environment: Environment
@@ -579,7 +581,7 @@ def _wheel_proofs(
 
     Args:
         image: the SIF, which may still contain a local wheel that was installed; None for an environment of the host.
-        cache: where proofs are kept. If it is None, no index is asked.
+        cache: where proofs are kept. If `cache` is None, no index is asked.
         named: wheels that are named by a file of pins, a report of pip or the report of a build.
     """
     owners = {name: package.name for package in read.conda for name in package.dists}
@@ -716,7 +718,7 @@ def _report_in(
 
 
 def _with_builds(proofs: Mapping[str, WheelProof], built: Sequence[BuiltPackage]) -> dict[str, lock_model.WheelTable]:
-    """Return each wheel's table for the lockfile. For a wheel that was compiled in the image, it has the compilers."""
+    """Return each wheel's table for the lockfile, with the compilers for a wheel that was compiled in the image."""
     tables = {(one.file.filename, one.file.sha256): one.table for one in built}
     return {
         name: lock_model.WheelTable(
@@ -1060,7 +1062,7 @@ class CheckResult(Shown):
 def check_locks(
     workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False
 ) -> tuple[CheckResult, ...]:
-    """Check a lockfile and the lockfiles of all [environment.NAME]. Errors are in `problem` of the results."""
+    """Check a lockfile and the lockfiles of all [environment.NAME]; `problem` in each result contains an error."""
     names = dict.fromkeys((options.name, *sorted(workspace.project.environment)))
     found = []
     for name in names:
@@ -1072,7 +1074,7 @@ def check_locks(
 
 
 def problem_of(checked: Sequence[CheckResult]) -> HpcenvError | None:
-    """Return the problems of several lockfiles as one error, with the first exit status; None if there are none."""
+    """Return the problems of several lockfiles as one error, with the first exit status; None if all are fresh."""
     problems = [one.problem for one in checked if one.problem is not None]
     if len(problems) < 2:
         return problems[0] if problems else None

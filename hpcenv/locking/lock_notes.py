@@ -129,11 +129,12 @@ def _conda_notes(locked: Lockfile) -> Iterator[str]:
 def of_fabric(locked: Lockfile, image: ImageNetwork | None) -> tuple[str, ...]:
     """Return notes on what is missing or wrong in the image for fast networks between nodes.
 
-    `hpcenv image lint` reports the same for an image without a lockfile (rule `no-fabric`). The verdict of a run
-    reports it for the network that its nodes have (judge/network/troubles.py).
+    For an image without a lockfile, `hpcenv image lint` reports the same faults (rule `no-fabric`). The verdict of a
+    run reports such faults for the network that the run's nodes have (judge/network/troubles.py).
 
     Args:
-        locked: the new lockfile. For an environment of the host there are no notes: its nodes have their own libraries.
+        locked: the new lockfile. For an environment of the host there are no notes, because the nodes have their own
+            libraries.
         image: the libraries in the image that NCCL would use; None if torch has no NCCL.
     """
     if image is None or locked.kind != "sif":
@@ -189,8 +190,8 @@ def _sentence(entry: BadVersion, version: str) -> str:
 def of_driver(locked: Lockfile) -> tuple[str, ...]:
     """Return notes on whether the libraries of this machine's driver run with the image's C library.
 
-    Many login nodes have the driver's libraries. If a login node does not have them, there is no answer here, but the
-    check `glibc.driver` compares them on each node before the ranks start.
+    Many login nodes have the driver's libraries. For a login node without these libraries there is no note, but the
+    check `glibc.driver` compares the libraries on each node before the ranks start.
     """
     support, image = lock_model.gpu_support(locked), host_glibc.parse_glibc(locked.facts.get(host_glibc.IMAGE_GLIBC))
     if locked.kind != "sif" or support not in ("cuda", "hip") or image is None:

@@ -88,7 +88,7 @@ def find(workspace: Workspace) -> FoundOverlay:
 
 
 def locked_overlay(workspace: Workspace, locked: OverlayTable) -> Overlay:
-    """Return how a locked overlay is mounted. `require_locked` compares its content with the lockfile.
+    """Return how a locked overlay is mounted. `require_locked` compares the overlay's content with the lockfile.
 
     Raises:
         SpecError: hpcenv.toml names no overlay, or the locked overlay is not a squashfs with a target.
@@ -319,7 +319,7 @@ def base_environment(workspace: Workspace, image: Path, found: FoundOverlay) -> 
 def require_interpreter(
     found: FoundOverlay, answer: Mapping[str, Any] | None, why: str, environment: Environment
 ) -> None:
-    """Refuse a virtual environment if the image does not have its Python.
+    """Refuse a virtual environment if the image does not have the Python of that environment.
 
     Args:
         answer: the probe's answer in the image without overlay; None if the probe could not be started.
@@ -358,7 +358,7 @@ def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, 
 
 
 def require_python(overlay: Overlay, environment: Environment, environ: Mapping[str, str]) -> None:
-    """Refuse a virtual environment over an image without `python3`. The nodes use it to look at the image alone.
+    """Refuse a virtual environment over an image without `python3`, with which the nodes look at the image alone.
 
     Args:
         overlay: as `find` gives it.
@@ -393,7 +393,7 @@ def python_path_of(answer: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of a package from the overlay. `hides` is the package's version in the image, or empty without one."""
+    """The origin of a package from the overlay. `hides` is the package's version in the image, else empty."""
 
     hides: str = ""
 

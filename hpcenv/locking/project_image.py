@@ -86,12 +86,12 @@ def build(
     on_event: OnEvent,
     options: BuildOptions | None = None,
 ) -> ProjectImage:
-    """Return the project's SIF. If it does not exist, make it.
+    """Return the project's SIF. If the SIF does not exist, make it.
 
     Args:
         workspace: the project.
-        before: the present lockfile. Its image is used if hpcenv.toml still requests the same image. If it is None, the
-            registry is asked which image a tag names now.
+        before: the present lockfile. The locked image is used if hpcenv.toml still requests the same image. If `before`
+            is None, the registry is asked which image a tag names now.
         environ: the user's environment.
         on_event: called with the progress.
         options: how to make the SIF.
@@ -206,7 +206,8 @@ def registry_access(workspace: Workspace, environ: Mapping[str, str], *, typed: 
     """Return how to connect to the registries of a project.
 
     Args:
-        typed: registries without TLS that the user named himself. Only to these a saved password is sent without TLS.
+        typed: registries without TLS that the user named himself. Without TLS, a saved password is sent only to these
+            registries.
     """
     named = workspace.project.plain_http
     return Access(
@@ -393,7 +394,7 @@ def definition_changed(workspace: Workspace, container: ContainerTable, image: P
     Args:
         workspace: the project.
         container: the lockfile's table of the image.
-        image: the locked SIF. A label in it has the digest of its definition file.
+        image: the locked SIF. A label in the SIF contains the digest of the definition file.
 
     Raises:
         ImageMismatch: the SIF cannot be read.

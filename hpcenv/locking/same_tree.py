@@ -32,8 +32,9 @@ def stands_for(
     """Return whether a SIF whose bytes are not the locked bytes has the locked file tree.
 
     Args:
-        container: the locked container. It has a digest of the file tree only if the tree was compared with the layers.
-        image: the SIF. Its file tree is read once, which takes seconds for each GB.
+        container: the locked container. This container has a digest of the file tree only if the tree was compared with
+            the layers.
+        image: the SIF. The file tree of the SIF is read once, which takes seconds for each GB.
         sha256: the sha256 of the present file, in hexadecimal.
         place: the store that must have made the SIF from the locked image.
         cache: the user's folder for the tree digests of SIFs, by sha256.

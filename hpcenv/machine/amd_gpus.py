@@ -69,7 +69,8 @@ def read(tree: HostTree, environ: Mapping[str, str]) -> AmdGpus:
 
     Args:
         tree: folder of the host's files.
-        environ: environment for the programs of ROCm. They are asked if the driver does not report the product's name.
+        environ: environment for the programs of ROCm. These programs are asked if the driver does not report the
+            product's name.
     """
     nodes = tree.names(_NODES)
     if not nodes:

@@ -3,8 +3,8 @@
 Runs on: COMPUTE NODE, the machine of `--cluster local`. Standard library only.
 
 A run holds a GPU with an abstract Unix socket whose name contains the GPU's UUID (unix(7)). The kernel gives a name to
-only one socket. It frees the name when the last process that has the socket open has ended, even after SIGKILL. So no
-daemon is needed, no file that all users can write, and nothing must be removed. The names belong to a network
+only one socket. The kernel frees the name when the last process that has the socket open has ended, even after SIGKILL.
+So no daemon is needed, no file that all users can write, and nothing must be removed. The names belong to a network
 namespace.
 
 A run that waits has a socket, too. The name of this socket contains the time at which the run asked, and
@@ -64,7 +64,7 @@ def take(
     on_wait: Callable[[str], None],
     stopped: Callable[[], object],
 ) -> HeldGpus | None:
-    """Take free GPUs, after the runs that asked earlier have got theirs. Return None if this run has to end.
+    """Take free GPUs after the runs that asked earlier have got GPUs. Return None if this run has to end.
 
     Args:
         count: how many GPUs the run needs.
@@ -136,8 +136,8 @@ def _hold_free(
 
     If there are too few such GPUs, return the reason, and whether the driver was asked.
 
-    The GPUs are held first, and the driver is asked afterwards. So a process that the driver then names is not from
-    another run.
+    The GPUs are held first, and the driver is asked afterwards. So a process that the driver names for a held GPU is
+    not from another run.
     """
     held = {uuid: own for uuid in choice if (own := _bind(f"{_HOLDER}/{uuid}")) is not None}
     used: dict[str, tuple[int, ...] | None] = {}
@@ -182,7 +182,10 @@ def _why(
 
 
 class _Turn:
-    """The place of this run in the queue. Other runs see it until `end` is called, or until this process ends."""
+    """The place of this run in the queue.
+
+    Other runs see this place until `end` is called, or until this process ends.
+    """
 
     def __init__(self, first_gpu: str, count: int) -> None:
         self._queue = f"{_WAITS}/{first_gpu}"
@@ -206,7 +209,10 @@ class _Turn:
 
 
 def _who(name: str) -> str:
-    """Return user and process from the end of a socket's name; empty without them. Any user can choose a name."""
+    """Return user and process from the end of a socket's name; empty if the name does not contain them.
+
+    Any user can choose a name.
+    """
     match = re.search(r"/([0-9]{1,10})/([0-9]{1,10})(/[0-9]{1,4})?\Z", name)
     if match is None:
         return ""

@@ -2,7 +2,7 @@
 
 Runs on: COMPUTE NODE. Standard library. The caller passes pynvml as an argument.
 
-If a GPU or its driver does not have a query, the query is `unsupported`. This is not an error, because many GPUs
+If a GPU or its driver does not have a query, the query is `unsupported`. A missing query is no error, because many GPUs
 lack some of the queries (consumer cards, MIG, vGPU).
 """
 
@@ -21,9 +21,9 @@ class GpuHealth:
     Attributes:
         bus: address on the PCI bus, in the format of /sys/bus/pci; empty if not known.
         uuid: UUID of the GPU; empty if not known.
-        numbers: query -> numbers that answer it; see QUERIES.
+        numbers: query -> numbers that answer this query; see QUERIES.
         unsupported: queries that this GPU or its driver does not have.
-        unread: query -> why it could not be read.
+        unread: query -> why this query could not be read.
     """
 
     bus: str = ""

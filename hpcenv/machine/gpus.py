@@ -105,11 +105,11 @@ def read(
 ) -> GpuFacts:
     """Return driver version, CUDA driver API version and GPUs of this node.
 
-    The fields are `host.driver-version`, `host.cuda-driver-version` and `host.gpu-count`. These fields have one
-    text for each GPU: `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`, `-sm-counts`, `-mig`
-    and `-ecc` (`enabled`, `disabled`, `unsupported`) and `-brands`. GPUs that the job must not use (cgroup) are
-    not counted. The GPUs are in the order of the PCI bus. For AMD's GPUs, the compute capability is the target
-    (`gfx90a`), and driver version and CUDA driver API version are `absent`.
+    The fields are `host.driver-version`, `host.cuda-driver-version` and `host.gpu-count`. Further fields have one text
+    for each GPU: `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`, `-sm-counts`, `-mig` and `-ecc`
+    (`enabled`, `disabled`, `unsupported`) and `-brands`. GPUs that the job must not use (cgroup) are not counted. The
+    GPUs are in the order of the PCI bus. For AMD's GPUs, the compute capability is the target (`gfx90a`), and driver
+    version and CUDA driver API version are `absent`.
 
     Args:
         environ: environment of the child processes.

@@ -2,10 +2,10 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-With `--nv` and `--rocm`, Apptainer and SingularityCE bind libraries of the host into the container. They find the
-libraries in the output of `ldconfig -p`, by the names in nvliblist.conf and rocmliblist.conf (1.4.5, 4.5.1). These
-libraries then use the glibc of the container. If this glibc is older than the glibc with which the libraries were
-linked, the loader refuses them: version `GLIBC_2.34' not found (apptainer issues 598, 2421).
+With `--nv` and `--rocm`, Apptainer and SingularityCE bind libraries of the host into the container. Apptainer and
+SingularityCE find the libraries in the output of `ldconfig -p`, by the names in nvliblist.conf and rocmliblist.conf
+(1.4.5, 4.5.1). These libraries then use the glibc of the container. If this glibc is older than the glibc with which
+the libraries were linked, the loader refuses them: version `GLIBC_2.34' not found (apptainer issues 598, 2421).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def read_needs(paths: Iterable[str]) -> HostLibraries:
 
 
 def _need(path: str) -> _Glibc | None:
-    """Return the newest glibc that a library needs; None if it needs no certain version, or is a linker script."""
+    """Return the newest glibc that a library needs; None for a linker script, or a library without a needed version."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

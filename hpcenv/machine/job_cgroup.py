@@ -1,7 +1,7 @@
 """The cgroups of Slurm's jobs. Runs on: COMPUTE NODE. Standard library only.
 
 Slurm names a job's cgroup `job_N`. Since Slurm 26.05, with cgroup v2, the name is the job's SLUID (release notes). With
-`CgroupJobIdPaths=yes` in cgroup.conf (26.05.2), it is `job_N` again.
+`CgroupJobIdPaths=yes` in cgroup.conf (26.05.2), the cgroup's name is `job_N` again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class ThisNode:
             on one host, or if the node has an alias.
         nodes: names of all nodes, in Slurm's order. The first node hosts the rendezvous.
         attempt: number of this attempt of the run. The first attempt has number 0. In a chain, attempts
-            are counted over all jobs (`previous_job.number_in_chain`). Otherwise it equals `restarts`.
+            are counted over all jobs (`previous_job.number_in_chain`). Outside of a chain, `attempt` equals `restarts`.
         job_id: Slurm's job id, or `local-PID`.
         restarts: how many times Slurm has restarted this job.
     """
@@ -57,8 +57,8 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
 
     Args:
         environ: environment variables of this process.
-        cluster: where the run was submitted to. The variables alone do not show it: a Slurm job that
-            is submitted inside a local run inherits the variables of the local run, and vice versa.
+        cluster: where the run was submitted to. The variables alone do not show where, because a Slurm job that is
+            submitted inside a local run inherits the variables of the local run, and vice versa.
 
     Raises:
         NodesUnknown: this process does not run inside a job of this cluster.

@@ -137,21 +137,21 @@ class TracedTree(HostTree):
         return match
 
     def names(self, path: str) -> tuple[str, ...]:
-        """Return the names in a folder, and remember them."""
+        """Return the names in a folder, and remember these names."""
         found = super().names(path)
         for name in found:
             self.files.setdefault(f"{path.rstrip('/')}/{name}", "")
         return found
 
     def exists(self, path: str) -> bool:
-        """Return whether a file with this path exists. If it does, remember its path."""
+        """Return whether a file with this path exists. Remember the path of an existing file."""
         found = super().exists(path)
         if found:
             self.files.setdefault(path, "")
         return found
 
     def link(self, path: str) -> str:
-        """Return the last part of the path to which a link points, and remember it."""
+        """Return the last part of the path to which a link points, and remember this part."""
         found = super().link(path)
         if found:
             self.links[path] = found

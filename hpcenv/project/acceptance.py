@@ -1,10 +1,10 @@
 """What a project asks for on the user's machine, and what the user has accepted.
 
 Runs on: LOGIN NODE. A project often belongs to another person. Some of its values have an effect outside the project: a
-folder that the container sees, a secret that is read, a program that is started. The user sees them once, before
-anything is queued or started, and accepts them. This module lists these values and keeps what was accepted,
-in one file for each project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest.
-Values that the user types himself need no consent.
+folder that the container sees, a secret that is read, a program that is started. The user sees these values once,
+before anything is queued or started, and accepts them. This module lists these values and keeps what was accepted, in
+one file for each project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. Values
+that the user types himself need no consent.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Asked:
 
 
 def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
-    """Return what a project asks for on the user's machine; empty if it asks for nothing."""
+    """Return what a project asks for on the user's machine; empty if the project asks for nothing."""
     return (
         *_programs(workspace),
         *_binds(workspace),
@@ -229,7 +229,7 @@ def _setup(workspace: Workspace) -> Iterator[Asked]:
 
 
 def _sites(workspace: Workspace) -> Iterator[Asked]:
-    """Yield the site profiles of the project: any of them may fit the cluster, and they override the machine's."""
+    """Yield the site profiles of the project, because each may fit the cluster and overrides the machine's profiles."""
     for key, path in _own_profiles(workspace).items():
         try:
             means = _profile_in_words(site_files.read(path)[0])
@@ -351,8 +351,9 @@ def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, g
     """Refuse values that the user has not accepted; record the values that `given` accepts.
 
     Args:
-        given: the digest of the list that the user accepts; None without a digest. It must be the digest of this list,
-            even if all values are already accepted. So a script that gives a digest notices every change.
+        given: the digest of the list that the user accepts; None without a digest. `given` must be the digest of the
+            present list, even if all values are already accepted, so that a script that gives a digest notices every
+            change.
         hint: how to accept.
 
     Raises:
@@ -381,7 +382,7 @@ def _file(root: Path, environ: Mapping[str, str]) -> Path:
 
 
 def _read(root: Path, environ: Mapping[str, str]) -> list[_AcceptanceRow]:
-    """Return what was accepted for a project, the newest last; a damaged file accepts nothing."""
+    """Return what the user accepted for a project, the newest last; with a damaged file, nothing counts as accepted."""
     try:
         data = read_json(_file(root, environ))
         if data["schema"] != _SCHEMA or data["project"] != os.path.realpath(root):

@@ -24,7 +24,7 @@ def code_files(files: Mapping[str, str]) -> dict[str, str]:
 def changed_files(then: Listing, now: Listing) -> tuple[str, ...]:
     """Return the code files that have changed, by path in the run folder.
 
-    A link that leads out of the run's copy has no target in that copy, so it may be missing here.
+    A link that leads out of the run's copy has no target in that copy, so such a link may be missing in the result.
 
     Args:
         then: listing of a run, which may belong to another user.

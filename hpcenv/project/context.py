@@ -1,6 +1,6 @@
 """Environment, folder, time and command line of a command.
 
-Runs on: LOGIN NODE. The command line and the Python API make one `Context` and pass it down; no
+Runs on: LOGIN NODE. The command line and the Python API make one `Context` and pass this value down, so that no
 function below them reads the environment or the clock.
 """
 
@@ -22,7 +22,7 @@ class Context:
         cwd: the current folder, by the path that the user typed. Links in this path are kept.
         token: a few random characters, which make the name of a run unique.
         command: the command line, for records.
-        cache: folder that stores the hashes of SIF files. If it is None, the hashes are computed each time.
+        cache: folder that stores the hashes of SIF files. If `cache` is None, the hashes are computed each time.
     """
 
     environ: Mapping[str, str]
@@ -34,7 +34,7 @@ class Context:
 
 
 def of_user(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the user's real home. A session has another home, without the accepted values."""
+    """Return the environment with the user's real home. A session has another home, which lacks the accepted values."""
     if "HPCENV_RUN" not in environ or "SINGULARITY_CONTAINER" in environ:
         return dict(environ)
     return {**environ, "HOME": pwd.getpwuid(os.getuid()).pw_dir}

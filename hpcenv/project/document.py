@@ -27,8 +27,8 @@ def kebab(name: str) -> str:
 class Document(BaseModel):
     """Base of every table in hpcenv.toml, the lockfile and a site profile.
 
-    In Python, attributes and the arguments of the constructor have Python names. In a file, a table has the keys
-    that `kebab` returns, and no others.
+    In Python, attributes and the arguments of the constructor have Python names. In a file, a table has the keys that
+    `kebab` returns, and no other keys.
 
     Attributes:
         replaced: a key that was removed from the table -> what to do instead.
@@ -57,7 +57,7 @@ def parse(kind: type[Model], data: Mapping[str, Any], *, text: str = "") -> tupl
     Args:
         kind: the table to build.
         data: what the TOML parser returned.
-        text: the text of the file. If it is given, each problem names its line.
+        text: the text of the file. If `text` is given, each problem names its line.
     """
     try:
         return kind.model_validate(_with_tuples(data), by_alias=True, by_name=False), ()

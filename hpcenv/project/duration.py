@@ -23,7 +23,7 @@ def parse(text: str, *, number: Literal["seconds", "minutes"]) -> int:
 
     Args:
         text: one of the forms above.
-        number: the unit of a plain number. Slurm reads it as minutes in time limits.
+        number: the unit of a plain number. In time limits, Slurm reads a plain number as minutes.
 
     Raises:
         ValueError: the text has none of the forms.

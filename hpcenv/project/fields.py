@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. Pure data, and the look-up by name.
 
-This is the only place that gives a severity. `project/severities.py` applies the project's [policy] to it; the
-result travels to the nodes in the manifest. The gate, `hpcenv verify`, `hpcenv image verify` and `hpcenv diff`
-judge by that result. `hpcenv explain` and docs/reference/fields.md show this table.
+Only this table gives severities. `project/severities.py` applies the project's [policy] to this table, and the
+resulting severities travel to the nodes in the manifest. The gate, `hpcenv verify`, `hpcenv image verify` and `hpcenv
+diff` judge by the resulting severities. `hpcenv explain` and docs/reference/fields.md show this table.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Field:
         name: dotted name, the same in the lockfile, the facts, [policy] and every table.
         default: the field's severity.
         repair: what must be replaced to make two environments equal in this field.
-        bitwise: the severity in the determinism profile `bitwise`, if it is stricter there.
-        between_nodes: the severity between the nodes of one job, if it is stricter there.
+        bitwise: the severity in the determinism profile `bitwise`, if stricter than `default`.
+        between_nodes: the severity between the nodes of one job, if stricter than `default`.
         follows: another field; this field has its severity if [policy] does not name this field.
         members: for a family, the names that every environment has.
         what: what the field is.
@@ -62,7 +62,7 @@ class Field:
         hint: what to do about a difference.
         level: how deep a node must look to read the field.
         judged_by: what judges the field, in addition to `hpcenv diff`.
-        fixed: why [policy] cannot change the severity; empty if it can.
+        fixed: why [policy] cannot change the severity; empty if [policy] can change it.
         gpus: whether the field matters only to jobs that use GPUs.
     """
 
@@ -1506,7 +1506,7 @@ FIELDS: tuple[Field, ...] = (
 
 @functools.lru_cache(maxsize=10_000)
 def find(name: str) -> Field | None:
-    """Return the row for `name`: the row with exactly this name, otherwise that of the narrowest family."""
+    """Return the row for `name`: the row with exactly this name, otherwise the row of the narrowest family."""
     exact = _by_name().get(name)
     if exact is not None:
         return exact

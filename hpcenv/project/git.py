@@ -1,4 +1,4 @@
-"""A git work tree: its commit, the differences from it, and its files.
+"""A git work tree: its commit, the differences from this commit, and its files.
 
 Runs on: LOGIN NODE. Nothing here writes to the repository, not even to its index, and nothing starts a program that
 the repository names: see `incontainer/probe/git_folder.py`. git itself would look into a submodule with the
@@ -39,7 +39,7 @@ class Submodule:
     """An initialised submodule.
 
     Attributes:
-        path: the path of its folder below the work tree.
+        path: the path of the submodule's folder below the work tree.
         commit: the commit of the submodule that the work tree's commit names; empty if it names none.
     """
 
@@ -242,7 +242,7 @@ def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> froz
 
     Args:
         tree: the top folder of a work tree.
-        paths: paths relative to `tree`. None of them is behind a link or in a nested work tree.
+        paths: paths relative to `tree`. No path is behind a link or in a nested work tree.
 
     Raises:
         ToolMissing, ToolFailed: git is not installed or refuses, or the git folder cannot be read.
@@ -362,7 +362,7 @@ def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) 
 
 
 def _submodule_diff(tree: WorkTree, submodule: Submodule, environ: Mapping[str, str]) -> bytes:
-    """Return how a submodule differs from the commit that the work tree's commit names, or else from its own commit."""
+    """Return how a submodule differs from the commit that the work tree's commit names, or else from its own HEAD."""
     folder = os.path.join(tree.root, submodule.path)
     sides = (f"--src-prefix=a/{submodule.path}/", f"--dst-prefix=b/{submodule.path}/")
     with _Repository(folder, os.path.join(folder, ".git"), environ) as repository:

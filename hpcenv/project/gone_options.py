@@ -1,7 +1,7 @@
-"""Options of a submission that hpcenv no longer has. The record of an older run may name them.
+"""Options of a submission that hpcenv no longer has, but that the record of an older run may name.
 
-Runs on: LOGIN NODE. Pure. The options were removed on 2026-11-25. `rerun` and `reproduce` leave them out. If a value
-was not the default, the new run differs from the old run, and `rerun` and `reproduce` report this.
+Runs on: LOGIN NODE. Pure. The options were removed on 2026-11-25. `rerun` and `reproduce` leave such options out. If a
+value was not the default, the new run differs from the old run, and `rerun` and `reproduce` report this.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Runs on: LOGIN NODE.
 
 Schema 1: the identity chain of the container, the SIF, Python, torch, libraries, every package with
-its digest, and the system. It holds data only, never code. It holds no time, host name or path of a
-machine: the same environment gives the same bytes for every user, at any time. hpcenv refuses a newer
-major `schema`. A newer `revision` may add keys (PEP 751 has the same rule for `lock-version`).
+its digest, and the system. The lockfile holds data only, never code. The lockfile holds no time, host name or path of a
+machine, so the same environment gives the same bytes for every user, at any time. hpcenv refuses a newer major
+`schema`. A newer `revision` may add keys (PEP 751 has the same rule for `lock-version`).
 
 The text below a key describes the key. A key without a text has a row in the table of fields. `scripts/reference-docs`
-reads both. If pydantic read the texts, every command would spend time on them.
+reads these texts and that table. If pydantic read the texts, every command would spend time on them.
 """
 
 import hashlib
@@ -69,7 +69,10 @@ class LockTable(Document):
 
 
 class AskedTable(LockTable):
-    """[asked]: the part of hpcenv.toml that this lockfile was made from. If that part changes, the lock is stale."""
+    """[asked]: the part of hpcenv.toml that this lockfile was made from.
+
+    If this part changes, the lockfile is stale.
+    """
 
     image: str
     """`image` in hpcenv.toml."""
@@ -241,8 +244,8 @@ class DistTable(LockTable):
     """[[packages.dist]]: one installed distribution.
 
     `content-sha256` exists only if the distribution was modified before it was locked. `programs-sha256` exists only if
-    it has programs that are not mere launchers of its entry points. `layer` is `overlay` if the distribution is in the
-    overlay. `hides` is then the version of the same distribution in the image.
+    the distribution has programs that are not mere launchers of its entry points. `layer` is `overlay` if the
+    distribution is in the overlay. `hides` is the version in the image of a distribution that is in the overlay.
     """
 
     name: str
@@ -295,7 +298,7 @@ class CondaTable(LockTable):
 
 
 class PackagesTable(LockTable):
-    """[packages]: every installed distribution. `env-digest` is the digest over all of them (hpcenv-env-v1)."""
+    """[packages]: every installed distribution. `env-digest` is the digest over all distributions (hpcenv-env-v1)."""
 
     count: int
     env_digest: str
@@ -337,7 +340,7 @@ class LockedBindTable(LockTable):
 
 
 class LockedDeterminismTable(LockTable):
-    """[determinism]: how exactly runs must repeat. This decides how strictly nodes and runs are compared."""
+    """[determinism]: how exactly runs must repeat, which decides how strictly nodes and runs are compared."""
 
     profile: Annotated[DeterminismProfile, BeforeValidator(_renew_profile)] = "off"
 
@@ -395,8 +398,8 @@ class Lockfile(LockTable):
 
     Attributes:
         facts: every other field by its dotted name: `python.version`, `torch.version`,
-            `libs.nccl.version`, `system.glibc` and so on, as the probe reported them. In
-            the file they are in tables: [python], [torch], [libs.nccl], [system].
+            `libs.nccl.version`, `system.glibc` and so on, as the probe reported them. In the file these fields are in
+            tables: [python], [torch], [libs.nccl], [system].
     """
 
     schema_: int
@@ -696,7 +699,7 @@ def severities_of(lockfile: Lockfile, *, gpus: bool = True, profile: Determinism
 
 
 def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple[Expectation, ...]:
-    """Return the locked values that every node is compared with. The table of fields says which fields these are.
+    """Return the locked values that every node is compared with. The table of fields says which values a node compares.
 
     Args:
         level: how deep the nodes look; fields that need a deeper level are left out.
@@ -812,7 +815,10 @@ UNKNOWN_WHEN_LOCKED = "unknown when it was locked"
 def _unknown_expectations(
     lockfile: Lockfile, severities: Severities, *, level: FieldLevel, origin: str
 ) -> tuple[Expectation, ...]:
-    """Return the fields that were unknown when they were locked. Every node reports that it did not compare them."""
+    """Return the fields that were unknown when they were locked.
+
+    Every node reports that such fields were not compared.
+    """
     matter = [
         field
         for field in sorted(lockfile.unknown)
@@ -847,5 +853,5 @@ def package_expectations(lockfile: Lockfile) -> tuple[PackageExpectation, ...]:
 
 
 def _has_programs(lockfile: Lockfile, dist: DistTable) -> bool:
-    """Return whether the lockfile says which programs a package has. It may say that there are no programs."""
+    """Return whether the lockfile says which programs a package has, even if it has none."""
     return lockfile.revision >= 1 and dist.record_sha256 is not None

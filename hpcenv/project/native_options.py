@@ -89,7 +89,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def program_of(name: str) -> str | None:
-    """Return the program, `sbatch` or `srun`, that a long option can be passed on to; None if neither has it.
+    """Return the program, `sbatch` or `srun`, that a long option can be passed on to; None if neither has this option.
 
     Args:
         name: the name of the option, without dashes in front.
@@ -112,7 +112,7 @@ def owned(program: str) -> Mapping[str, str]:
 
 
 def short_spellings() -> Mapping[str, str]:
-    """Return the one-letter options of sbatch that have an option of hpcenv: letter -> that option."""
+    """Return the one-letter options of sbatch for which hpcenv has an option: letter -> hpcenv's option."""
     return {option.short: option.flag for option in OPTIONS if option.short}
 
 

@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def one_word(value: str) -> str:
     """Return a value for an `#SBATCH` line.
 
-    A newline would start a new directive there, and sbatch reads blanks and quotes in its own way.
+    A newline in the value would start a new directive, and sbatch reads blanks and quotes in its own way.
     """
     if not re.fullmatch(r"[^\s\"'\\]+", value):
         raise ValueError("must be one word without blanks, quotes or backslashes")
@@ -111,7 +111,7 @@ def variables(value: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def secrets(value: Mapping[str, str]) -> Mapping[str, str]:
-    """Return secrets with sources that nodes can read. Errors do not repeat a wrong source: it may be the secret."""
+    """Return secrets with sources that nodes can read. Errors do not repeat a wrong source, as it may be the secret."""
     for name, source in variables(value).items():
         if not SECRET_SOURCE.fullmatch(source):
             raise ValueError(f"the source of {name} must be `file:PATH` or `env:NAME`, never the value itself")

@@ -77,7 +77,7 @@ class Option:
 
     Attributes:
         name: the name in Python. On the command line and in TOML, `_` is written as `-`.
-        help: the help text. It must be understandable without the other rows.
+        help: the help text. This text must be understandable without the other rows.
         places: where the option can be set.
         rare: few users need the option, so `--help` leaves it out and `--help-all` shows it.
         metavar: placeholder of the value in the help text.
@@ -89,12 +89,14 @@ class Option:
         letter: hpcenv's own one-letter spelling.
         srun: option of srun that gets the value.
         torchrun: option of torchrun that gets the value.
-        written: whether the value is written unchanged into the `#SBATCH` line. Otherwise hpcenv computes that line.
+        written: whether the value is written unchanged into the `#SBATCH` line. If `written` is false, hpcenv computes
+            that line.
         environment: a variable that sets sbatch's default. hpcenv reads it as the user's own default.
         needs_slurm: whether the option has no effect without Slurm (`--cluster local`).
         asks: what a value does outside the project. The record of a run may come from somebody else. So `rerun` and
-            `reproduce` show such a value with these words, and the user must accept the value. Empty: the value does
-            nothing outside the project. None: not stated, which is allowed only for the kinds in `BOUNDED`.
+            `reproduce` show such a value with the text in `asks`, and the user must accept the value. An empty text
+            means that the value does nothing outside the project. None means that the row does not say it, which is
+            allowed only for the kinds in `BOUNDED`.
     """
 
     name: str

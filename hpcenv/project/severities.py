@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE. Pure.
 
 A key of [policy] is the name of a field, or a pattern in which `*` stands for one part of a name. The severity of a
-field comes from the first of these that applies:
+field comes from the first item of this list that applies:
 
 1. the table, if it says that the field is fixed;
 2. the key of [policy] with the field's own name;
@@ -128,7 +128,7 @@ def _severity(name: str, row: Field, policy: Policy, profile: DeterminismProfile
 
 
 def _chosen(name: str, policy: Policy) -> Severity | None:
-    """Return the severity that [policy] gives to a name or a family of names; None if it gives none."""
+    """Return the severity that [policy] gives to a name or a family of names; None if it gives no severity."""
     if name in policy:
         return policy[name]
     return next((policy[key] for key in _narrowest_first(policy) if fits(key, name)), None)

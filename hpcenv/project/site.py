@@ -154,7 +154,7 @@ class SiteBindTable(SourcedTable):
 
     Attributes:
         source: path on the nodes; with `*`, `?` or `[` a pattern. `${user}` and `${jobid}` are replaced.
-        target: path in the container. If the path ends in `/`, it is a folder with every file that fits the pattern.
+        target: path in the container. A path that ends in `/` is a folder with every file that fits the pattern.
         read_only: programs in the container cannot write to it.
         optional: on a node without the source, containers start without this bind.
         cites: the same as `source` in other tables: the ID of a [source.ID], or a page.
@@ -175,10 +175,10 @@ class SiteBindTable(SourcedTable):
 class VariableTable(SourcedTable):
     """[env.NAME] of a site, or one of several [[env.NAME]]: how a variable is set or changed for the ranks.
 
-    Of several tables, those whose `when` holds are applied in their order.
+    Of several tables, the tables whose `when` holds are applied in their order.
 
     Attributes:
-        value: the new value. `${node-local}`, `${jobid}` and `${user}` in it are replaced.
+        value: the new value. `${node-local}`, `${jobid}` and `${user}` in the value are replaced.
         prepend, append: texts that extend the old value, which comes from earlier tables, else from modules, else from
             the image.
         separator: the text between the old value and the new part.
@@ -264,7 +264,8 @@ class StoreTable(SourcedTable):
     """[store]: where images are kept on this system, if neither the user nor the project names a folder.
 
     Attributes:
-        folder: the folder. In it, `${user}` is replaced, and `${NAME}` by the variable NAME of the user's environment.
+        folder: the folder. In this path, `${user}` is replaced by the user's name, and `${NAME}` by the variable NAME
+            of the user's environment.
     """
 
     folder: Annotated[Text, AfterValidator(_store_folder)]

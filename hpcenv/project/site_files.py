@@ -32,7 +32,8 @@ def user_folder(environ: Mapping[str, str]) -> Path:
 def folders(project: Path | None, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the folders that are searched for profiles, in this order; `project` is the folder of hpcenv.toml.
 
-    The user's own profiles come before those of the project: a person's choice has priority over the project's.
+    The user's own profiles come before the project's profiles, because a person's choice has priority over the
+    project's.
     """
     # The same specification says: if the variable is not set or empty, /etc/xdg is used.
     words = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
@@ -76,7 +77,8 @@ def in_folder(folder: Path) -> tuple[Path, ...]:
 def read(path: Path) -> tuple[SiteFile, HpcenvError | None]:
     """Return a profile, and the error if it must not be used.
 
-    A profile that must not be used is also read: if it fits the cluster, the user must know that it was ignored.
+    A profile that must not be used is also read: if such a profile fits the cluster, the user must know that the
+    profile was ignored.
 
     Raises:
         FileUnusable: the file cannot be read, or is not a regular file.

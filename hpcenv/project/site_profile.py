@@ -34,7 +34,8 @@ class UsedValue:
     Attributes:
         kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime`, `store`, `entry-wrapper` or
             `base-image`.
-        value: the value as it is set. If it extends the old value of a variable NAME, `${NAME}` is the old value.
+        value: the value as it is set. In a value that extends the old value of a variable NAME, `${NAME}` is the old
+            value.
         when: the condition of the value in words; empty without a condition.
         source: page, version, date, and the date of the check; empty if the profile names no source.
         evidence: what showed that the value works.
@@ -67,7 +68,8 @@ class Profile:
         binds: host folders that containers see.
         settings: variables of the network profile, for the ranks. Empty before `for_run`.
         unset: variables that the ranks do not get from modules or from the job.
-        program: the program that starts containers: a path, or a name on PATH. If it is empty, hpcenv searches for one.
+        program: the program that starts containers: a path, or a name on PATH. If `program` is empty, hpcenv searches
+            for such a program.
         no_runtime: why hpcenv cannot start containers on this system; empty if hpcenv can, or if this is unknown.
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
         entry_wrapper: command that starts every program in a container; empty without such a command.
@@ -109,7 +111,7 @@ class Profile:
         Args:
             run: the values that the conditions check.
             today: the present day. `left_out` names the values that had to be checked again before this day. If `today`
-                is None, `left_out` names none of these.
+                is None, `left_out` names no such values.
             user: the name that replaces `${user}`.
         """
         chosen = _Chosen(self.file, run, today)
@@ -271,7 +273,7 @@ def _for_user(text: str, user: str) -> str:
 def _variables(
     profile: Profile, tables: Iterable[tuple[str, VariableTable]], user: str
 ) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Return the variables for the ranks, and the names of variables that they must not get."""
+    """Return the variables for the ranks, and the names of variables that the ranks must not get."""
     values: dict[str, tuple[str, list[str]]] = {}
     unset: dict[str, str] = {}
     for name, table in tables:

@@ -72,7 +72,10 @@ class RunFacts:
 
 
 def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
-    """Return whether a condition holds for a run. If this is unknown, also return the keys without a known value."""
+    """Return whether a condition holds for a run.
+
+    If the answer is unknown, also return the keys without a known value.
+    """
     if when is None:
         return "yes", ""
     answers: dict[str, bool | None] = {}

@@ -103,7 +103,7 @@ def _hub(value: str) -> str:
 
 
 class DataTable(Document):
-    """[[data]]: a file or folder that the script reads. It is recorded at submission and checked on the nodes.
+    """[[data]]: a file or folder that the script reads, and that is recorded at submission and checked on the nodes.
 
     Attributes:
         path: absolute, or relative to the folder of hpcenv.toml.
@@ -226,8 +226,8 @@ class PathsTable(Document):
 
     Attributes:
         runs, lockfiles: folders of the project for runs and lockfiles.
-        store: folder for blobs and SIFs. Projects that name the same folder share them.
-        store_shared: whether the group of the store's folder may write to it, and is trusted.
+        store: folder for blobs and SIFs. Projects that name the same folder share its blobs and SIFs.
+        store_shared: whether the group of the store's folder may write to the store, and is trusted.
     """
 
     runs: Text = "runs"
@@ -240,8 +240,8 @@ class EnvironmentTable(Document):
     """[environment.NAME]: another environment of the project, locked as lockfiles/NAME.lock.toml.
 
     Attributes:
-        image: replaces the `image` at the top of the file. Then the `python` and the `overlay` at the top are not used,
-            because they belong to that image.
+        image: replaces the `image` at the top of the file. With an `image` here, the `python` and the `overlay` at the
+            top are not used, because they belong to the image at the top.
         overlay: replaces the `overlay` at the top.
         python, platform, allow_floating: replace the values of the same keys at the top.
         env: variables in addition to [env]; they replace variables with the same name.
@@ -283,7 +283,7 @@ class Project(Document):
         submit: defaults for `hpcenv submit`.
         sbatch, srun: options that are passed on to sbatch and srun.
         site: name or path of the site profile. Without `site`, the profile that fits this cluster is used.
-        env: variables for the ranks, as literal text. They override what hpcenv detects.
+        env: variables for the ranks, as literal text. These variables override what hpcenv detects.
         secrets: secret variables for the ranks: file:PATH or env:VARIABLE. Only the nodes read the values.
         policy: field -> severity in the gate. The lockfile records it.
         environment: name of a lockfile -> the values of its environment that replace the values here.

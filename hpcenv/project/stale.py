@@ -120,7 +120,10 @@ def compare_spec(project: Project, lockfile: Lockfile) -> tuple[StaleReason, ...
 
 
 def _changed_overlay(project: Project, lockfile: Lockfile) -> list[StaleReason]:
-    """Return a reason if an overlay was added, removed, or got another target. Its content is compared later."""
+    """Return a reason if an overlay was added, removed, or got another target.
+
+    The overlay's content is compared later.
+    """
     locked = None if lockfile.container is None else lockfile.container.overlay
     path, target = (None, None) if project.overlay is None else split_overlay(project.overlay)
     place = None if target is None else os.path.normpath(target)

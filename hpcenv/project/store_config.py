@@ -1,4 +1,4 @@
-"""The folder of images, as data. `hpcenv.image.store` opens it.
+"""The folder of images, as data. `hpcenv.image.store` opens the folder.
 
 Runs on: LOGIN NODE.
 """
@@ -29,9 +29,9 @@ class StorePlace:
 def default_store(environ: Mapping[str, str], cache: Path) -> tuple[Path, str]:
     """Return the default folder of images, and why this folder was chosen.
 
-    Homes are small on most clusters, but images are large. So $SCRATCH is preferred if the site sets it. An existing
-    store in the cache folder stays in use. If a site deletes images on its scratch file system, hpcenv can make them
-    again from the lockfile.
+    Homes are small on most clusters, but images are large. So $SCRATCH is preferred if the site sets this variable. An
+    existing store in the cache folder stays in use. If a site deletes images on its scratch file system, hpcenv can
+    make them again from the lockfile.
 
     Args:
         environ: the user's environment.

@@ -53,10 +53,10 @@ def read_bytes(path: Path, *, error: type[HpcenvError], hint: Hint | None = None
 
 
 def loads(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> dict[str, Any]:
-    """Return the data of a TOML file, given its bytes. If they are not valid TOML, raise `error`, which names `path`.
+    """Return the data of a TOML file from its bytes. If the bytes are no valid TOML, raise `error`, which names `path`.
 
-    The standard library reads TOML since Python 3.11, ten times as fast as tomlkit. If it fails,
-    tomlkit reads the document again, because its message names line and column.
+    The standard library reads TOML since Python 3.11, ten times as fast as tomlkit. If the standard library finds an
+    error, tomlkit reads the document again, because tomlkit's message names line and column.
     """
     require_short_keys(content, path, error=error, hint=hint)
     if sys.version_info >= (3, 11):
@@ -86,8 +86,8 @@ def conflict_line(content: bytes) -> int | None:
 def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> None:
     """Raise `error` for a document whose dotted keys would need too much memory.
 
-    A dotted key is at the start of a line, in a table's header, or in an inline table. It never continues on the next
-    line.
+    A dotted key is at the start of a line, in a table's header, or in an inline table. A dotted key never continues on
+    the next line.
     """
     of_several_lines = b'"""' in content or b"'''" in content
     lines = content.split(b"\n")

@@ -103,13 +103,13 @@ def open_workspace(
     trusted_owners: tuple[str, ...] = (),
     hint: Hint = TO_BEGIN,
 ) -> Workspace:
-    """Find hpcenv.toml in `start` or above it and read it.
+    """Find hpcenv.toml in `start` or in a folder above, and read the file.
 
     Args:
-        store: folder of images, and what names it. It replaces the folder that the project names.
-        default_store: a function that returns the folder of images, and what names it. It is called with the folder of
-            hpcenv.toml and the key `site`, if images are needed and the project names no folder of images. If it is
-            None, a folder in the project is used.
+        store: folder of images, and what names it. `store` replaces the folder that the project names.
+        default_store: a function that returns the folder of images, and what names it. This function is called with the
+            folder of hpcenv.toml and the key `site`, if images are needed and the project names no folder of images. If
+            `default_store` is None, a folder in the project is used.
         trusted_owners: users who may own the store, in addition to the caller and root.
         hint: what to do if there is no project.
 

@@ -25,10 +25,10 @@ class Distribution:
     """A Linux distribution that images start from.
 
     Attributes:
-        codename: `VERSION_CODENAME` in its /etc/os-release.
+        codename: `VERSION_CODENAME` in the distribution's /etc/os-release.
         release: the distribution with its number, as names of images have it, without dots: `debian12`.
-        image: its official image.
-        python: the Python version of its package `python3`.
+        image: the official image of the distribution.
+        python: the Python version of the distribution's package `python3`.
         python_image: the official image of the distribution with a chosen Python; `{python}` stands for its version.
             Empty if there is no such image.
         glibc: the version of its C library, which decides which wheels run.
@@ -118,9 +118,9 @@ class Combination:
     def numpy(self) -> str:
         """The requirement for NumPy, which torch uses but does not require.
 
-        Without it `Tensor.numpy()`, and so `torch.distributed.broadcast_object_list`, ends with "Numpy is not
-        available" (seen with torch 2.14.1 on 2026-11-23). torch 2.3.0 is the first release for NumPy 2
-        (pytorch/pytorch issue 132179, 2024-07-31).
+        Without NumPy, `Tensor.numpy()`, and so `torch.distributed.broadcast_object_list`, ends with "Numpy is not
+        available" (seen with torch 2.14.1 on 2026-11-23). torch 2.3.0 is the first release for NumPy 2 (pytorch/pytorch
+        issue 132179, 2024-07-31).
         """
         return "numpy" if Version(self.torch) >= Version("2.3") else "numpy<2"
 
@@ -200,7 +200,7 @@ def named_distribution(image: str) -> str | None:
 
 
 def require_distribution(combination: Combination, base: str) -> None:
-    """Refuse a base whose name says another distribution, which has other apt packages and another Python.
+    """Refuse a base whose name says another distribution, because that has other apt packages and another Python.
 
     Args:
         base: an image; empty for the official image. A name that says no distribution is accepted: the build compares.

@@ -3,11 +3,12 @@
 Runs on: LOGIN NODE.
 
 flash-attn, Apex and DeepSpeed do not have a wheel for every torch, CUDA and Python. `hpcenv image init --build
-NAME==VERSION` compiles them in a build stage that the image does not contain. They are compiled with the CUDA release
-of torch, for the architectures in TORCH_CUDA_ARCH_LIST. The build needs no GPU.
+NAME==VERSION` compiles such packages in a build stage that the image does not contain. The packages are compiled with
+the CUDA release of torch, for the architectures in TORCH_CUDA_ARCH_LIST. The build needs no GPU.
 
-The compiler nvcc comes from wheels of pip's index from CUDA 13 on (nvidia-cuda-nvcc 13.0.88 has `bin/nvcc`). Its wheels
-for CUDA 12 have ptxas only (nvidia-cuda-nvcc-cu12 12.6.85, read 2026-11-23), so an image with the toolkit is needed.
+The compiler nvcc comes from wheels of pip's index from CUDA 13 on (nvidia-cuda-nvcc 13.0.88 has `bin/nvcc`). NVIDIA's
+wheels for CUDA 12 contain only ptxas (nvidia-cuda-nvcc-cu12 12.6.85, read 2026-11-23), so an image with the toolkit is
+needed.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class PackageBuild:
         sources: the packages to compile, with the hashes of their source archives.
         tools: packages that only the build needs, with hashes.
         arch_list: TORCH_CUDA_ARCH_LIST, for example `8.0`; empty for a CPU build.
-        base: the image to compile in, with its digest. It has the CUDA toolkit and a compiler. Empty to use the image's
-            base.
+        base: the image to compile in, with its digest; this image has the CUDA toolkit and a compiler. An empty text
+            means the image's own base.
         has_wheels: whether `tools` contains nvcc.
     """
 

@@ -36,7 +36,7 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^{}]*))?\})")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heredoc:
-    """A here-document. `line` is the number of the first line of its text."""
+    """A here-document. `line` is the number of the first line of the document's text."""
 
     name: str
     text: str
@@ -52,7 +52,7 @@ class Instruction:
         name: the instruction's name in upper case.
         flags: the `--name=value` words before the arguments, in order.
         arguments: the text after the flags. Continued lines are joined, but their line breaks stay. Comment lines
-            between them become empty lines.
+            between continued lines become empty lines.
         arguments_line: number of the line where the arguments begin.
         argv: the list of the JSON form; None for the shell form.
         heredocs: the here-documents, in order.
@@ -140,7 +140,10 @@ def parse(text: str, *, origin: str = "Dockerfile", arguments: Mapping[str, str]
 
 
 def _directives(lines: Sequence[str]) -> dict[str, str]:
-    """Return the parser directives at the top of the file. The first line that is not a directive ends them."""
+    """Return the parser directives at the top of the file.
+
+    The first line that is not a directive ends the directives.
+    """
     directives: dict[str, str] = {}
     for line in lines:
         match = _DIRECTIVE.fullmatch(line.strip())
@@ -192,7 +195,7 @@ def _logical_line(lines: Sequence[str], position: int, continues: re.Pattern[str
 
 
 def _heredocs(logical: str, lines: Sequence[str], position: int, origin: str) -> tuple[tuple[Heredoc, ...], int]:
-    """Read the here-documents that an instruction begins; return them and the position after them."""
+    """Read the here-documents that an instruction begins; return them and the position after the last document."""
     if not _WITH_HEREDOC.match(logical) or "<<" not in logical:
         return (), position
     heredocs = []

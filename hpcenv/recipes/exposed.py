@@ -48,7 +48,7 @@ def index_credentials(text: str, *, is_index_file: bool = False) -> bool:
 
     Args:
         text: a command, or the content of a file.
-        is_index_file: whether the file fits `INDEX_FILE`. Then each login in it is the login of an index.
+        is_index_file: whether the file fits `INDEX_FILE`. In such a file, each login is the login of an index.
     """
     if is_index_file and re.search(r"^\s*(?:machine\s+\S+.*)?\bpassword\s*=?\s*['\"]?\S", text, re.MULTILINE):
         return True

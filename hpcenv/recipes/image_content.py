@@ -91,8 +91,8 @@ class ImageContents:
     """A finished image.
 
     Attributes:
-        environment: the variables of its configuration.
-        user: the user of its configuration; None for a SIF, which has no user.
+        environment: the variables in the configuration of the image.
+        user: the user in the configuration of the image; None for a SIF, which has no user.
         history: the commands that made the layers.
         base_created: when the lowest layer was made, RFC 3339; for a SIF, when the image was made; "" if unknown.
         command: the command that the image runs, as text.
@@ -143,9 +143,9 @@ def lint_contents(
     Args:
         contents: the image.
         troubles: packages with known trouble.
-        table: the compatibility table, for the packages and libraries around torch. If it is None, these rules are
-            skipped.
-        today: the date for the age of the base. If it is None, the rule about the age is skipped.
+        table: the compatibility table, for the packages and libraries around torch. If `table` is None, the rules about
+            these packages and libraries are skipped.
+        today: the date for the age of the base. If `today` is None, the rule about the age is skipped.
     """
     final = _visible_files(contents.layers)
     findings: list[LintFinding] = [
@@ -190,7 +190,7 @@ def _visible_files(layers: Sequence[ImageLayer]) -> dict[str, ImageFile]:
 
 
 def _removed_by(layer: ImageLayer, below: Mapping[str, ImageFile]) -> list[str]:
-    """Return the paths of lower layers that a layer removes, without the paths that it only replaces."""
+    """Return the paths of lower layers that a layer removes, without the paths that the layer only replaces."""
     files = {one.path for one in layer.files if one.kind != "directory"}
     # A file instead of a folder removes all paths below that folder.
     over = files & {parent for path in below for parent in _parents(path)}
@@ -596,7 +596,7 @@ def _check_size(contents: ImageContents) -> Iterator[LintFinding]:
 
 
 def _bucket(path: str) -> str:
-    """Return the folder that a file's size is counted for: a Python package, or the first three parts of the path."""
+    """Return the folder to which a file's size is added: a Python package, or the first three parts of the path."""
     parts = path.split("/")
     for number, part in enumerate(parts[:-1]):
         if part in ("site-packages", "dist-packages"):

@@ -3,11 +3,11 @@
 Runs on: LOGIN NODE.
 
 `RULES` contains every rule of hpcenv. The ids of rules do not change. `recipes/recipe_lint.py` checks the rules in
-Dockerfiles and definition files, and `recipes/image_content.py` checks them in finished images.
+Dockerfiles and definition files, and `recipes/image_content.py` checks the rules in finished images.
 
-A comment `# hpcenv: allow RULE reason` accepts the findings of a rule. It must be directly above an instruction of a
-Dockerfile, or above a command. Above FROM or `Bootstrap:` it accepts the findings of the whole stage. A comment without
-a reason has no effect.
+A comment `# hpcenv: allow RULE reason` accepts the findings of a rule. Such a comment must be directly above an
+instruction of a Dockerfile, or above a command. Above FROM or `Bootstrap:` the comment accepts the findings of the
+whole stage. A comment without a reason has no effect.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ SECRET_FILES = {
 
 
 def secret_name(name: str, value: str) -> bool:
-    """Return whether a variable contains a secret: its name suggests it, and its value is not a path or variable."""
+    """Return whether a variable has the name of a secret, and its value is neither a path nor a variable."""
     return bool(_SECRET_NAME.search(name)) and not _NO_SECRET.fullmatch(value.strip()) and not name.endswith("_FILE")
 
 
@@ -392,8 +392,8 @@ def troubles_of(
 
     Args:
         troubles: the table.
-        versions: canonical name -> version. None if a recipe names no version: then only trouble in all versions
-            counts. `nvidia-nccl-cu12` counts as `nvidia-nccl` too.
+        versions: canonical name -> version. A version is None if a recipe names no version, so that only trouble in all
+            versions counts. `nvidia-nccl-cu12` counts as `nvidia-nccl` too.
     """
     for trouble in troubles:
         for name in versions:
@@ -425,7 +425,7 @@ def accept(one: LintFinding, lines: Sequence[str], places: Iterable[int]) -> Lin
 
     Args:
         lines: the recipe's lines.
-        places: line numbers, counted from 1; a comment counts when it is directly above one of them.
+        places: line numbers, counted from 1; a comment counts if it is directly above one of these lines.
     """
     for place in places:
         for line in reversed(lines[: place - 1]):

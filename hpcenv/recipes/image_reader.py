@@ -125,7 +125,10 @@ def layer_contents(origin: str, source: LocalImage, platform: Platform) -> Image
 
 
 def _first_date(history: Any, created: str | None) -> str:
-    """Return when the lowest layer was made. If the history has no date for it, return when the image was made."""
+    """Return when the lowest layer was made.
+
+    If the history has no date for this layer, return when the image was made.
+    """
     dates = (str(one.get("created", "")) for one in _list(history) if isinstance(one, dict))
     return next(dates, "") or created or ""
 

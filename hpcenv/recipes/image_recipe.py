@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-Both files run the same shell lines, so a person and a test can compare them. They have two stages: `packages` installs
-the locked wheels into /opt/venv, and `final` is the image. An image is made from:
+Both files run the same shell lines, so a person and a test can compare them. Both files have two stages: `packages`
+installs the locked wheels into /opt/venv, and `final` is the image. An image is made from:
 
     base        an image by digest, or a SIF
     apt         the distribution's Python (unless the base contains Python), and the libraries for InfiniBand and RoCE
@@ -11,7 +11,7 @@ the locked wheels into /opt/venv, and `final` is the image. An image is made fro
 
 The files name no package index and no mirror. pip and apt use the configuration of the base image, or the site's
 files (`SITE_FILES`), which are mounted at /mnt while a command runs: docker and podman mount them as build secrets,
-Apptainer with `--bind`. No layer and no SIF contains them.
+Apptainer with `--bind`. No layer and no SIF contains the site's files.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ImageRecipe:
         name: the image's name, without tag.
         tag: the image's tag; empty to use the tag of the combination.
         apt: more packages of the distribution.
-        base_has_python: whether the base contains the Python, so that apt installs none.
+        base_has_python: whether the base contains the Python, so that apt installs no Python.
         installer: a newer pip, if the distribution's pip is too old; None to use the distribution's pip.
         build: packages to compile; None if there are none.
     """

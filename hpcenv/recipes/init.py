@@ -2,8 +2,8 @@
 
 The user chooses the versions of torch, CUDA, Python and the distribution, and names more packages.
 
-Runs on: LOGIN NODE. It asks a registry for the digest of the base, and pip's index for the packages if no lock is
-given. With `--base REF@DIGEST` and `--pylock FILE` it contacts no server.
+Runs on: LOGIN NODE. The command asks a registry for the digest of the base, and pip's index for the packages if no lock
+is given. With `--base REF@DIGEST` and `--pylock FILE` the command contacts no server.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     Args:
         request: what is wanted.
         environ: the user's environment; pip finds its configuration through it.
-        plain_http: registries that are contacted without TLS; hpcenv.toml lists them, so they get no saved password.
+        plain_http: registries that are contacted without TLS. Because hpcenv.toml lists these registries, they get no
+            saved password.
 
     Raises:
         SpecError: the combination is impossible; the error names possible combinations.
@@ -156,7 +157,10 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
 
 
 def _with_requirements(request: RecipeRequest, python: str) -> tuple[str | None, str | None]:
-    """Check the requested packages. Return the requested torch and CUDA, or those that the requirements file pins."""
+    """Check the requested packages.
+
+    Return the torch and CUDA that are requested, or that the requirements file pins.
+    """
     require_names(request.packages)
     if request.requirements is None:
         return request.torch, request.cuda
@@ -205,7 +209,7 @@ def _newest(table: Compat, python: str) -> str:
 
 
 def write(prepared: PreparedRecipe, folder: Path, *, force: bool = False) -> WrittenRecipe:
-    """Write all files of a recipe. If a file there was edited, or was not written by hpcenv, write no file.
+    """Write all files of a recipe; write none if a file in the folder was edited, or was not written by hpcenv.
 
     Args:
         force: replace files that were edited, or that hpcenv did not write.

@@ -37,9 +37,9 @@ def find_wheels(
     constraints: Sequence[PinnedPackage] = (),
     limits: Sequence[str] = (),
 ) -> tuple[PinnedPackage, ...]:
-    """Return wheels for some requirements, and for all packages that these require.
+    """Return wheels for some requirements, and for all packages that these requirements need.
 
-    pip only resolves (`--dry-run`). Its report names every file with its sha256.
+    pip only resolves (`--dry-run`), and pip's report names every file with the sha256 of the file.
 
     Args:
         requirements: the requirements for pip, or `--requirement=FILE`.
@@ -80,7 +80,7 @@ def find_wheels(
 
 
 def find_installer(combination: Combination, environ: Mapping[str, str]) -> PinnedPackage | None:
-    """Return a newer pip for a distribution whose pip is too old; None if its pip is new enough.
+    """Return a newer pip for a distribution whose pip is too old; None if the distribution's pip is new enough.
 
     Raises:
         ToolFailed: pip's index has no newer pip.
@@ -164,7 +164,7 @@ def find_sources(packages: Sequence[tuple[str, str]], environ: Mapping[str, str]
         environ: the user's environment; pip finds its configuration through it.
 
     Raises:
-        SpecError: the index has no source archive of a package, or states no sha256 of it.
+        SpecError: the index has no source archive of a package, or states no sha256 of the archive.
         ToolFailed: the index could not be asked.
     """
     reply = ask_for_sources(packages, index=Index(env=environ), timeout=_LIST_SECONDS)

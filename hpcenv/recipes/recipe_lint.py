@@ -58,7 +58,7 @@ class RecipeVariable(NamedTuple):
 
 
 class CopiedFiles(NamedTuple):
-    """Files that COPY, ADD or %files copies. `fetched`: ADD downloads URLs in `sources`, and compares no checksum."""
+    """Files that COPY, ADD or %files copies. `fetched` means that ADD downloads URLs without a checksum."""
 
     line: int
     sources: tuple[str, ...]
@@ -256,7 +256,7 @@ _BEFORE_PROGRAM = frozenset(
 
 
 def commands_in(script: str, line: int) -> list[ShellCommand]:
-    """Split a shell script at its operators, which is enough to see what it installs.
+    """Split a shell script at its operators, which is enough to see what the script installs.
 
     Args:
         script: the text.
@@ -379,7 +379,7 @@ _UPGRADE = re.compile(
 
 
 def _downloads(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
-    """Find downloads that can give different bytes tomorrow. hadolint 2.15 has no rule about them."""
+    """Find downloads that can give different bytes tomorrow; hadolint 2.15 has no rule about such downloads."""
     for copy in stage.copies:
         for source in copy.sources if copy.fetched else ():
             if re.match(r"(?i)(https?|ftp)://", source):
@@ -507,7 +507,7 @@ _RUNS_PYTHON = re.compile(r"(?i)(pip|python)[\d.]*$")
 
 
 def _without_python(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
-    """Check whether the last stage has a Python, if an earlier stage installs packages for one."""
+    """Check whether the last stage has a Python, if an earlier stage installs Python packages."""
     chain = [*recipe.chain(stage)]
     if stage is not recipe.stages[-1] or not _NO_PYTHON.match(chain[-1].base):
         return

@@ -41,7 +41,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeRequest:
-    """What a user requests for a recipe. Paths are absolute; in `recipe.json` they are relative to its folder.
+    """What a user requests for a recipe. Paths are absolute, but in `recipe.json` relative to the folder of this file.
 
     Attributes:
         tag: the image's name, `NAME` or `NAME:TAG`; without a tag, the tag of the combination is used.
@@ -51,7 +51,7 @@ class RecipeRequest:
         python: a version such as `3.11`; None for the distribution's Python.
         distribution: the distribution's name.
         base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. If the Python is
-            not the distribution's Python, the base must contain it; the build checks this.
+            not the distribution's Python, the base must contain this Python, as the build checks.
         packages: more Python packages, as requirements of pip: `transformers==4.51.0`. pip resolves them with torch.
         requirements: a requirements file that pip resolves with torch.
         apt: more packages of the distribution.
@@ -77,7 +77,7 @@ class RecipeRequest:
 
     @property
     def pins(self) -> PinSource | None:
-        """The file of locked packages, and the parts of it that are wanted."""
+        """The file of locked packages, and the wanted parts of this file."""
         if self.pylock is None:
             return None
         return PinSource(path=Path(self.pylock), extras=self.extras, groups=self.groups, package=self.package)
@@ -134,7 +134,7 @@ def require_replaceable(folder: Path, files: Mapping[str, str], *, force: bool) 
 
     Args:
         files: name and text of what will be written.
-        force: replace such files nevertheless.
+        force: replace even files that were edited, or that hpcenv did not write.
 
     Raises:
         WouldOverwrite: such a file would be lost. A link or a folder in place of a file is never replaced.

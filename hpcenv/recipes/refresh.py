@@ -1,6 +1,7 @@
 """`hpcenv image refresh`: make a recipe again from the same request, build and lock its image, and list what changed.
 
-Runs on: LOGIN NODE. Like `hpcenv image init`, it asks a registry for the base, and pip's index for the packages.
+Runs on: LOGIN NODE. Like `hpcenv image init`, this command asks a registry for the base, and pip's index for the
+packages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`hpcenv image init --tools`: a script that puts the tools of a session over the project's image.
 
-Runs on: LOGIN NODE. It reads the lockfile and the overlay. Only the script contacts servers, when the user runs it.
+Runs on: LOGIN NODE. The command reads the lockfile and the overlay. Only the script contacts servers, when the user
+runs the script.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def render(
     """Return the script. Pure.
 
     Args:
-        under: the overlay that the project already has. Its content and the tools become one overlay.
+        under: the overlay that the project already has. The content of this overlay and the tools become one overlay.
         folder: the folder of the script.
         root: the folder of the project.
     """

@@ -24,19 +24,19 @@ class FileIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedSif:
-    """The SIF or squashfs that a node checked. With it the launch step checks that it starts the same file.
+    """The SIF or squashfs that a node checked. With this record, the launch step checks that it starts the same file.
 
     Attributes:
-        path: path of the checked file: the shared file, or the node's own copy of it.
+        path: path of the checked file: the shared file, or the node's own copy of the shared file.
         staged: whether the file is the node's own copy.
         checked: how the hash of the file is known. `identity`: the file is the one that was hashed at submission, or
-            while it was copied to this node. `node-record`: an earlier job on this node hashed it, and it has not
-            changed since. `full`: the check read and hashed it now.
+            while it was copied to this node. `node-record`: an earlier job on this node hashed the file, which has not
+            changed since. `full`: the check read and hashed the file now.
         why: why the faster ways could not be used.
         sha256: sha256 of the whole file.
         file: `stat` fields of the open file.
-        lasting: whether every change after the check would be visible in `file`. If not, the launch step hashes the
-            file again.
+        lasting: whether every change after the check would be visible in `file`. If `lasting` is false, the launch step
+            hashes the file again.
     """
 
     path: str

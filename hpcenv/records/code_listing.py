@@ -34,7 +34,8 @@ class Listing:
         files: path in the run folder -> sha256 of the file, or `link:TARGET`.
         live: path in the run folder -> target of a link. The digest does not cover these targets.
         untracked: path in the run folder -> what is known about the file, for each file that git does not track.
-            Without git, it contains all files. None in a listing from before 2026-11-25, which did not record this.
+            Without git, `untracked` contains all files. `untracked` is None in a listing from before 2026-11-25, which
+            did not record such files.
     """
 
     schema: int
@@ -49,8 +50,8 @@ class CopyAfterAttempt:
 
     Attributes:
         started: when that attempt began, from `started.json`.
-        changed: path -> content in the form of a listing, empty for a removed file. It contains the changed files of
-            the listing, and new files that Python can import.
+        changed: path -> content in the form of a listing, empty for a removed file. `changed` contains the changed
+            files of the listing, and new files that Python can import.
     """
 
     schema: int
@@ -86,7 +87,7 @@ def is_importable(name: str) -> bool:
 
 
 def walk(folder: Path, below: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """Return (path in the run folder, entry) for everything below a part of it. Folders come before their content.
+    """Return (path in the run folder, entry) for everything below a folder of the run. Folders precede their content.
 
     Raises:
         OSError: a folder cannot be read.

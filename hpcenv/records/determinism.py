@@ -37,8 +37,8 @@ class SwitchReading:
     Attributes:
         name: name in the table of switches (incontainer/start_hook/switches.py).
         asked: the value that the profile gives the switch; None if the profile only records the switch.
-        at_start: the value after the profile was applied; None if it was not read then, for example because the
-            rank never imported torch.
+        at_start: the value after the profile was applied; None if this value was not read, for example because the rank
+            never imported torch.
         after_first_step: the value after the first optimizer step; None without such a step.
         at_end: the value when the rank ended; None if the rank was killed.
         changed_at: `file:line` where the script set the switch to another value; empty if hpcenv saw no such line.
@@ -81,14 +81,15 @@ class RankDeterminism:
         profile: the requested profile.
         applied_by: `start-hook`, `seed_everything`, or empty if nothing was applied (profile `off` without a seed).
         seed: base seed of the run.
-        rank_seed: seed of Python, NumPy and torch in this rank; None if none was set.
+        rank_seed: seed of Python, NumPy and torch in this rank; None if no seed was set.
         state: when the file was written last: `started`, `first-step` or `ended`.
         versions: versions of python, torch and numpy, if they were loaded.
         without_deterministic_kernel: operations about which torch warned (profile `seeded`).
         cpus: CPUs that the rank may use, in Linux's list format; empty if it was not bound.
         node: name of the node in a run with GPUs; else empty.
         device: torch's name of the device of the first backward pass; empty without such a pass or without GPUs.
-        gpu_model, gpu_uuid, gpu_bus: model, UUID and PCI address of that device; empty if unknown, or if it is no GPU.
+        gpu_model, gpu_uuid, gpu_bus: model, UUID and PCI address of that device; empty if unknown, or if the device is
+            no GPU.
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
         samples: samples that the rank took from its loaders between the first two steps; None if not known.

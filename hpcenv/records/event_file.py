@@ -14,7 +14,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def first_frame(seconds: float) -> bytes:
-    """Return the first frame of a file. It has the version of the file's format."""
+    """Return the first frame of a file, which contains the version of the file's format."""
     return frame(_wall_time(seconds) + _part(3, b"brain.Event:2"))
 
 

@@ -41,8 +41,8 @@ class Network:
 
     Attributes:
         first_node: name of the node that hosts the rendezvous.
-        first_node_addresses: the addresses to which this node resolves that name.
-        routes: the routes to those of these addresses that this node can reach.
+        first_node_addresses: the addresses to which this node resolves the name of the first node.
+        routes: a route to each address of the first node that this node can reach.
         free_port: a TCP port that was free on this node; only the port of the first node is used.
         test_ports: further free ports for the smoke test, which must not use the port of the training.
         variables: the variables NCCL_*, GLOO_* and TORCH_* in the job's environment.
@@ -79,8 +79,8 @@ class Staged:
     Attributes:
         sif: identity of the node's copy; None if the shared file is used.
         sif_path: path of that copy.
-        data: source folder -> the node's copy of it.
-        marks: lock files. While they are locked, no job removes the copies.
+        data: source folder -> the node's copy of this folder.
+        marks: lock files. While these files are locked, no job removes the copies.
         problems: why the SIF or a folder is used from the shared file system and not from the node's disk.
         how: how each copy came to the node: `present` (it was already there), `sbcast` or `copy`.
         seconds: how long each part took.
@@ -128,7 +128,7 @@ class RankCpus:
     Attributes:
         cpus: CPUs of each local rank, in Linux's list format (`0-15,64`); empty for a rank that is not bound.
         gpus: the GPU of each local rank, as its address on the PCI bus.
-        why: why ranks are not bound; empty if all are.
+        why: why ranks are not bound; empty if all ranks are bound.
     """
 
     cpus: tuple[str, ...] = ()
@@ -162,7 +162,8 @@ class Facts:
         values: field -> value, in the form of the lockfile.
         unknown: field -> why it could not be read.
         differences: packages that differ from the packages in the manifest.
-        unlisted: names of the newest few importable files that no package lists. `values` has the digest of all.
+        unlisted: names of the newest few importable files that no package lists. `values` has the digest of all such
+            files.
         sif: which SIF was checked, and how.
         overlay: which squashfs over the SIF was checked, and how; None without an overlay.
         look: state of the hashed files; None if no file was hashed.
@@ -171,7 +172,7 @@ class Facts:
             Credentials are recorded without their value.
         fabric: the node's hardware and software for communication with other nodes; None in older facts.
         image_network: network libraries of the environment; None if torch has no NCCL, or if they could not be read.
-        cuda_compat: the environment's package cuda-compat; None if it has none.
+        cuda_compat: the environment's package cuda-compat; None without such a package.
         checks: outcomes of the preflight checks; None if no check ran.
         rank_cpus: CPUs to which the ranks are bound; None if no binding is requested.
         seconds: how long each part took.

@@ -172,9 +172,9 @@ def write_text(
 
     Args:
         durable: wait until the file is on the disk, which takes some milliseconds. A file that is useless after a crash
-            of this machine does not need it. Other nodes see the file in both cases: NFS sends a file when it is
-            closed, and Lustre and GPFS send it when another node asks for it.
-        aside: path of the temporary file. It must be on the same file system as `path`.
+            of this machine need not be `durable`. Other nodes see the file in any case: NFS sends a file when it is
+            closed, and Lustre and GPFS send a file when another node asks for it.
+        aside: path of the temporary file. The temporary file must be on the same file system as `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if aside is None:
@@ -200,10 +200,10 @@ def write_text(
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk (fsync).
 
-    Some file systems refuse fsync for folders; this is no error.
+    Some file systems refuse fsync for folders, which is no error here.
 
     Raises:
-        OSError: the file cannot be written to the disk; `filename` names it.
+        OSError: the file cannot be written to the disk; `filename` names the file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -16,7 +16,7 @@ class StartedGpu:
     Attributes:
         index: number of the GPU in CUDA or HIP, on this node or in this task.
         model, uuid, bus: empty if not known. `bus` is the PCI address in the form of /sys/bus/pci.
-        problem: why the GPU cannot be used; empty if it can.
+        problem: why the GPU cannot be used; empty if the GPU can be used.
     """
 
     index: int
@@ -34,7 +34,7 @@ class GpuStart:
         local_rank: local rank of the only rank of this task; None for all ranks of the node.
         expected: how many GPUs torch should see, from Slurm and the environment variables.
         seen: how many GPUs torch counts; None if torch reported no number.
-        gpus: the GPUs on which the child process made a context, or tried to.
+        gpus: the GPUs on which the child process made a context, or tried to make a context.
         seconds: by how much the check made the start longer.
     """
 

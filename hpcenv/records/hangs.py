@@ -55,7 +55,7 @@ class GroupState:
         about: the script's name of the group.
         ranks: the members of the group; empty if unknown.
         last: the collective operation that this rank entered last.
-        waits: the first operation that is not finished; None if all are finished.
+        waits: the first operation that is not finished; None if all operations are finished.
         timeout: timeout of the group's operations, in seconds; None if unknown.
     """
 
@@ -99,7 +99,8 @@ class RankStacks:
     Attributes:
         stack: stack of the rank's main thread, the innermost line first; empty if the rank gave no stack.
         threads: stacks of the rank's other threads.
-        groups: process groups of the rank; None if the flight recorder did not answer. `unknown` then has the reason.
+        groups: process groups of the rank; None if the flight recorder did not answer. If `groups` is None, `unknown`
+            has the reason.
         workers: child processes of the rank, for example workers of a DataLoader.
         saving: whether the rank is inside `hpcenv.training.saving`.
         moves: whether the lines of the stack changed within a second after this look.
@@ -168,7 +169,7 @@ def request_path(folder: Path, name: str) -> Path:
 
 
 def answer_path(folder: Path, name: str, node: str, look: int) -> Path:
-    """Return the path of a node's answer. The caller makes its folder together with the request."""
+    """Return the path of a node's answer. The caller makes the folder of the answers together with the request."""
     return folder / name / f"{node}.{look}.json"
 
 

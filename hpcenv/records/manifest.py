@@ -43,8 +43,8 @@ class Bind:
     """A host folder that the container sees.
 
     Attributes:
-        source: path on the host. In a bind of a site profile it may be a pattern: each node binds the paths that match
-            it (container/site_values.py).
+        source: path on the host. In a bind of a site profile the source may be a pattern: each node binds the paths
+            that match the pattern (container/site_values.py).
         optional: whether a node without the source starts the container without this bind.
         origin: the site profile or module that adds the bind; empty for a bind of the project or of the user.
     """
@@ -93,8 +93,8 @@ class Environment:
         wrapper: a command of the site that starts every program in the container, in the check and for the ranks.
         wrapper_origin: the place that requests the wrapper, and why.
         overlay: the squashfs that is mounted over the SIF; None without an overlay.
-        revision: revision of the lockfile. It says what the digests cover (incontainer/probe/rules.py). A manifest
-            without this key has revision 1.
+        revision: revision of the lockfile. The revision says what the digests cover (incontainer/probe/rules.py). A
+            manifest without this key has revision 1.
     """
 
     kind: Literal["sif", "host"]
@@ -116,9 +116,9 @@ class FieldSeverity:
 
     Attributes:
         field: dotted name of the field. `*` stands for one part of the name. The name `**` stands for all fields.
-        severity: the severity in the table of fields, or the one in the project's [policy].
+        severity: the severity in the table of fields, or the severity in the project's [policy].
         same_on_nodes: whether the nodes of a job are compared with each other in this field.
-        between_nodes: the severity of a difference between nodes; None if it is equal to `severity`.
+        between_nodes: the severity of a difference between nodes; None if this severity is equal to `severity`.
     """
 
     field: str
@@ -132,7 +132,7 @@ class Expectation:
     """What one field must be on every node.
 
     `rule` is `equal`, or `at-least` for versions that only have a floor (minimum). `note` is printed with a difference.
-    `if_unknown` is the severity if a node could not read the field; None if it is equal to `severity`.
+    `if_unknown` is the severity if a node could not read the field; None if this severity is equal to `severity`.
     """
 
     field: str
@@ -192,10 +192,10 @@ class SifIdentity:
 
     Attributes:
         sha256: sha256 of the whole file.
-        inode, size, mtime_ns, ctime_ns: from fstat. The device number is not here, because each machine numbers its
+        inode, size, mtime_ns, ctime_ns: from fstat. The device number is left out, because each machine numbers its
             mounts by itself.
         header_sha256: sha256 over the SIF's header, descriptor table and squashfs superblock. For a squashfs without a
-            SIF: over its superblock.
+            SIF, the hash is over the superblock.
         partition_offset, partition_size: place and size of the partition that runs, in bytes.
     """
 
@@ -345,8 +345,8 @@ class Source:
         files: the number of copied files.
         digest: digest over all copied files (`records.code_listing`); empty in a manifest from before digests existed.
         roots: the folders to which symbolic links in the copy may lead.
-        shared: the run folder with a copy for several runs, from which each run makes its own copy when it begins.
-            Empty if the copy is for this run only.
+        shared: the run folder with a copy for several runs, from which each run makes its own copy when the run begins.
+            `shared` is empty if the copy is for this run only.
         live: a few names of links in the copy whose targets were not copied. No node compares these targets.
     """
 
@@ -389,10 +389,10 @@ class DeterminismOptions:
     """How strictly the run must repeat.
 
     Attributes:
-        seed: base seed. `incontainer/start_hook/seeds.py` computes the seed of each rank from it.
+        seed: base seed. `incontainer/start_hook/seeds.py` computes the seed of each rank from the base seed.
         seeds: whether the ranks are seeded with the profile `off`, because the user requested a seed but no profile.
-        variables: environment variables that profile and seed ask for. The manifest's `settings` contain them too; if
-            the user or the project gives another value, `settings` contain that value.
+        variables: environment variables that profile and seed ask for. The manifest's `settings` contain these
+            variables too; if the user or the project gives another value, `settings` contain that value.
     """
 
     profile: DeterminismProfile = "off"
@@ -415,7 +415,8 @@ class WatchOptions:
             step, but at least 5 minutes.
         on_stall: what happens after a hang was found.
         idle_end: the run ends if it uses no GPU and no CPU for this time; 0 for never.
-        prometheus: folder for a text file that node_exporter's textfile collector reads; empty if none is written.
+        prometheus: folder for a text file that node_exporter's textfile collector reads; empty if no such file is
+            written.
     """
 
     sample: float = 0.0
@@ -461,7 +462,7 @@ class Manifest:
         module: the Python module that torchrun starts instead of a script. `script` is then the file of the module, or
             empty if the file is not known.
         entry: the console script of the environment that is started instead of a script. `script` is then empty.
-        script_sha256: sha256 of the script at submission; empty if its file is not known.
+        script_sha256: sha256 of the script at submission; empty if the script's file is not known.
         settings: variables set by the user or the project, before detection.
         expectations, packages: the content of the lockfile as flat lists.
         probe_level: `record` trusts RECORD files, because the bytes of the SIF were hashed already. `full` hashes every
@@ -471,8 +472,8 @@ class Manifest:
         gpu_needs: None if no GPU is requested, or if torch is a CPU build.
         check_seconds: time limit of each probe on a node, in seconds.
         sif: identity of the SIF at submission; None if the nodes hash the SIF themselves.
-        overlay_file: identity of the squashfs that is mounted over the image; None if the nodes hash it themselves, or
-            without an overlay.
+        overlay_file: identity of the squashfs that is mounted over the image; None without an overlay, or if the nodes
+            hash the squashfs themselves.
         stage: what is copied to the nodes' disks; None if SIF and data are used from the shared file system.
         launch, stop: how the ranks are started, and what happens before the job's end.
         preflight: which checks of the nodes run; an older manifest requests no checks.

@@ -6,12 +6,12 @@ this reader limits sizes and counts. A line in another form is recorded as a pro
 One file for each rank and attempt: `metrics/attempt-K/rank-R.jsonl`. K is the number of the attempt (0 is the first),
 R is the global rank. Each line is one JSON object with `kind`:
 
-`start`: a process of this rank begins. It is the first line of the file, and is repeated if torchrun restarts the rank.
+`start`: a process of this rank begins. This line is the first of the file, and torchrun's restarts of the rank repeat it.
     {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4}
 `count`: the number from which this process counts its optimizer steps. The process writes this line at its first step.
     {"kind": "count", "before": 10, "from": "optimizer"}
-    `before`: optimizer steps of the training before this process. It is null if they are unknown; the count then begins
-    at 0. `from`: how `before` is known: `start` (no state was loaded), `optimizer` (the step counter in the optimizer's
+    `before`: optimizer steps of the training before this process; null if this number is unknown, so that the count
+    begins at 0. `from`: how `before` is known: `start` (no state was loaded), `optimizer` (the step counter in the optimizer's
     state), `checkpoint` (the number of the checkpoint that `hpcenv.training.resume_path` returned), or `unknown`.
 `loss`: the scalar on which `backward` was called.
     {"kind": "loss", "step": 11, "index": 0, "name": "loss", "value": "0x1.9p+1", "dtype": "float32", "used": true}
@@ -76,10 +76,10 @@ class Recorded:
         step: optimizer step; for a metric, the number that the script gave.
         value: text in the file; `number` returns the float.
         dtype: for example `float32`; `int` for a whole number; `sha256` for parameters.
-        index: for a loss, its place among the calls of `backward` for this step; -1 if it was not used.
+        index: for a loss, its place among the calls of `backward` for this step; -1 if no optimizer used the loss.
         used: for a loss, whether an optimizer used its gradients.
-        process: number of the process that wrote it, 0 for the first process in the file.
-        at: for parameters, why they were hashed at that time.
+        process: number of the process that wrote this record, 0 for the first process in the file.
+        at: for parameters, why the parameters were hashed at that time.
         scale: factor of a GradScaler by which the value was divided, as text; empty without a GradScaler.
     """
 
@@ -107,7 +107,8 @@ class RankProcess:
     Attributes:
         restart: how often torchrun had started the ranks before.
         started, ended: in seconds since the epoch; `ended` is None if the process did not end normally.
-        before: optimizer steps of the training before this process. None if unknown; the count then begins at 0.
+        before: optimizer steps of the training before this process. `before` is None if this number is unknown, so that
+            the count begins at 0.
         before_from: how `before` is known: `start`, `optimizer`, `checkpoint` or `unknown`; empty without any step.
         steps: number of the last optimizer step; None if the process did not end normally.
         reason: `finished`, `stop-after-steps` or `exception`; empty if the process did not end normally.
@@ -165,7 +166,8 @@ def read_last(run: RunFolder) -> dict[str, float]:
     """Return label -> last value of the losses and metrics of a run.
 
     The values are from the newest attempt that recorded values, and from its first rank with values. Only the last
-    `_END` bytes of the file are read, so that a list of many runs is fast. A metric that is not in them is left out.
+    `_END` bytes of the file are read, so that a list of many runs is fast. A metric that is not in these bytes is left
+    out.
     """
     newest = sorted(rank_files(run.metrics, ".jsonl"), key=lambda file: (-file[0], file[1]))
     for _attempt, _rank, path in newest[:_MOST_FILES]:

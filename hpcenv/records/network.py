@@ -28,7 +28,8 @@ class NetworkLink:
     Attributes:
         kind: `ethernet`, `infiniband` (IPoIB), `loopback` or `other`.
         state: operstate of the kernel: `up`, `down`, `unknown`.
-        speed_mbit: link speed; None if the kernel does not know it. For IPoIB, the speed of the RDMA port that it uses.
+        speed_mbit: link speed; None if the kernel does not know the speed. For IPoIB, the speed of the RDMA port under
+            the interface.
         driver: kernel driver of the device; empty for an interface without a device (bridge, veth, bond).
         bus, numa: PCI address and NUMA node of the device; empty and None if not known.
     """
@@ -91,7 +92,8 @@ class CxiDevice:
 
     Attributes:
         link: whether the link is up.
-        rendezvous_get: the property `rdzv_get_en`. The option `--network=disable_rdzv_get` of srun changes it to `no`.
+        rendezvous_get: the property `rdzv_get_en`. The option `--network=disable_rdzv_get` of srun changes this
+            property to `no`.
     """
 
     device: str
@@ -103,7 +105,7 @@ class CxiDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPlace:
-    """One GPU: where it is and how many NVLink or xGMI links to other GPUs are up.
+    """One GPU: its place, and how many NVLink or xGMI links to other GPUs are up.
 
     Attributes:
         links: number of links that are up; None if it could not be read.
@@ -178,7 +180,7 @@ class Fabric:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNetwork:
-    """The libraries in the environment that the loader would find for NCCL. It is recorded only if torch has NCCL.
+    """The libraries in the environment that the loader would find for NCCL; recorded only if torch has NCCL.
 
     Attributes:
         verbs, libfabric, plugin: the file that the loader finds first; empty if there is no such file.

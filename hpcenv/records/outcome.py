@@ -50,25 +50,26 @@ class NodeExit:
     """How the launch ended on one node, independent of Slurm's accounting.
 
     Attributes:
-        status: exit status of torchrun; if a signal ended it, 128 + the signal's number.
+        status: exit status of torchrun; if a signal ended torchrun, 128 + the signal's number.
         asked_to_end: name of the signal that asked the launch on this node to end; empty without such a signal.
-            The node then ended because another node failed or because the job was cancelled, so its status says
-            nothing about the training.
-        stopped: why the training was asked to save its state and end; empty if it was not asked. `unknown`: Slurm gave
-            no reason for the request.
+            A node with such a signal ended because another node failed or because the job was cancelled, so the node's
+            status says nothing about the training.
+        stopped: why the training was asked to save its state and end; empty without such a request. `unknown`: Slurm
+            gave no reason for the request.
         saved: whether the script reported that it saved its state (`hpcenv.training`).
         asked_at: when the signal `asked_to_end` arrived, in seconds since the epoch; None without such a signal.
         ranks: the ranks that failed on this node, in the order in which they failed.
         oom_kills: how many processes of this job step the kernel killed on this node because memory ran out; None if
             the number could not be read.
         changed: files of the environment that changed during the run.
-        not_looked_again: why the environment was not compared again at the end of the run. Empty if it was compared, or
-            if a SIF needs no second comparison.
+        not_looked_again: why the environment was not compared again at the end of the run. This text is empty if the
+            environment was compared, or if a SIF needs no second comparison.
         detail: further information, in words.
         refused: whether the launch step refused to start, so that no line of the script ran on this node.
-        differences: if it refused because of libraries that torch had loaded: how they differ from the locked ones.
+        differences: if the launch step refused because of libraries that torch had loaded: how they differ from the
+            locked libraries.
         full: why nothing could be written to the run folder when this node ended; empty if writing was possible.
-        alone: whether no rank of the whole run joined a process group. It is also False if this is not known.
+        alone: whether no rank of the whole run joined a process group. `alone` is also False if this is not known.
         port_errors: error counters of RDMA ports that grew while the ranks ran.
         port_errors_unknown: why some or all counters are not known; empty if all are known, or without RDMA.
         launcher: what started the ranks.

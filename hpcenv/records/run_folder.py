@@ -33,7 +33,7 @@ class RunFolder:
 
     @property
     def requirements(self) -> Path:
-        """The packages of the lockfile as pip reads them, for people and other tools; hpcenv does not read it."""
+        """The packages of the lockfile as pip reads them, for people and other tools, but not for hpcenv."""
         return self.path / "requirements.txt"
 
     @property
@@ -223,7 +223,7 @@ class RunFolder:
 
     @property
     def hub(self) -> Path:
-        """The cache folder for a hub's library. It has the repositories that hpcenv.toml names, each at its commit."""
+        """The cache folder for a hub's library, with the repositories that hpcenv.toml names, each at its commit."""
         return self.path / "hub"
 
     @property
@@ -278,7 +278,7 @@ class RunFolder:
 
     @property
     def session_end(self) -> Path:
-        """Marker that a session must end. The program that keeps the job of the session open then ends."""
+        """Marker that a session must end, upon which the program that keeps the job of the session open ends."""
         return self.session / "end"
 
     def session_start_of(self, node: str) -> Path:

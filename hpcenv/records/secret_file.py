@@ -1,8 +1,8 @@
 """The file that keeps the values of `env:NAME` secrets from submission to launch. Only its user can read it.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. Each run has its own file. The file is in the user's state
-folder, because others may be able to read the run folder. It is written before the job is queued, read at each launch,
-and removed when the run has ended. No message contains a value.
+folder, because others may be able to read the run folder. The file is written before the job is queued, read at each
+launch, and removed when the run has ended. No message contains a value.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class SessionOptions:
     """What makes a run a session.
 
     Attributes:
-        name: name of the session. All runs with this name belong to one session; they run one after the other.
+        name: name of the session. All runs with this name belong to one session, and run one after the other.
         folder: folder on the shared disk, which only this user can read and which is kept after the run. See
             `SessionFolder`.
         services: programs that the first node starts.
@@ -54,9 +54,10 @@ class SessionOptions:
 
 @dataclass(frozen=True)
 class SessionFolder:
-    """The files of a session that are kept over all its runs. Only the user of the session can read them.
+    """The files of a session that are kept over all its runs. Only the user of the session can read these files.
 
-    They include the host key, so a laptop that knows the host key of a session can also connect to its next run.
+    These files include the host key, so a laptop that knows the host key of a session can also connect to the session's
+    next run.
     """
 
     path: Path
@@ -89,7 +90,7 @@ class SessionFolder:
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """The files of a session on one node's own disk. They are removed when the session ends."""
+    """The files of a session on one node's own disk, which are removed when the session ends."""
 
     path: Path
 

@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 The login node resolves the severities once (`project/severities.py`) and writes them into the manifest.
-Every function that judges looks a field up here. This module defines no severity.
+Every function that judges gets a field's severity from this module. This module defines no severity.
 """
 
 from __future__ import annotations

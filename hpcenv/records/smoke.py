@@ -25,7 +25,7 @@ class SmokeNode:
     Attributes:
         address, interface: the address and interface that hpcenv chose for sockets on this node.
         interfaces: interface -> its addresses, for all interfaces of the node that have an address.
-        speed_mbit: speed of `interface`; None if the kernel does not know it.
+        speed_mbit: speed of `interface`; None if the kernel does not know the speed.
         pair_port: TCP port on which this node can listen for one other node.
     """
 
@@ -81,7 +81,7 @@ class NcclTransport:
         adapters: the adapters in the line `NET/IB : Using`, or the selected provider.
         via: transport (`NET/IB`, `P2P/CUMEM`, `SHM`) -> number of channels.
         gpudirect: whether a channel has GDRDMA.
-        channels: number of collective channels; 0 if it is not in the log.
+        channels: number of collective channels; 0 if this number is not in the log.
         nvls: whether NVLS multicast is available: `yes` or `no`; empty if this is not in the log.
         errors: lines at the level WARN, at most a few.
     """
@@ -102,7 +102,7 @@ class PhaseResult:
 
     Attributes:
         state: `end`, `failed`, or `running`: the phase has begun, and nothing more is known.
-        seconds: how long the phase took. If it did not end, how long the test waited for its end.
+        seconds: how long the phase took. For a phase that did not end, how long the test waited for the end.
         bus_gb_s: bus bandwidth of all_reduce, in 1e9 bytes per second; 0 if not measured.
     """
 

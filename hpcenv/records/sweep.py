@@ -23,7 +23,7 @@ _RANGE = re.compile(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})")
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One name of a sweep, with all values that the sweep gives it."""
+    """One name of a sweep, with all values that the sweep gives this name."""
 
     name: str
     values: tuple[str, ...]
@@ -201,7 +201,7 @@ def arguments(args: Sequence[str], values: Mapping[str, str], index: int) -> tup
 
 
 def require_names(args: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse an argument that looks like a misspelt `{NAME}`, because every element would get it unchanged.
+    """Refuse an argument that looks like a misspelt `{NAME}`, because every element would get the argument unchanged.
 
     Raises:
         UsageError: an argument contains `{WORD}`, and WORD is similar to a name of the sweep.

@@ -56,7 +56,7 @@ class TracedTensor:
     """An argument or a result of an operation.
 
     Attributes:
-        name: its name in the schema of the operation; a number for a returned value.
+        name: name of the argument or result in the schema of the operation; a number for a returned value.
         type: dtype, shape and device, for example `float32[16, 5] cuda`; `number` for a result that is not a tensor.
         hash: hash of its bytes, or `-` without a hash; for the type `number`, the number as text.
         each: for a list of tensors, the first digits of the hash of each tensor; empty if there are too many.
@@ -111,7 +111,7 @@ class RankTrace:
     """What one rank traced in one attempt.
 
     Attributes:
-        steps: number -> step, only complete steps. If a step was traced twice, it is the later one.
+        steps: number -> step, only complete steps. Of a step that was traced twice, the later trace.
         notes: what the trace does not show, in words.
         problems: lines of the file that could not be read, and whether the limit was reached.
     """

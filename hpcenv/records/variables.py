@@ -58,7 +58,8 @@ def names_credential(name: str) -> bool:
     """Return whether the name of an option, or of a key in a file, says that its value is a credential.
 
     The words are chosen for projects that train models: `pad_token`, `max_tokens`, `key_dim` and `tokenizer` are not
-    credentials. The keyword detector of detect-secrets 1.5.0 suspects all four names, so hpcenv does not use it.
+    credentials. The keyword detector of detect-secrets 1.5.0 suspects all four names, so hpcenv does not use this
+    detector.
     """
     return _NAME.fullmatch(_CAMEL.sub("_", name)) is not None
 
@@ -99,5 +100,5 @@ def is_tuning(name: str) -> bool:
 
 
 def is_left_alone(name: str) -> bool:
-    """Return whether an empty value of a variable forbids hpcenv to set it from a rule or from a file of the host."""
+    """Return whether an empty variable means that neither a rule nor a file of the host may set the variable."""
     return name.startswith(("NCCL_", "FI_", "GLOO_"))

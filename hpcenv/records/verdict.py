@@ -44,7 +44,7 @@ class NodeVerdict:
     """One node's result.
 
     Attributes:
-        compared: how many fields were compared. Only fields that the node reported can be.
+        compared: how many fields were compared; only fields that the node reported can be compared.
         sif: a text for people on how the SIF was checked; empty without a SIF.
     """
 
@@ -87,11 +87,11 @@ class Verdict:
     """The gate's decision on one attempt, over all nodes.
 
     Attributes:
-        settings: node -> variables that hpcenv sets for its ranks; credentials without their value.
-        inherited: node -> variables of the job that its ranks get and that can change results.
+        settings: node -> variables that hpcenv sets for the ranks of the node; credentials without their value.
+        inherited: node -> variables of the job that the ranks of the node get and that can change results.
         launched: the nodes that train, in the order of their node ranks, without nodes that a spare node replaces.
         notes: which data were compared, and which parts of the code were not.
-        network: the reasons of the network settings; None in a verdict from before they were recorded.
+        network: the reasons of the network settings; None in an old verdict, which did not record these reasons.
         preflight: which checks ran, with their results; None if no check ran.
     """
 

@@ -39,7 +39,7 @@ class Attainable:
 
     Attributes:
         best: `equal` to the last bit, `within` the tolerance, or `nothing` if the new run is a different experiment.
-        reasons: for `equal`, the conditions for it; otherwise why `equal` cannot be expected.
+        reasons: for `equal`, the conditions under which it can be expected; otherwise why `equal` cannot be expected.
     """
 
     best: Best
@@ -142,7 +142,7 @@ def _of_records(reference: RunRecord, other: RunRecord, *, accumulated: bool) ->
 
 
 def _profile(record: RunRecord) -> str:
-    """Return the determinism profile that the ranks applied. If it is not known, return the profile in the lockfile."""
+    """Return the determinism profile that the ranks applied, or the profile in the lockfile if that is not known."""
     applied = {str(values["profile"]) for values in record.determinism.values() if values.get("profile")}
     return applied.pop() if len(applied) == 1 else "" if record.lock is None else record.lock.determinism
 

@@ -25,7 +25,7 @@ class ExitRecord:
 
     Attributes:
         launched, ended: when the launch began and ended, in seconds since the epoch.
-        stopped: why the training was asked to end; empty if it was not asked.
+        stopped: why the training was asked to end; empty without such a request.
         saved: whether the training reported that it saved its state.
         failed_ranks: how many ranks failed on this node.
     """
@@ -44,10 +44,10 @@ class AttemptRecord:
     """One start of the job.
 
     Attributes:
-        began, ended: when the batch script began and ended, in seconds since the epoch; `ended` is None if it is not
-            recorded.
+        began, ended: when the batch script began and ended, in seconds since the epoch; `ended` is None if the end is
+            not recorded.
         verdict: the gate's verdict; empty without a verdict.
-        status: exit status of the batch script; None if it is not recorded.
+        status: exit status of the batch script; None if this status is not recorded.
         outcome: `completed`, or how the attempt ended.
     """
 

@@ -1,7 +1,8 @@
 """Differences between two runs that can explain different results, the most likely difference first. Pure.
 
 Runs on: LOGIN NODE. Trials on a CPU with torch 2.13 (2026-11-22) showed which settings change results: threads, CPU
-capability, MKL and oneDNN settings each changed some operations. If a vendor's table is the source, its name is given.
+capability, MKL and oneDNN settings each changed some operations. If a vendor's table is the source, the name of the
+table is given.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Tolerance:
     """What counts as close: `|value - reference| <= atol + rtol * |reference|`, or at most `ulp` ULP apart.
 
     Attributes:
-        rtol, atol: the tolerance. If both are None, `assert_close`'s tolerance for the type of the values is used.
+        rtol, atol: the tolerance. If `rtol` and `atol` are None, `assert_close`'s tolerance for the type of the values
+            is used.
         ulp: largest distance in units in the last place; None if rtol and atol are used.
     """
 

@@ -122,7 +122,7 @@ def _changed_copy(listed: Mapping[str, str], target: Path) -> str:
 
 
 def _copy_file(run: RunFolder, path: str, content: str, target: Path) -> str:
-    """Copy one listed file. Return why it was left out; empty if it was copied."""
+    """Copy one listed file. Return why the file was left out; empty if the file was copied."""
     source = safe_place(run, path)
     if source is None:
         raise FileUnusable(f"`{path}` in the list of the run leads out of its folder", why=f"{run.listing}")

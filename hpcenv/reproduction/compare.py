@@ -1,4 +1,4 @@
-"""`hpcenv compare`: whether two runs gave the same results. If not, it shows from which step on, and possible causes.
+"""`hpcenv compare`: whether two runs gave the same results, or from which step on they differ, and possible causes.
 
 Runs on: LOGIN NODE. Three questions get separate answers. Does the run give the same results again on this cluster? Is
 the run equal to the reference? If a restart computes steps again, does it give the same results?
@@ -85,7 +85,7 @@ class RunComparison(Shown):
         global_batch: for each run, the samples of all ranks in an optimizer step; None if the number is not known.
         causes: differences between the runs, the most likely cause first.
         findings: what the ranks report about their determinism switches.
-        not_compared: what was not compared, because a run did not record it or because it could not be read.
+        not_compared: what was not compared, because a run has no such record or because a record could not be read.
     """
 
     reference: str
@@ -116,7 +116,7 @@ def compare(
     atol: float | None = None,
     ulp: int | None = None,
 ) -> RunComparison | SweepComparison:
-    """Compare the results of a run with those of a reference, or the results of two sweeps over seeds.
+    """Compare the results of a run with the results of a reference, or the results of two sweeps over seeds.
 
     This is `hpcenv compare`.
 
@@ -391,7 +391,7 @@ def _replays(sides: Sequence[Side], found: _Found) -> Answered:
 
 
 def _replayed(starts: Sequence[Start]) -> Iterator[tuple[int, Divergence | None]]:
-    """Yield for each pair of starts the number of values that both computed, and the first value that differs."""
+    """Yield for each pair of starts the number of values that both starts computed, and the first that differs."""
     for number, later in enumerate(starts):
         for earlier in starts[:number]:
             metrics = comparison.compare_metrics(earlier.series, later.series, Tolerance(), same_ranks=True)

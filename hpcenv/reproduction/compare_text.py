@@ -104,7 +104,7 @@ def metric_rows(metrics: Sequence[MetricComparison]) -> list[tuple[str, ...]]:
 
 
 def _largest(one: MetricComparison) -> str:
-    """Return the largest difference of a metric: in ULP if it is below 1000 ULP, otherwise as a relative difference."""
+    """Return the largest difference of a metric: in ULP below 1000 ULP, otherwise as a relative difference."""
     if one.first is None:
         return "-"
     if one.largest_ulp is not None and one.largest_ulp < 1000:

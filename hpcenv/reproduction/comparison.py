@@ -55,7 +55,7 @@ class MetricComparison:
 
     Attributes:
         ranks: how many ranks were compared; 0 if the metric describes the whole run.
-        dtype: the type of the values; the coarser type if the two runs differ.
+        dtype: the type of the values; the coarser type if the types of the two runs differ.
         compared: number of pairs of values.
         equal: how many pairs are equal to the last bit.
         level: `equal`, `within` or `differs`.
@@ -123,8 +123,9 @@ def compare_metrics(
     """Return the comparison of every metric that both runs have, losses first.
 
     Args:
-        same_ranks: whether both runs have the same number of ranks. If not, the data are split differently, so only the
-            mean over all ranks is compared. Two such means are equal to the last bit only by chance.
+        same_ranks: whether both runs have the same number of ranks. With different numbers of ranks, the data are split
+            differently, so only the mean over all ranks is compared. Two such means are equal to the last bit only by
+            chance.
     """
     left, right = _grouped(reference), _grouped(other)
     if not same_ranks:
@@ -304,8 +305,8 @@ def compare_parameters(
 def overall(metrics: Sequence[MetricComparison]) -> Nearness | None:
     """Return the level of two runs, which is the worst level of the judged metrics; None if no metric is judged.
 
-    A metric that was printed with few digits can be equal at best as text. It does not lower the level from `equal` to
-    `within` if another metric is exact.
+    A metric that was printed with few digits can be equal at best as text. Such a metric does not lower the level from
+    `equal` to `within` if another metric is exact.
     """
     judged = [one for one in metrics if one.judged]
     exact = [one for one in judged if one.dtype != PRINTED]

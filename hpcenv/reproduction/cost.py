@@ -18,7 +18,7 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a reproduction will cost, as far as it is known.
+    """The known part of what a reproduction will cost.
 
     Attributes:
         nodes, gpus_per_node: the size of the job; 0 without a job.

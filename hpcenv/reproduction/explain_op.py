@@ -67,7 +67,7 @@ class TraceSource:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedOperation:
-    """The first operation that differs between two runs, and what explains it.
+    """The first operation that differs between two runs, and what explains the difference.
 
     Attributes:
         verdict: `operation` if an operation differs, otherwise `equal`.
@@ -119,8 +119,8 @@ def steps_to_trace(reference: Side, other: Side, compared: RunComparison | None)
 def begin_of(sides: Sequence[Side], traces: Sequence[Traces], first: int, last: int) -> TracedSteps:
     """Return these steps, and the checkpoint with which a repetition begins.
 
-    If one of the traces has these steps, it is the checkpoint of that trace. If not, it is the newest checkpoint of an
-    equal state before these steps.
+    If one of the traces has these steps, the checkpoint of that trace is returned. If no trace has these steps, the
+    newest checkpoint of an equal state before these steps is returned.
     """
     steps = TracedSteps(first=first, last=last)
     for number, side in enumerate(sides):
@@ -194,7 +194,7 @@ def resumed_in(traces: Traces) -> int:
 
 
 def missing(reasons: Mapping[str, str], steps: TracedSteps, sides: Sequence[Side]) -> NotComparable:
-    """Return the error for missing traces. Its hint has the commands that make the traces.
+    """Return the error for missing traces, whose hint has the commands that make the traces.
 
     Args:
         reasons: name of a run -> why it cannot be repeated here.

@@ -50,11 +50,11 @@ class Measured:
 
     Attributes:
         series: all metrics; if a step was computed again after a restart, the last value counts.
-        parameters: rank -> step -> sha256 of the parameters; also here, the last value counts.
+        parameters: rank -> step -> sha256 of the parameters; the last value counts, as for `series`.
         starts: the same values, separately for each start, in order.
         effective: rank -> name of the switch -> the newest value that the rank read in the last attempt.
         global_batch: samples of all ranks together in an optimizer step of the last attempt. The number is right only
-            if each rank has different samples. None if a rank did not record its samples.
+            if each rank has different samples. `global_batch` is None if a rank did not record its samples.
         findings: what the ranks report about their switches, in words.
         problems: what could not be read.
     """
@@ -125,7 +125,7 @@ def _series(key: _MeasuredKey, pairs: Sequence[tuple[int, float]], dtype: str) -
 
 
 def _merged(starts: Iterable[Start]) -> tuple[tuple[Series, ...], dict[int, dict[int, str]]]:
-    """Merge the series of all starts: a later start replaces the steps that it computed again."""
+    """Merge the series of all starts: a later start replaces the steps that the later start computed again."""
     pairs: dict[_MeasuredKey, list[tuple[int, float]]] = {}
     dtypes: dict[_MeasuredKey, str] = {}
     parameters: dict[int, dict[int, str]] = {}

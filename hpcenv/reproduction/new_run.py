@@ -164,10 +164,10 @@ def reproduce_target(
     """Repeat a run, and return whether the result is the same.
 
     Args:
-        accept: called with the page before anything is submitted. It raises an error if the user does not accept what
-            the page asks for.
+        accept: called with the page before anything is submitted. `accept` raises an error if the user does not accept
+            what the page asks for.
         fetch: calls `get_image` and shows its progress to the user.
-        wait: called after the run was submitted. It waits for the end of the run and returns its status.
+        wait: called after the run was submitted. `wait` waits for the end of the run and returns the run's status.
 
     Raises:
         HpcenvError: as for `plan_new_run`, `submit_new_run` and `judge_new_run`.
@@ -276,7 +276,7 @@ def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: st
     """Return in words how the code differs from the code of the run.
 
     Raises:
-        UsageError: the code differs, and the user did not allow this.
+        UsageError: the code differs, and the user did not allow a difference.
     """
     before = new.manifest
     found = tuple(_code_differences(new.of, before, now, script_sha256))
@@ -293,7 +293,7 @@ def _require_same_code(new: NewRun, now: PlannedSource | None, script_sha256: st
 
 
 def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | None, script_sha256: str) -> Iterator[str]:
-    """Yield in words how the code differs from a run's code; nothing if both are equal.
+    """Yield in words how the code differs from a run's code; nothing if the code is equal.
 
     Args:
         run: the folder of the run, or of its bundle.
@@ -326,7 +326,7 @@ def _listing_of(run: RunFolder, shared: str) -> Listing:
 
 
 def get_image(new: NewRun, environ: Mapping[str, str], on_event: OnEvent) -> tuple[NewRun, str]:
-    """Get the image from the bundle or by its digest. Return the run that uses it, and in words how it was obtained.
+    """Get the image from the bundle or by its digest. Return the run with the image, and how the image was obtained.
 
     Raises:
         ImageUnavailable, LockfileInvalid: the image cannot be obtained.
@@ -361,7 +361,7 @@ def _fetch_image(new: NewRun, container: ContainerTable, environ: Mapping[str, s
 
 
 def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
-    """Submit the run if the code is still unchanged. The user may have edited it while the image was fetched.
+    """Submit the run if the code is still unchanged, as the user may have edited it while the image was fetched.
 
     Raises:
         UsageError: the code has changed.

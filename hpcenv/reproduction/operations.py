@@ -2,8 +2,8 @@
 
 Operations are compared in the order in which each rank called them. If an operation read the same bytes in both runs
 and wrote different bytes, the operation is a cause, because its kernel gives different results. If the operation read
-different bytes, it is only a consequence of an operation on another rank, of data, or of something that the trace does
-not record.
+different bytes, the difference is only a consequence of an operation on another rank, of data, or of something that the
+trace does not record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DifferingValue:
         role: `input`, `output`, or `arguments` for arguments that are not tensors.
         name: the name in the operation's schema, or a number for a returned value. For a tensor in a list, also its
             place in the list.
-        type: dtype and shape in the reference. If the other run has others, they follow.
+        type: dtype and shape in the reference, followed by dtype and shape in the other run if they differ.
         reference, value: the hashes, or the arguments as text.
         written_by: for an input, the operation of this step that wrote its bytes in the reference; empty if no
             operation of this step did.
@@ -112,7 +112,7 @@ def compare_traces(
 
     Args:
         reference, other: rank -> the rank's trace.
-        steps: the steps to compare. Both traces must have them on all common ranks, see `common_steps`.
+        steps: the steps to compare. Both traces must have these steps on all common ranks, see `common_steps`.
     """
     ranks = tuple(sorted(reference.keys() & other.keys()))
     found: list[OperationDifference] = []

@@ -117,7 +117,7 @@ def _described(title: str, found: Sequence[Curve], mark: int | None, label: Call
 
 
 def svg(key: str, title: str, description: str, height: int, body: Sequence[str]) -> str:
-    """Return a picture with a title and a description for screen readers. `key` makes its ids unique in the page."""
+    """Return a picture with a title and a description for screen readers, and with ids that `key` makes unique."""
     return (
         f'<svg role="img" aria-labelledby="{key}-t {key}-d" viewBox="0 0 {_WIDTH} {height}">'
         f'<title id="{key}-t">{shown_text(title)}</title><desc id="{key}-d">{shown_text(description)}</desc>'
@@ -223,5 +223,5 @@ def duration(seconds: float) -> str:
 
 
 def shown_text(text: str) -> str:
-    """Return a text that is safe in XML: without control characters, which XML forbids, and without markup."""
+    """Return a text that is safe in XML, because control characters (which XML forbids) and markup are escaped."""
     return escape(visible(text), quote=True)

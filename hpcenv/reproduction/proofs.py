@@ -1,4 +1,4 @@
-"""Rung 0 of a reproduction: proofs from the files alone, without Slurm, GPU, container or network.
+"""The proofs of `reproduce --rung 0`: from the files alone, without Slurm, GPU, container or network.
 
 Runs on: LOGIN NODE, or any laptop. A proof has three results: `proved`, `differs`, and `unknown` with the reason.
 """
@@ -34,7 +34,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StatementProof:
-    """One statement about a run, and whether its files prove it.
+    """One statement about a run, and whether the run's files prove the statement.
 
     Attributes:
         what: the statement.
@@ -168,7 +168,7 @@ def _changed_files(run: RunFolder, listed: dict[str, str]) -> tuple[list[str], l
 
 
 def safe_place(run: RunFolder, path: str) -> Path | None:
-    """Return the path of a listed file; None if it leads out of the run folder, directly or through a link."""
+    """Return the path of a listed file; None if the path leads out of the run folder, directly or through a link."""
     parts = path.split("/")
     if path.startswith("/") or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
         return None

@@ -1,7 +1,7 @@
 """Repeat the beginning of a run with a trace, with the same code, lockfile, options and shape. Runs on: LOGIN NODE.
 
-If the code in the folder where the run was submitted is unchanged, this code is used. Otherwise, the run's copy of the
-code is used.
+If the code in the folder where the run was submitted is unchanged, this code is used. If that code has changed, the
+run's copy of the code is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TracedSteps:
 
     Attributes:
         first, last: the first and the last traced step; the process ends after the last step.
-        resumed: step of the checkpoint with which the training begins; 0 if it begins at its start.
+        resumed: step of the checkpoint with which the training begins; 0 if the training begins without a checkpoint.
         checkpoint: name of this checkpoint in the run folder; empty without a checkpoint.
     """
 

@@ -32,7 +32,7 @@ def origin_rows(
 
     Args:
         reference: the folder of the run with which the run is compared; None without a comparison. If one of the two
-            folders is an unpacked bundle, the row `Bundle` has its digest.
+            folders is an unpacked bundle, the row `Bundle` contains the digest of the bundle.
         now: the time of the report, in seconds since the epoch.
     """
     yield "Bundle", next(filter(None, map(_bundle, (run, *([] if reference is None else [reference])))), _UNKNOWN)

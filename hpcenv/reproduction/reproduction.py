@@ -40,7 +40,7 @@ class Target:
     """The run or the lockfile that is reproduced.
 
     Attributes:
-        run: the run's folder; None for a lockfile alone, for which only rung 0 is possible.
+        run: the run's folder; None for a lockfile alone, for which only `--rung 0` is possible.
         lockfile: path of the lockfile.
         record, measured, manifest: the record, the measured values and the manifest of the run.
         published: whether the files are those of a bundle; empty if the run is not an unpacked bundle.
@@ -74,8 +74,8 @@ class Reproduction(Shown):
 
     Attributes:
         headline: the verdict in one sentence.
-        image: how the environment was obtained; empty at rung 0.
-        asks: what the project asks for on this machine; None at rung 0.
+        image: how the environment was obtained; empty with `--rung 0`.
+        asks: what the project asks for on this machine; None with `--rung 0`.
         expected: the best agreement that can be expected, with reasons.
         run, run_folder: the new run and its folder; empty and None without a new run.
         outcome: how the new run ended.

@@ -27,7 +27,7 @@ _HARDWARE = ("host.machine", "host.gpu-models", "host.gpu-count", "host.driver-v
 
 @dataclass(frozen=True, kw_only=True)
 class PlotContent:
-    """One plot: its curves, the first step that differs, and exact values around it and at both ends.
+    """One plot: its curves, the first step that differs, and exact values around this step and at both ends.
 
     Attributes:
         gaps: two curves: the difference of the two runs at each step, and the largest difference that the tolerance
@@ -87,7 +87,7 @@ def make_page(
     """Return the content of the report of a run.
 
     Args:
-        record, measured: record and measured values of the run. In a comparison, this is not the reference.
+        record, measured: record and measured values of the run. In a comparison, this run is not the reference.
         other, other_name: measured values and name of the reference, for a comparison.
         comparison: the comparison of both runs with the default tolerance; None for a report of one run.
         origin: further rows of the summary, see `report_origin.py`.

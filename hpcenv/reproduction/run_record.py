@@ -320,7 +320,7 @@ def _without_credential(name: str, value: Value) -> Value:
 
 
 def _gpu_hours(manifest: Manifest, attempts: tuple[AttemptRecord, ...]) -> float | None:
-    """Return the GPU hours of all attempts, each from its start to its end; None if the end of one is not known."""
+    """Return the GPU hours of all attempts, each from its start to its end; None if an end is unknown."""
     if manifest.gpus_per_node == 0:
         return 0.0
     spans = [(len(one.nodes), one.ended - one.began) for one in attempts if one.ended is not None]

@@ -1,4 +1,4 @@
-"""The rungs of a reproduction: how much of a run is repeated, and with which options. Pure. Runs on: LOGIN NODE.
+"""The values of `reproduce --rung`: how much of a run is repeated, and with which options. Pure. Runs on: LOGIN NODE.
 
 Rung 0: proofs from the files alone. Rung 1: the first optimizer steps on one node, with the same global batch. Rung 2:
 the first steps in the same shape. Rung 3: the whole run.
@@ -36,7 +36,7 @@ _OF_CLUSTER = (
 
 @dataclass(frozen=True, kw_only=True)
 class RungPlan:
-    """The job that `reproduce` submits for a rung: one of its four levels.
+    """The job that `reproduce` submits for a value of `--rung`.
 
     Attributes:
         steps: the number of optimizer steps after which the training ends; None for all steps.
@@ -62,7 +62,7 @@ def plan_rung(
     one_node: Sequence[str],
     steps: int,
 ) -> RungPlan:
-    """Return what to submit for a rung.
+    """Return what to submit for a value of `--rung`.
 
     Args:
         old: options of the run that is reproduced.
@@ -71,7 +71,7 @@ def plan_rung(
         shape: number of nodes, and of ranks on each node, of the run that is reproduced.
         args: arguments of the script.
         one_node: the value of `[reproduce] one-node` in hpcenv.toml.
-        steps: how many optimizer steps rungs 1 and 2 repeat.
+        steps: how many optimizer steps are repeated if `rung` is 1 or 2.
 
     Raises:
         UsageError: rung 1 cannot keep the global batch.

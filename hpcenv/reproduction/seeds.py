@@ -1,7 +1,7 @@
 """Compare two sweeps over seeds: the mean of the last value of each metric, with its confidence interval.
 
 Runs on: LOGIN NODE. If both sweeps have the same parameter values (the same seeds), the runs are compared in pairs. A
-mean inside the interval cannot be distinguished from the reference. This does not mean that both are equal.
+mean inside the interval cannot be distinguished from the reference. Such a mean need not be equal to the reference.
 """
 
 from __future__ import annotations

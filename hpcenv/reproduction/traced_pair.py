@@ -31,7 +31,8 @@ class TracedPair:
     """The reference and the run, in this order.
 
     Attributes:
-        traces: for each of the two runs, rank -> its trace. It is empty or has other steps if the run must be repeated.
+        traces: for each of the two runs, rank -> its trace. The trace of a run that must be repeated is empty or has
+            other steps.
     """
 
     runs: tuple[Run, ...]
@@ -102,7 +103,8 @@ def plan_missing(
     """Plan the repetitions that make the missing traces. Return number of the run (0 or 1) -> its repetition.
 
     Args:
-        copies: a folder outside of every project, for copies of the code. It is not needed after the submission.
+        copies: a folder outside of every project, for copies of the code. This folder is not needed after the
+            submission.
 
     Raises:
         NotComparable: a run cannot be repeated here.
@@ -128,7 +130,8 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
     """Return the pair with the traces of repetitions.
 
     Args:
-        ended: number of the run (0 or 1) -> the run folder of its repetition, and the status with which that ended.
+        ended: number of the run (0 or 1) -> the run folder of its repetition, and the status with which the repetition
+            ended.
 
     Raises:
         NotComparable: a repetition gave no trace.
@@ -169,6 +172,6 @@ def _why_no_trace(name: str, status: RunStatus, traces: Traces) -> str:
 
 
 def explain_pair(cwd: Path, pair: TracedPair) -> ExplainedOperation:
-    """Return the first operation that differs, and what explains it."""
+    """Return the first operation that differs, and what explains the difference."""
     causes, not_compared = causes_between(cwd, pair.sides[0], pair.sides[1])
     return explain_op.explain(pair.sides, pair.traces, pair.steps, pair.sources, causes, not_compared)

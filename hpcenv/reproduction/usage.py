@@ -41,11 +41,12 @@ class UsageRow:
         asked: GPU hours of the jobs: their hours times the GPUs that they had.
         used, idle: the parts of `asked` in which the GPUs were in use or idle, from the samples.
         unknown: the part of `asked` for which there is no sample.
-        energy: energy of the GPUs alone, in joules. It covers `energy_hours` of the hours.
+        energy: energy of the GPUs alone, in joules. This energy covers `energy_hours` of the hours.
         failed: how many of the runs failed.
         lost: hours of failed runs after their last checkpoint.
         without_hours: number of runs that are not in `asked`, because their time or their number of GPUs is unknown.
-        without_checkpoint: number of failed runs that are not in `lost`, because hpcenv knows no checkpoint of them.
+        without_checkpoint: number of failed runs that are not in `lost`, because hpcenv knows no checkpoint of these
+            runs.
         gone: number of runs whose folder was removed.
     """
 
@@ -71,7 +72,7 @@ class Usage(Shown):
     Attributes:
         since: time in seconds since the epoch. Attempts that began at this time or later count.
         rows: the rows, the row with most GPU hours first.
-        no_accounting: why sacct did not answer. Jobs whose folder was removed are then missing.
+        no_accounting: why sacct did not answer. Without sacct, jobs whose folder was removed are missing.
     """
 
     since: float
@@ -175,7 +176,7 @@ def _of_run(
 def _hours(
     manifest: Mapping[str, Any], attempts: Sequence[AttemptRecord], jobs: Sequence[AccountedJob], *, after: float
 ) -> float | None:
-    """Return the GPU hours of attempts after a time; None if the end of one, or the number of GPUs, is unknown."""
+    """Return the GPU hours of attempts after a time; None if an attempt's end, or the number of GPUs, is unknown."""
     gpus, hours = manifest.get("gpus_per_node"), 0.0
     if type(gpus) is not int:
         return None
@@ -237,7 +238,7 @@ def _with_samples(row: UsageRow, folder: RunFolder, attempts: Iterable[int]) -> 
 
 
 def _joules(before: float | None, energy: float | None, power: float | None, seconds: float) -> float | None:
-    """Return the energy of a GPU in a sample, from its energy counter. Without a usable counter, use its power."""
+    """Return the energy of a GPU in a sample, from its energy counter; without a usable counter, from its power."""
     if before is not None and energy is not None and energy >= before:
         return energy - before
     return None if power is None else power * seconds

@@ -1,4 +1,4 @@
-"""The output of `hpcenv usage`. Pure, but it depends on the local time zone. Runs on: LOGIN NODE."""
+"""The output of `hpcenv usage`. Pure, but the text depends on the local time zone. Runs on: LOGIN NODE."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def read_use(run: RunFolder, attempts: Sequence[AttemptRecord], measured: Measur
 
 
 def _newest(run: RunFolder, attempt: int) -> float:
-    """Return when the samples of an attempt were last written. It replaces the end if no end is recorded."""
+    """Return when the samples of an attempt were last written, which replaces an end that is not recorded."""
     return max((path.lstat().st_mtime for path in run.samples_of(attempt, "x").parent.glob("*.jsonl")), default=0.0)
 
 

@@ -54,7 +54,7 @@ def plan_attach(
         word: run folder, run name or job id; None for the latest run.
         environ: environment variables of the caller.
         node: a node of the run; None for the first node that trains.
-        command: argv of the program. If it is empty, a shell is started.
+        command: argv of the program. If `command` is empty, a shell is started.
         secrets: whether the program gets the run's secrets.
         tty: whether hpcenv runs on a terminal.
         runs: folder of runs, if it is not the project's folder of runs.

@@ -66,7 +66,7 @@ def _describe_exit(record: NodeExit) -> str:
 
 
 def read_verdict(folder: RunFolder) -> tuple[Verdict | None, str]:
-    """Return the verdict, and why it cannot be read. Without a verdict, both are empty: (None, "")."""
+    """Return the verdict, and why the verdict cannot be read; (None, "") if there is no verdict."""
     if not os.path.lexists(folder.verdict):
         return None, ""
     try:
@@ -124,7 +124,7 @@ def state_after_stop(finished: Mapping[str, Any]) -> str:
 
 
 def describe_stop(finished: Mapping[str, Any]) -> str:
-    """Describe why an attempt was stopped before its training started; empty if it was not stopped then."""
+    """Describe why an attempt was stopped before its training started; empty if the training started."""
     reason = stopped_before_training(finished)
     if not reason:
         return ""

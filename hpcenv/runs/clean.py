@@ -58,7 +58,7 @@ class RunRemoval:
 
     Attributes:
         size: bytes on disk.
-        why: state of the run. If it is not a run, the reason for the removal.
+        why: state of the run. For a folder that is not a run, the reason for the removal.
         outputs: number of files that the script left in the run's copy of the project.
         some_outputs: the first few names of these files.
     """
@@ -386,7 +386,7 @@ _NEEDED_NOW = "a run needs it now"
 
 
 def _remove_run(path: Path) -> str:
-    """Remove a run folder. Return why it could not be removed; empty if it was removed."""
+    """Remove a run folder. Return why the folder could not be removed; empty if the folder was removed."""
     aside = path.with_name(f"{_LEFTOVER}{path.name}-{secrets.token_hex(4)}")
     try:
         os.rename(path, aside)
@@ -398,7 +398,7 @@ def _remove_run(path: Path) -> str:
 
 
 def _remove_data(folder: Path, tar: Path) -> str:
-    """Remove packed data if no new run needs them. Return why they were kept; empty if they were removed."""
+    """Remove packed data if no new run needs the data. Return why the data were kept; empty if they were removed."""
     aside = tar.with_name(f".{tar.name}.{secrets.token_hex(4)}")
     try:
         if tar.suffix == ".zip":  # if a run links to the file at this moment, the content stays

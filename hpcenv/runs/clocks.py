@@ -1,8 +1,9 @@
 """Compute the clock differences between a run's nodes from the facts that the nodes wrote. Runs on: LOGIN NODE.
 
 A node writes its own time into its facts. The file server sets the modification time of the file of facts from the
-server's clock, which is the same for all nodes. The difference of both times is the error of the node's clock. If nodes
-share one clock, or if the file system uses the node's time, the difference is almost 0, and nothing is corrected.
+server's clock, which is the same for all nodes. The difference between the node's time and the modification time is the
+error of the node's clock. If nodes share one clock, or if the file system uses the node's time, the difference is
+almost 0, and nothing is corrected.
 """
 
 from __future__ import annotations

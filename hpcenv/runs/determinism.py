@@ -42,7 +42,7 @@ class DeterminismReport:
         attempt: the newest attempt with records; None if no attempt has records.
         ranks: how many ranks the run has.
         applied: how many ranks have recorded that they applied the profile.
-        not_applied: ranks without such a record. Whether they applied the profile is unknown.
+        not_applied: ranks without such a record. Whether these ranks applied the profile is unknown.
         overridden: switches that a script or a variable set to another value.
         without_deterministic_kernel: operation -> how many times torch warned that it is not deterministic, over all
             ranks.
@@ -121,7 +121,7 @@ def _overridden(ranks: Sequence[RankDeterminism]) -> Iterator[OverriddenSwitch]:
 
 
 def apart_lines(report: DeterminismReport | None) -> Sequence[str]:
-    """Return a line if each rank trained alone, or if it is not known whether they trained together."""
+    """Return a line if each rank trained alone, or if it is unknown whether the ranks trained together."""
     if report is not None and report.unseen:
         what = "no program had the variable RANK when it loaded torch"
         return (f"{what}: whether the programs of the nodes trained one model is not known",)

@@ -123,7 +123,7 @@ def is_element(folder: Path) -> bool:
 
 
 def open_folder(folder: Path) -> Entry:
-    """Read one folder in the folder of runs. If its submission was recorded, the long manifest is not read."""
+    """Read one folder in the folder of runs, without the long manifest if the submission was recorded."""
     try:
         if os.path.lexists(folder / SWEEP_RECORD):
             return _open_sweep(folder)
@@ -133,7 +133,7 @@ def open_folder(folder: Path) -> Entry:
 
 
 def _open_unrecorded(path: Path) -> Unrecorded | None:
-    """Return a run whose submission was not recorded; None if it was recorded."""
+    """Return a run whose submission was not recorded; None if the submission was recorded."""
     folder = RunFolder(path)
     if os.path.lexists(folder.submission):
         return None
@@ -175,7 +175,7 @@ def _changed(folder: Path) -> float:
 
 
 def is_interrupted_submission(folder: Path) -> bool:
-    """Whether `hpcenv submit` was killed while it wrote this folder. Then the folder has code, but no manifest."""
+    """Whether `hpcenv submit` was killed while it wrote this folder, so that the folder has code, but no manifest."""
     run = RunFolder(folder)
     records = (run.manifest, run.submission, run.sweep, run.started, run.log)
     return os.path.isdir(run.code / "hpcenv") and not any(os.path.lexists(path) for path in records)
@@ -245,7 +245,7 @@ def _unrecorded_elements(folder: Path, record: SweepRecord, known: Sequence[Subm
     """Return the elements of a sweep that have no submission record.
 
     If sbatch gave no answer, only elements that have started have a record. The other elements belong to
-    the same job array. If some elements were submitted again later, it is the first array.
+    the same job array. If some elements were submitted again later, the other elements belong to the first array.
     """
     arrays = [number for run in known if (number := run.submission.job_id.partition("_")[0]).isdecimal()]
     if not arrays:
@@ -303,7 +303,10 @@ def open_submitted(path: Path) -> Submitted:
 
 
 def _read_submission(folder: RunFolder) -> Submission:
-    """Return the submission record of a run. If an element of a sweep has none, derive it from the other elements."""
+    """Return the submission record of a run.
+
+    Derive a missing record of an element of a sweep from the other elements.
+    """
     path = folder.path
     if os.path.lexists(folder.submission):
         return load_record(Submission, folder.submission)

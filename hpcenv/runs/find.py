@@ -220,7 +220,7 @@ def list_runs(parent: Path) -> list[Entry]:
 
 
 def _entry_paths(parent: Path) -> list[Path]:
-    """Return the run folders and sweeps in a folder of runs. Hidden folders are left out: they are being removed."""
+    """Return the run folders and sweeps in a folder of runs. Hidden folders, which are being removed, are left out."""
     try:
         with os.scandir(parent) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".")]
@@ -235,7 +235,7 @@ def _entry_paths(parent: Path) -> list[Path]:
 
 
 def _time_submitted(folder: Path) -> float:
-    """Return when a run was submitted. If that is unknown, return when its folder was changed last."""
+    """Return when a run was submitted. If this time is unknown, return when the run's folder was changed last."""
     entry = open_folder(folder)
     if isinstance(entry, Submitted):
         return entry.submission.submitted

@@ -59,7 +59,7 @@ def read_selected(run: Run, selection: Selection, *, word: str | None = None) ->
     Args:
         run: the run.
         selection: which part of the log.
-        word: name of the run, for hints. None means the path of its folder.
+        word: name of the run, for hints. None means the path of the run's folder.
 
     Raises:
         RunNotFound: there is no log yet.
@@ -92,7 +92,7 @@ def follow_selected(
     Args:
         run: the run.
         selection: which part of the log.
-        ended: returns whether the run has ended. It is called every two seconds.
+        ended: returns whether the run has ended; called every two seconds.
         pause: called with the seconds to sleep.
 
     Raises:
@@ -168,13 +168,13 @@ class RankNodes:
         return self._nodes.get(rank)
 
     def rank(self, node: str, local_rank: int) -> int | None:
-        """Return the rank that has this local rank on a node; None while that is unknown."""
+        """Return the rank that has this local rank on a node; None while the rank is unknown."""
         self.of(0)
         return next((rank for rank, place in self._nodes.items() if place == (node, local_rank)), None)
 
 
 def _rank_nodes(run: Run) -> dict[int, tuple[str, int]]:
-    """Return rank -> node and local rank, as far as the settings and the exit records of the nodes say it."""
+    """Return rank -> node and local rank, as far as the settings and the exit records of the nodes contain them."""
     settings, nodes = [], {}
     try:
         launched = load_record(Verdict, run.folder.verdict).launched

@@ -29,7 +29,7 @@ class LostRun:
         state: Slurm's job state in lower case.
         run: name of the run, and of its job.
         run_folder: where the run folder was.
-        nodes: nodes of the job, as Slurm writes them; empty while it waits.
+        nodes: nodes of the job, as Slurm writes them; empty while the job waits.
     """
 
     job_id: str

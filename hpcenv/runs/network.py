@@ -53,7 +53,7 @@ class NetworkDifferences:
     """What differs between the networks of two runs.
 
     Attributes:
-        not_compared: what could not be compared because one of the runs did not record it, and why.
+        not_compared: what could not be compared because one of the runs has no such record, and why.
     """
 
     left: str

@@ -29,7 +29,7 @@ class RankGpu:
     Attributes:
         device: device of the rank's first backward pass, as torch names it; empty if no backward pass was seen.
         model, uuid, bus: model, UUID and PCI address of the rank's GPU; empty if unknown. If no backward pass was seen,
-            this is the GPU whose number is the local rank.
+            the GPU whose number is the local rank is taken.
     """
 
     rank: int

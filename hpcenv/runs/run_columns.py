@@ -3,7 +3,8 @@
 Runs on: LOGIN NODE.
 
 The rule for names: `arg.NAME` is an argument of the script, `metric.NAME` is a metric, and a name in `COLUMNS` is a
-column of hpcenv. Any other NAME means the argument or the metric with this name. If both exist, NAME is refused.
+column of hpcenv. Any other NAME means the argument or the metric with this name. If an argument and a metric have this
+name, NAME is refused.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _find_name(name: str, known: Sequence[str]) -> str:
 
 
 def cell(line: RunLine, full: str) -> Cell:
-    """Return the value of a run in a column. The text of an argument becomes a number if it is a number."""
+    """Return the value of a run in a column. An argument whose text is a number becomes a number."""
     if full in COLUMNS:
         value: Cell = getattr(line, COLUMNS[full])
         if full == "submitted":

@@ -94,8 +94,8 @@ def layered_image(text: str) -> LayeredImage:
     """Parse the name of an image that hpcenv can convert.
 
     Raises:
-        SpecError: the text names no image, or an image without layers. If it is a path without a scheme, the hint has
-            the right form.
+        SpecError: the text names no image, or an image without layers. If the text is a path without a scheme, the hint
+            contains the path with a scheme.
     """
     try:
         return parse_layered(text)
@@ -160,7 +160,7 @@ def limit(command: _render.Decorated) -> _render.Decorated:
 def _own_command(part: str | HintCommand) -> str | HintCommand:
     """Return the command that the user typed, with one more option, for a hint to run a conversion again.
 
-    The code that raises the error does not know the typed command. Its hint names `hpcenv image build`,
+    The code that raises the error does not know the typed command. The hint of that error names `hpcenv image build`,
     which converts a project's image, or `hpcenv image pull` with --platform.
     """
     if isinstance(part, HintCommand):

@@ -256,7 +256,10 @@ def note_listing(folder: Path, record: Path) -> None:
 
 
 def is_unchanged(folder: Path, record: Path) -> bool:
-    """Return whether a folder still has the recorded state. False after a reboot, because a reboot may lose data."""
+    """Return whether a folder still has the recorded state.
+
+    The result is False after a reboot, because a reboot may lose data.
+    """
     try:
         known = json.loads(record.read_text(encoding="ascii"))
         return (

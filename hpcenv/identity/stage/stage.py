@@ -6,14 +6,14 @@ Runs on: COMPUTE NODE. Standard library only. Three steps of the batch script:
     stage-send   batch node: choose one folder for all nodes; sbcast files that most nodes lack
     stage-keep   every node: check the files that arrived, or copy them from the shared file system
 
-A copy is named by the SHA-256 of its content, and gets its name by a rename. Its full hash is checked once. Later jobs
-recognise it by its identity (identity/sif_check.py). A node without free space or without a usable folder uses the
-shared file system and reports this, because a slower start is better than a job that waited for a day and does not
-start.
+A copy is named by the SHA-256 of its content, and gets its name by a rename. The full hash of a copy is checked once.
+Later jobs recognise a copy by its identity (identity/sif_check.py). A node without free space or without a usable
+folder uses the shared file system and reports this, because a slower start is better than a job that waited for a day
+and does not start.
 
-The folder belongs to the user alone. A copy in use is protected twice: its mark (`.used`) is locked
-while the training runs, and a copy that was used within the last hour is not removed. The hour
-covers the time between the steps.
+The folder belongs to the user alone. A copy in use is protected twice: the file `NAME.used` beside the copy is locked
+while the training runs, and a copy that was used within the last hour is not removed. The hour covers the time between
+the steps.
 """
 
 from __future__ import annotations
@@ -275,7 +275,10 @@ def _records(folder: Path) -> sif_check.Records | None:
 
 
 def _mark(folder: Path, name: str) -> None:
-    """Record that a copy is used now. A separate file has this time, because the copy's own times identify it."""
+    """Record that a copy is used now.
+
+    The time of use is stored as the time of a separate file, because the copy's own times are part of its identity.
+    """
     mark = folder / f"{name}.used"
     os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     os.utime(mark)
@@ -285,7 +288,7 @@ def _mark(folder: Path, name: str) -> None:
 
 
 def clean(folder: Path, *, keep: set[str], limit: int, missing: Sequence[Item]) -> None:
-    """Remove old copies, and, if space is needed, those that were not used for longest; never remove copies in use.
+    """Remove old copies; if space is needed, also those that were unused for the longest time; but no copy in use.
 
     Args:
         folder: the user's folder.

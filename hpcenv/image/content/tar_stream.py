@@ -231,7 +231,7 @@ class Reader:
         self._at += count
 
     def _skip_padding(self) -> bool:
-        """Skip a member's padding; return False if the stream ends in it, which Go's archive/tar and GNU tar accept."""
+        """Skip a member's padding. Return False if the stream ends within it, as Go's archive/tar and GNU tar do."""
         while self._pad > len(self._buffer) - self._at:
             self._pad -= len(self._buffer) - self._at
             if not self._more():
@@ -591,7 +591,7 @@ def _damaged(what: str, at: int) -> NoReturn:
 
 
 def _check(block: bytes, field: bytes, at: int) -> None:
-    """Check a header's checksum; accept sums of signed bytes too, because some old programs wrote these."""
+    """Check a header's checksum; accept sums of signed bytes too, because some old programs wrote such sums."""
     expected = _number(field, "checksum", at)
     # Adler-32's lower half is one more than the sum of the bytes modulo 65,521, and much faster.
     if not ((zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 32 - expected) % 65521:

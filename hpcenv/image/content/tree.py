@@ -1,7 +1,7 @@
 """A root file system as a list of entries: its digest, and the differences between two file systems.
 
 Runs on: LOGIN NODE. Pure. Paths are bytes, because file names of Linux are bytes, not text. Entries are sorted by the
-bytes of their whole paths, so two trees with a million paths can be compared without keeping either in memory.
+bytes of their whole paths, so two trees with a million paths can be compared although neither tree is kept in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TreeEntry:
         target: the target of a symbolic link.
         device: major and minor of a device.
         xattrs: extended attributes with their full names, sorted by name.
-        inode: for a file with several hard links the smallest of its paths; otherwise its path.
+        inode: for a file with several hard links, the smallest of its paths; for any other file, its only path.
     """
 
     path: bytes
@@ -154,8 +154,9 @@ def tree_digest(entries: Iterable[TreeEntry]) -> str:
     The digest does not cover owners, times, xattrs and device numbers, because an unprivileged `apptainer build` loses
     them; hard links, because they do not change what is read; and write bits, because they have no effect in a
     read-only image, and because the umask of `apptainer build` (0002) sets them for directories that no layer contains.
-    If the owner of a file cannot read it, an unprivileged Apptainer 1.4.5 writes an empty file. It omits such
-    directories without a message. The content of these SIFs is different, so their digest is different too.
+    If the owner of a file cannot read it, an unprivileged Apptainer 1.4.5 writes an empty file. This Apptainer also
+    omits directories that their owner cannot read, without a message. The content of SIFs that are made in this way is
+    different, so their digest is different too.
 
     Args:
         entries: sorted by path.
@@ -175,8 +176,8 @@ def compare(expected: Iterable[TreeEntry], found: Iterable[TreeEntry], *, exact:
 
     Args:
         expected, found: the entries of the two trees, sorted by path.
-        exact: whether to compare every attribute of every path. Otherwise only what `tree_digest` covers is compared;
-            then there are no differences if and only if the digests are equal.
+        exact: whether to compare every attribute of every path. If `exact` is false, only what `tree_digest` covers is
+            compared, so the result is empty if and only if the digests are equal.
 
     Raises:
         ValueError: see `tree_digest`.

@@ -2,12 +2,12 @@
 
 Runs on: LOGIN NODE.
 
-`build_layout` converts an image whose verified blobs are on disk; it downloads nothing. Its result depends on the
-image, the labels, the epoch, and the versions of Apptainer and mksquashfs. It does not depend on the user, the machine
-or the time, with one exception: only root can preserve owners, special files and capabilities.
+`build_layout` converts an image whose verified blobs are on disk; it downloads nothing. The SIF depends on the image,
+the labels, the epoch, and the versions of Apptainer and mksquashfs. The SIF does not depend on the user, the machine or
+the time, with one exception: only root can preserve owners, special files and capabilities.
 
-`build_definition` builds a user's definition file. It refuses a source that is not pinned, if the caller does not allow
-floating sources. It returns a record of all sources. hpcenv does not control what %post does.
+`build_definition` builds a user's definition file. `build_definition` refuses a source that is not pinned, if the
+caller does not allow floating sources, and returns a record of all sources. hpcenv does not control what %post does.
 
 Both functions write the SIF to a path that the caller chooses. The caller publishes the SIF later. Facts marked "seen"
 were observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user namespaces) on 2026-11-20.
@@ -63,7 +63,7 @@ class Built:
 
     Attributes:
         epoch: SOURCE_DATE_EPOCH of the build; None if the build used the clock.
-        builder: `root` or `unprivileged`. The bytes of the partition depend on this.
+        builder: `root` or `unprivileged`. The bytes of the partition depend on `builder`.
         arguments: the arguments of mksquashfs.
     """
 
@@ -105,12 +105,12 @@ CUDA_BYTES = 20 << 30
 def space_needed(compressed: int, unpacked: int | None = None) -> int:
     """Return the bytes of temporary space that Apptainer needs to convert an image.
 
-    It needs space for the unpacked files, for their squashfs, and for its copy of the layers.
+    Apptainer needs space for the unpacked files, for their squashfs, and for its own copy of the layers.
 
     Args:
         compressed: bytes of all stored layers.
-        unpacked: bytes of all files. If it is None, four times `compressed` is assumed (the factor of a torch image of
-            367 MB is 3.2; text has a higher factor).
+        unpacked: bytes of all files. If `unpacked` is None, four times `compressed` is assumed (the factor of a torch
+            image of 367 MB is 3.2; text has a higher factor).
     """
     files = 4 * compressed if unpacked is None else unpacked + unpacked // 10
     return files + 2 * compressed + (64 << 20)
@@ -145,8 +145,8 @@ def build_layout(
         manifest_digest: the digest of the image's manifest (OCI or docker schema 2).
         blobs: the file of each digest of the image (manifest, configuration, layers), verified by the caller.
         architecture: the required architecture, by its OCI name.
-        epoch: SOURCE_DATE_EPOCH in seconds. It must not be earlier than the newest file of the image, because Python
-            would then compile its files again at each start (`apptainer.source_date_epoch`).
+        epoch: SOURCE_DATE_EPOCH in seconds. This time must not be earlier than the newest file of the image, because
+            Python would then compile the image's files again at each start (`apptainer.source_date_epoch`).
         labels: labels that are added to the image's labels; they must contain `hpcenv.source.manifest-digest`.
         files: the result of `runtime_files` for the image.
         entries: the image's merged tree. Apptainer follows certain links of an image and writes to
@@ -250,7 +250,8 @@ def build_definition(
     """Build a user's definition file whose sources are pinned.
 
     If the caller is not root, %post runs as root of a user namespace. The namespace has the user's range of ids from
-    /etc/subuid. If the user has no range, the namespace has one id only (seen). Neither case needs a setting here.
+    /etc/subuid. If the user has no range, the namespace has one id only (seen). With or without a range of ids, the
+    build needs no setting here.
 
     Args:
         apptainer: path of the program.
@@ -264,8 +265,8 @@ def build_definition(
             distributions.
         plain_http: whether the registries in the file use http.
         binds: folders of the host that %post can use; the targets must exist in the source image.
-        epoch: SOURCE_DATE_EPOCH. Set it only if the definition file has no %post, because the files that %post writes
-            would get an older time. If it is None, the build uses the clock.
+        epoch: SOURCE_DATE_EPOCH. Set `epoch` only if the definition file has no %post, because the files that %post
+            writes would get an older time. If `epoch` is None, the build uses the clock.
         labels: more labels, in addition to `hpcenv.definition.digest`.
         on_line: called with each line of Apptainer's output.
         environ: the caller's environment.

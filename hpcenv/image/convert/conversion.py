@@ -131,7 +131,7 @@ def convert(
 
     Raises:
         ImageUnavailable: a blob cannot be fetched.
-        ImageMismatch: the layers are damaged or hostile, or the SIF differs from them.
+        ImageMismatch: the layers are damaged or hostile, or the SIF differs from the layers.
         ToolMissing, ToolFailed: no tool here can make the SIF, or the tool failed.
         FileUnusable: too little space or quota, or the store cannot be written to.
     """
@@ -194,7 +194,7 @@ def _set_aside_unreadable(image: ResolvedImage, store: Store, compression: Compr
 def merged_layers(
     image: ResolvedImage, open_blobs: OpenBlobs, store: Store, limits: LayerLimits, on_event: OnEvent
 ) -> MergedTree:
-    """Fetch all layers into the store, read those without an index, and merge them."""
+    """Fetch all layers into the store, read the layers without an index, and merge all layers."""
     source = _Layers(image=image, open_blobs=open_blobs, store=store, limits=limits, on_event=on_event)
     source.fetch()
     return source.merged()
@@ -306,7 +306,7 @@ class _Layers:
         return merged
 
     def forget_damaged(self, error: HpcenvError) -> bool:
-        """Remove the damaged stored layers, if they can be the cause of the error; return whether any was removed."""
+        """Remove damaged stored layers, if they can be the cause of the error; return whether a layer was removed."""
         if isinstance(error, ToolFailed) and not any("apptainer" in word for word in error.argv[:1]):
             return False  # mksquashfs does not read the layers
         return self._discard(self.image.layers, error)

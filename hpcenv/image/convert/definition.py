@@ -111,7 +111,8 @@ class DefinitionSource:
 
     Attributes:
         bootstrap: the bootstrap agent, in lower case: `docker`, `localimage`, `debootstrap` ...
-        origin: the value of `From`. For `docker`, the values of `Registry` and `Namespace` are put before it.
+        origin: the value of `From`. For `docker`, the values of `Registry` and `Namespace` are put before the value of
+            `From`.
         kind: `registry`, `layout` (an OCI layout), `file`, `nothing` (for scratch), or `distribution` (for agents that
             install the current packages from package servers).
         digest: the digest at the end of `origin`, or None.
@@ -128,7 +129,7 @@ class DefinitionSource:
 
     @property
     def fixed(self) -> bool:
-        """Whether the source always gives the same bytes, or is a file, which can be hashed."""
+        """Whether the source always gives the same bytes, or is a file, whose bytes can be hashed."""
         return self.digest is not None or self.kind in ("file", "nothing")
 
 

@@ -6,7 +6,7 @@ An index depends only on the layer's diff_id, so all images with this layer shar
 member, and no Python object per member. In an index of a million members, each member takes less than 250 bytes. An
 index of 37,000 members loads in some hundredths of a second.
 
-Layers are untrusted. `LayerLimits` limits the memory, disk space and time that they may take. Every fault in a layer
+Layers are untrusted. `LayerLimits` limits the memory, disk space and time that layers may take. Every fault in a layer
 raises ImageMismatch.
 """
 
@@ -86,13 +86,13 @@ class LayerLimits:
         entries: members of all layers, and directories that exist only in paths of members. A conversion needs about 1
             KiB of memory for each entry (488 MiB for 500,000 empty files, squashfs-tools 4.6.1), so the default needs
             less than 768 MiB including buffers.
-        folder_entries: the number of entries of the largest folder. For several large folders, it is the square root of
-            the sum of the squares of their numbers, because packing takes time in proportion to that sum (see
-            `squashfs`): 41 s of processor time for 60,000 empty files, some minutes for the default.
+        folder_entries: the number of entries of the largest folder. For several large folders, the limit is for the
+            square root of the sum of the squares of their numbers of entries, because packing takes time in proportion
+            to that sum (see `squashfs`): 41 s of processor time for 60,000 empty files, some minutes for the default.
         unpacked_bytes: uncompressed bytes of all layers; holes of sparse files count, because they are packed as zeros.
-        ratio: the ratio of uncompressed to compressed bytes of one layer. Holes of sparse files do not count. It is
-            checked only if the layer has more than `ratio_from` uncompressed bytes. Deflate can reach 1030; layers of
-            programs and libraries have 2 to 6, text has less than 20.
+        ratio: the ratio of uncompressed to compressed bytes of one layer. Holes of sparse files do not count. The ratio
+            is checked only if the layer has more than `ratio_from` uncompressed bytes. Deflate can reach 1030; layers
+            of programs and libraries have 2 to 6, text has less than 20.
         ratio_from: uncompressed bytes that a layer may have without a check of the ratio.
         metadata_bytes: names, link targets, xattrs and sparse maps of all layers.
         path_bytes, header_bytes, xattr_bytes: limits for one member, see `tar_stream.Bounds`.
@@ -613,7 +613,7 @@ class FileSink(Protocol):
     """Receives the files of a layer while the layer is indexed."""
 
     def begin_file(self, index: LayerIndex, at: int, path: bytes) -> bool:
-        """Return True to receive this file's content. The index has all fields of the file except its digest."""
+        """Return True to receive this file's content. `index` has all fields of the file except the digest."""
 
     def write(self, piece: memoryview, /) -> None:
         """Receive a piece of the content; holes are zeros."""
@@ -634,7 +634,8 @@ def index_layer(
 ) -> LayerIndex:
     """Read a layer once and record its members, with the BLAKE3 of each file's content.
 
-    Two more threads decompress and hash in parallel to the caller's thread. Together they use 10 MiB of memory.
+    Two more threads decompress and hash in parallel to the caller's thread. These two threads together use 10 MiB of
+    memory.
 
     Args:
         stream: the uncompressed layer, for example from `open_blob`.

@@ -8,8 +8,8 @@ Runs on: LOGIN NODE.
 
 The stream depends only on the tree. With this order hpcenv can begin to write before the tree is known, because whether
 a file survives depends only on the layers above it. So `Ahead` writes the files during the pass that indexes their
-layer, beginning with the topmost layer. Everything that depends on all layers together is written at the end. Then the
-files that were written are compared with the merged tree.
+layer, beginning with the topmost layer. Everything that depends on all layers together is written at the end. At the
+end, the files that `Ahead` wrote are compared with the merged tree.
 
 mksquashfs accepts a directory after its content (tar.c of 4.6.1 to 4.7.5; seen with 4.6.1: the result
 has the same bytes as with directories first).

@@ -60,7 +60,7 @@ class _Directory:
 
     Attributes:
         children: name -> a directory, or the number of a member. The members of all layers are numbered together.
-        code: the number of the directory's own member; -1 if it occurs only in the paths of other members.
+        code: the number of the directory's own member; -1 if the directory occurs only in the paths of other members.
     """
 
     __slots__ = ("children", "code")
@@ -176,7 +176,8 @@ class _Tree:
     def _targets(self, index: LayerIndex) -> dict[bytes, int]:
         """Return the files that the layer's hard links name, before its whiteouts hide them.
 
-        A layer may rename a file with a hard link and a whiteout. It may contain these two members in any order.
+        A layer may rename a file with a hard link and a whiteout. The layer may contain the hard link and the whiteout
+        in any order.
         """
         files = {}
         for at in index.linked():
@@ -352,7 +353,7 @@ class MergedTree:
             yield storable(entry, mtime_limit)
 
     def root(self) -> TreeEntry:
-        """Return the root directory. It is not in the stream; mksquashfs gets its attributes as options."""
+        """Return the root directory, which is not in the stream; mksquashfs gets its attributes as options."""
         return self.entry_of(b"", self._root.code, b"")
 
     def size(self) -> tuple[int, int]:

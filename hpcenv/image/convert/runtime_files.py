@@ -3,9 +3,10 @@ r"""Write the files that Apptainer needs in addition to the image: scripts, labe
 Runs on: LOGIN NODE. Pure.
 
 `apptainer exec|run|shell|test`, `instance start` and `inspect` treat a SIF made from OCI layers like a SIF of
-`apptainer build` under two conditions. Its root file system has the files below /.singularity.d and Apptainer's mount
-points, and the SIF has three JSON or text objects next to the file system. This module makes all of them from the
-image's configuration. The bytes depend only on the configuration, the labels and the epoch.
+`apptainer build` under two conditions: the root file system of the SIF has the files below /.singularity.d and
+Apptainer's mount points, and the SIF has three JSON or text objects next to the file system. This module makes all
+these files, mount points and objects from the image's configuration. The bytes depend only on the configuration, the
+labels and the epoch.
 
 How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell interpreter inside Apptainer
 clears the environment, sources /.singularity.d/env/*.sh in the order of their names, extends PATH by the usual folders
@@ -13,7 +14,8 @@ after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERE
 other variables of the caller that the image does not set. Therefore four names are fixed: 10-docker2singularity.sh,
 90-environment.sh, 99-base.sh and 99-runtimevars.sh. Apptainer runs /.singularity.d/runscript in the same interpreter,
 even in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of the scripts in
-/.singularity.d/actions it uses only `test`, with the image's shell; the other scripts are for Singularity before 3.6.
+/.singularity.d/actions, Apptainer uses only `test`, with the image's shell; the other scripts are for Singularity
+before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:
   values of ENV and words of ENTRYPOINT and CMD are literal; 1.4.5 changes quotes,
@@ -24,8 +26,8 @@ Intended differences from `apptainer build` 1.4.5:
   /etc/hosts and /etc/resolv.conf of the image are preserved; 1.4.5 empties them
   the labels and the definition file name the image only by its digest, and name no Apptainer version
 
-The image's configuration is untrusted. `quoted` quotes every part of it that is written into a script. Variables whose
-names have another meaning in a shell are omitted, with a note.
+The image's configuration is untrusted. `quoted` quotes every part of the configuration that is written into a script.
+Variables whose names have another meaning in a shell are omitted, with a note.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ class RuntimeFiles:
     """The files that hpcenv adds to an image's root file system and to its SIF.
 
     Attributes:
-        members: the files, links and directories to add; each directory is before its content. They act like one more
-            layer on top of the image: they replace the image's files and links at the same paths, and directories are
-            merged.
+        members: the files, links and directories to add; each directory is before its content. These members act like
+            one more layer on top of the image: they replace the image's files and links at the same paths, and
+            directories are merged.
         mount_points: the mount points, each directory before its content. `additions` adds a mount point only if the
             image has nothing at its path.
         definition: the SIF object of type `Def.FILE`, which has no name.
@@ -277,7 +279,10 @@ def _image_labels(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str
 
 
 def _schema_labels(architecture: str, epoch: int) -> dict[str, str]:
-    """Return the `org.label-schema` labels that `apptainer build` writes. Here they depend only on the image."""
+    """Return the `org.label-schema` labels that `apptainer build` writes.
+
+    Here these labels depend only on the image.
+    """
     return {
         "org.label-schema.build-arch": architecture,
         "org.label-schema.build-date": datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -302,7 +307,10 @@ def _environment_scripts(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _image_environment(variables: Mapping[str, str]) -> str:
-    """Return a script that sets the image's variables. It always sets PATH; other variables keep an existing value."""
+    """Return a script that sets the image's variables.
+
+    The script always sets PATH; other variables keep an existing value.
+    """
     lines = ["#!/bin/sh"]
     for name, value in variables.items():
         keep = "" if name == "PATH" else f'[ -n "${{{name}:-}}" ] || '
@@ -467,9 +475,10 @@ def _members(
 
 
 def _mount_points(epoch: int) -> tuple[RuntimeMember, ...]:
-    """Return the entries that `apptainer build` 1.4.5 adds if an image does not have them.
+    """Return the entries that `apptainer build` 1.4.5 adds to an image that does not have these entries.
 
-    The modes are the same too. So /tmp has mode 0755; a container gets the host's /tmp mounted there.
+    The modes are the same too. So /tmp has mode 0755, which has no effect, because a container gets the host's /tmp
+    mounted at /tmp.
     """
     folders = ("dev", "etc", "home", "proc", "root", "sys", "tmp", "var", "var/tmp")
     files = ("etc/hosts", "etc/resolv.conf")

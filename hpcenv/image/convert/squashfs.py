@@ -22,7 +22,7 @@ the program's source and from tests:
   as long and writes 347 MB; `import torch` takes the same time from each (2026-11-20).
 - SingularityCE 4.0 to 4.5.1 refuses zstd (seen with 4.5.1: "unknown compression algorithm value 6";
   pkg/image/squashfs.go). For SingularityCE hpcenv uses gzip, also with level 1.
-- mksquashfs must be built with zstd. It needs no privileges, and only the space of the output file.
+- mksquashfs must be built with zstd. mksquashfs needs no privileges, and only the space of the output file.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PackResult:
     Attributes:
         size: bytes from the offset to the end of the file; a multiple of 4096.
         bytes_used: the size in the squashfs superblock.
-        compression: the compression of its blocks.
+        compression: the compression of the squashfs blocks.
         arguments: the arguments of mksquashfs without the program and the output, for the record.
         notes: warnings of a successful mksquashfs; normally empty.
     """
@@ -154,7 +154,10 @@ def find_packer(environ_path: str | None, *, folder: Path | None = None) -> Pack
 
 
 def _candidates(environ_path: str | None) -> Iterator[tuple[str, Literal["PATH", "apptainer"]]]:
-    """Yield the candidates. Asking Apptainer takes 0.1 s, so it is done only if PATH has no suitable program."""
+    """Yield the candidates.
+
+    Asking Apptainer takes 0.1 s, so Apptainer is asked only if PATH has no suitable program.
+    """
     with contextlib.suppress(ToolMissing):
         yield process.find_tool("mksquashfs", needed_for="pack images", path=environ_path), "PATH"
     with contextlib.suppress(HpcenvError):
@@ -267,7 +270,7 @@ def pack(
         epoch: time of the file system, in seconds since 1970.
         root: mode, owner and time of the root folder, which mksquashfs takes as options.
         duplicates: whether to store files of equal content only once. mksquashfs compares each file with all files of
-            the same size, so the time grows with the square of their number (4.6.1: minutes for 100,000).
+            the same size, so the time grows with the square of the number of such files (4.6.1: minutes for 100,000).
         processors: threads that compress; None uses all that this process may use.
         compression: the compression of the blocks.
         level: the level of the compression.

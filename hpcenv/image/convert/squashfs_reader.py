@@ -123,7 +123,7 @@ def read_tree(
         ImageMismatch: the file is not a complete squashfs 4.0, is damaged, exceeds a limit, or uses
             an unsupported compression.
         EnvironmentUnreadable: the operating system denies access.
-        ToolMissing: the Python package for its compression is not installed.
+        ToolMissing: the Python package for the compression of this squashfs is not installed.
     """
     with _opened(source) as (fd, name):
         image = _Image(fd, name, offset, size)
@@ -321,7 +321,7 @@ class _Image:
         return begin + (place & 0xFFFF)
 
     def _rows(self, table: int, count: int, size: int) -> bytes:
-        """Return the rows of a table. At the table's position is a list of the positions of its blocks."""
+        """Return the rows of a table. The table's position leads to a list with the positions of the table's blocks."""
         # An inode uses at most one row; mksquashfs leaves some rows unused.
         if count > self.inodes + 0x10000:
             raise self.damaged(f"a table at {table} has {count} rows for {self.inodes} inodes")
@@ -564,8 +564,8 @@ def _children(image: _Image, folder: bytes, node: _Inode) -> Iterator[_Next]:
 def _entries(image: _Image, digests: dict[int, bytes] | None) -> Iterator[TreeEntry]:
     """Yield the entries in the order of whole paths: always the smallest next path of all open folders.
 
-    A listing is sorted by name, but `a-b` sorts between `a` and `a/c`. So several folders are
-    open at the same time, but only few.
+    A listing is sorted by name, but `a-b` sorts between `a` and `a/c`. So several folders are open at the same time,
+    but never many.
     """
     waiting: list[_Next] = [(b"", image.root, 1, image.inode(image.root).number, iter(()))]
     met = bytearray(image.inodes + 1)

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE and COMPUTE NODE.
 
 An unpacked image has tens of thousands of small files. Unpacking 1.2 GB takes 8 to 10 s on a tmpfs and 11 to 37 s on a
-disk. On NFS, Lustre or GPFS it often fails (no extended attributes, root squash; apptainer issues 1188, 2522, 3013,
-3559). But a tmpfs uses memory, within a job the memory of the job, so it is chosen only if enough memory is free.
+disk. On NFS, Lustre or GPFS, unpacking often fails (no extended attributes, root squash; apptainer issues 1188, 2522,
+3013, 3559). But a tmpfs uses memory, within a job the memory of the job, so it is chosen only if enough memory is free.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def choose_temporary(
     A tmpfs is best if 2 GiB of memory remain free; otherwise the first folder that fits. Network file
     systems, `noexec` and read-only mounts, and folders without write access are never used.
 
-    `likely_bytes` is for data of unknown size. Then the first folder with `likely_bytes` of space is best. If no folder
-    has that much space, the disk with the most space is best, or, without a suitable disk, the tmpfs with the most
-    space. A user whose build did not fit can name another folder with TMPDIR.
+    `likely_bytes` is for data of unknown size: the first folder with `likely_bytes` of space is best. If no folder has
+    that much space, the disk with the most space is best, or, without a suitable disk, the tmpfs with the most space. A
+    user whose build did not fit can name another folder with TMPDIR.
 
     Args:
         places: existing folders, see `candidates`.

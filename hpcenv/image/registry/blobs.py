@@ -8,11 +8,11 @@ Runs on: LOGIN NODE.
 Only the process that holds a blob's lease (image/store/lease.py) downloads the blob. Other processes wait, show the
 holder, and then find the complete blob. A part file remains when its process ends; the next holder of the lease hashes
 the bytes in it and continues the download. A process may be stopped for so long that another process takes the lease.
-It notices this before its next write, and waits for the lease again.
+The stopped process notices this before its next write, and waits for the lease again.
 
-A complete file is trusted by its name, size and mode. Its content is checked against the `diff_id` when the layer is
-read. If the content is wrong, the reader calls `discard`, and the blob is downloaded again. Damage by a power failure
-is repaired in the same way, so nothing is flushed to the disk here.
+A complete file is trusted by its name, size and mode. The content of a layer is checked against the `diff_id` when the
+layer is read. If the content is wrong, the reader calls `discard`, and the blob is downloaded again. Damage by a power
+failure is repaired in the same way, so nothing is flushed to the disk here.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class BlobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferLimits:
-    """Limits of a download. There is no limit on its total time.
+    """Limits of a download. The total time of a download has no limit.
 
     Attributes:
         stall: seconds in which at least `slowest * stall` bytes must arrive.
@@ -118,7 +118,7 @@ class BlobSource(Protocol):
     """A source of blobs: a registry, a layout or an archive."""
 
     def fetch(self, digest: str, size: int, offset: int, *, stall: float) -> Stream:
-        """Begin to read a blob at `offset`. Several threads may call it at the same time.
+        """Begin to read a blob at `offset`. Several threads may call this method at the same time.
 
         Args:
             digest: the blob.
@@ -224,8 +224,8 @@ def blob_path(folder: Path, digest: str) -> Path:
 def cached(folder: Path, spec: BlobSpec) -> Path | None:
     """Return the path of a blob if its name, size and mode show that it is complete; otherwise None.
 
-    A file of another size or kind is removed. A writable file is made read-only if its bytes have the right digest, and
-    is removed if not.
+    A file of another size or kind is removed. A writable file is made read-only if its bytes have the right digest,
+    else it is removed.
     """
     path = blob_path(folder, spec.digest)
     try:
@@ -409,8 +409,8 @@ class _Reports:
 class _Workers:
     """Threads that download one blob after the other.
 
-    They are daemon threads, not threads of an executor. After ^C a thread may block in a read until the time limit, and
-    neither the user nor the exit of the interpreter should wait for the thread.
+    The workers are daemon threads, not threads of an executor. After ^C a thread may block in a read until the time
+    limit, and neither the user nor the exit of the interpreter should wait for the thread.
     """
 
     def __init__(self, source: BlobSource, place: Path, leases: Path, limits: TransferLimits, report: _Reports) -> None:

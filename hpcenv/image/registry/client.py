@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. This module loads `requests` (0.1 s), so import it only where a registry is contacted.
 
-The client follows OCI distribution-spec 1.1 (2024-02). It fetches manifests, configurations and layers. It checks the
-digest of each manifest and configuration; `blobs` checks layers while they arrive. docs/decisions/0012 says why it uses
-requests and no OCI library.
+The client follows OCI distribution-spec 1.1 (2024-02). The client fetches manifests, configurations and layers. The
+client checks the digest of each manifest and configuration; `blobs` checks layers while they arrive.
+docs/decisions/0012 says why it uses requests and no OCI library.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Client:
     def authenticate(self) -> None:
         """Request `/v2/` to learn which login the registry demands, and log in.
 
-        Some registries never demand a login. They answer "not found" for a private image.
+        Some registries never demand a login. Such registries answer "not found" for a private image.
         """
         deadline = time.monotonic() + self._timeout
         response = self._retry(lambda: self._session.get(self._api, stream=True), deadline)
@@ -131,7 +131,7 @@ class Client:
 
         Args:
             digest: the blob.
-            size: its size in bytes, from the manifest.
+            size: the size of the blob in bytes, from the manifest.
             offset: the first byte that is still missing.
 
         Returns:
@@ -176,7 +176,7 @@ class Client:
             raise Broken(self._refusals.unreachable(error)) from None
 
     def end(self) -> None:
-        """Close the last response. If it was not read to its end, its connection is closed as well."""
+        """Close the last response. If the response was not read to its end, its connection is closed as well."""
         if self._response is not None:
             self._response.close()
             self._response = None
@@ -276,7 +276,7 @@ class Client:
             raise Broken(self._refusals.wrong_size(digest, expected=size, announced=announced))
 
     def _check_range(self, response: requests.Response, digest: str, size: int, offset: int) -> None:
-        """Check which part of a blob a 206 response has. RFC 9110, 15.3.7: a client MUST inspect Content-Range."""
+        """Check which part of a blob a 206 response contains. RFC 9110, 15.3.7: a client MUST inspect Content-Range."""
         header = response.headers.get("Content-Range", "")
         match = _CONTENT_RANGE.fullmatch(header.strip())
         fits = match is not None and int(match[1]) == offset and int(match[2]) < size and match[3] in ("*", str(size))
@@ -361,7 +361,7 @@ class RegistryBlobs:
 
 
 class _BlobChunks(Iterator[bytes]):
-    """The chunks of one blob. This is not a generator, because `close` must also work before the first chunk."""
+    """The chunks of one blob. This iterator is no generator, because `close` must also work before the first chunk."""
 
     def __init__(self, client: Client, response: requests.Response, give_back: Callable[..., None]) -> None:
         self._client: Client | None = client

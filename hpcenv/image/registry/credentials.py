@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. It writes nothing.
 
-The first of these that has credentials for the registry is used:
+hpcenv uses the first item of this list that has credentials for the registry:
 
 1. `APPTAINER_DOCKER_USERNAME` and `APPTAINER_DOCKER_PASSWORD` (also `SINGULARITY_DOCKER_*`,
    which Apptainer still accepts); as in Apptainer they apply to every registry.
@@ -19,8 +19,8 @@ priority over the general helper (`credsStore`), and the general helper over `au
 hosts (old versions of docker), and in podman's files also `HOST/NAMESPACE`; the longest key that fits is used.
 
 A secret is only in `Credential.secret`: never in its `repr`, in an error, or in an argument of a
-program. An unreadable file is not an error here, because most images are public. It adds a note to `Search.notes`. If
-the registry refuses access, the error contains these notes.
+program. An unreadable file is not an error here, because most images are public. Such a file adds a note to
+`Search.notes`. If the registry refuses access, the error contains these notes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE. Nothing is unpacked to a disk. Gzip data can be read only from the beginning. So a reader saves the
 state of its decompressor every 32 MiB (some 40 KiB of memory each), and readers of the same data share these states. A
-read begins at the last state before its position. gzip.GzipFile and isal cannot do this: for each layer they would
-begin at the start of the archive, and the state of isal's decompressor cannot be copied (isal 1.7).
+read begins at the last state before its position. gzip.GzipFile and isal cannot begin at a saved state: for each layer
+they would begin at the start of the archive, and the state of isal's decompressor cannot be copied (isal 1.7).
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ _MOST_LAYERS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer. `digest` and `size` (in bytes) are those of the blob; `diff_id` is the digest of the tar inside it."""
+    """One layer.
+
+    `digest` and `size` (in bytes) are those of the blob; `diff_id` is the digest of the tar in the blob.
+    """
 
     digest: str
     diff_id: str
@@ -259,7 +262,7 @@ def select_entry(entries: Sequence[Mapping[str, Any]], wanted: Platform, name: s
 
 @dataclass(frozen=True, kw_only=True)
 class _IndexSearch:
-    """Searches for an image in an index and in the indexes inside it."""
+    """Searches for an image in an index, and in further indexes that this index contains."""
 
     wanted: Platform
     name: str
@@ -342,7 +345,7 @@ def check_platform(config: Mapping[str, Any], wanted: Platform, name: str) -> No
 
 
 def config_descriptor(manifest: Mapping[str, Any], name: str) -> str:
-    """Return the digest of the image's configuration; raise `ImageUnavailable` if the manifest names no valid one."""
+    """Return the digest of the image's configuration; raise `ImageUnavailable` if the manifest has no valid digest."""
     config = manifest.get("config")
     if not isinstance(config, dict) or not isinstance(config.get("digest"), str):
         raise unusable(name, "its manifest names no configuration")

@@ -1,4 +1,4 @@
-"""Find why a request failed: by the types of the nested exceptions, never by a text that contains an address.
+"""Find out why a request failed, from the types of the nested exceptions, and never from a text with an address.
 
 Runs on: LOGIN NODE. Loads `requests`.
 

@@ -12,8 +12,8 @@ archive, but no manifest with a digest. hpcenv makes such a manifest: the canoni
 
 with the digest and size of the configuration in the archive, and of the layers as uncompressed
 tars. So the manifest's digest is the same for all archives of an image, independent of the program
-that saved it and of the compression of the layers. It is not the digest that the
-image has in a registry (`digest_origin` is `synthesised`).
+that saved it and of the compression of the layers. This digest is not the digest that the image has in a registry
+(`digest_origin` is `synthesised`).
 
 All input is untrusted: counts, sizes and names are limited, members beyond the end of the file and
 circular links are refused, and every fault raises an `HpcenvError`.
@@ -463,7 +463,7 @@ def _open_gzip(path: str, size: int, states: list[GzipState]) -> BinaryIO:
 
 
 def _read(member: _Member, offset: int = 0) -> Iterator[bytes]:
-    """Read a file from `offset` on; several threads may do it at the same time."""
+    """Read a file from `offset` on; several threads may call this function at the same time."""
     with member.open() as file:
         file.seek(member.offset + offset)
         left = member.size - offset

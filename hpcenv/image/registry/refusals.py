@@ -195,7 +195,7 @@ class Refusals:
 
 
 def _asked(error: Exception) -> str:
-    """Return the host that a failed request was sent to; empty if the error does not name it."""
+    """Return the host that a failed request was sent to; empty if the error does not name the host."""
     request = getattr(error, "request", None)
     url = getattr(request, "url", None)
     return urlsplit(url).netloc.rpartition("@")[2] if isinstance(url, str) else ""

@@ -122,7 +122,7 @@ def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes
 
 
 def _arriving(response: requests.Response) -> Iterator[bytes]:
-    """Yield the bytes that have arrived, not only full chunks, so that a slow server cannot exceed the deadline."""
+    """Yield the bytes that have arrived, even less than a chunk, so that a slow server cannot exceed the deadline."""
     raw = response.raw
     if not hasattr(raw, "read1"):  # urllib3 before 2.1
         yield from response.iter_content(256)

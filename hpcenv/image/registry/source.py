@@ -49,7 +49,7 @@ class Access:
     timeout: float = 30.0
 
     def credentials_for(self, reference: RegistryName) -> Search:
-        """Return the user's credentials for a registry, if they may be sent to it."""
+        """Return the user's credentials for a registry, if they may be sent to this registry."""
         if reference.registry in self.without_password:
             return Search(credential=None, notes=(_NOT_SENT.format(reference.registry),))
         return credentials.find(reference.registry, reference.repository, self.environ)

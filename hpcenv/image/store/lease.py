@@ -3,9 +3,9 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 flock(2) and fcntl locks are not always available: Lustre can be mounted without `flock`, NFS
-without lockd, and the lock of a dead node can remain. So a lease is a file. It relies on rename(2) and on link(2),
-which fails if the name exists. NFS v3 and v4, Lustre, GPFS, BeeGFS and local disks support both. On file systems
-without hard links, O_EXCL is used instead of link(2).
+without lockd, and the lock of a dead node can remain. So a lease is a file. This lease relies on rename(2) and on
+link(2), which fails if the name exists. NFS v3 and v4, Lustre, GPFS, BeeGFS and local disks support these two calls. On
+file systems without hard links, O_EXCL is used instead of link(2).
 
     NAME                      the lease: line 1 names its holder, line 2 is its heartbeat
     .NAME.PROCESS.new         a lease before it gets its name; `private_name` is PROCESS
@@ -22,8 +22,8 @@ process uses its own monotonic clock; clocks of two machines are never compared.
   not count.
 
 A lease has one limit: a holder that was stopped for longer than `stale_after` and then continues
-still believes that it holds the lease, until it calls `still_mine`. So it must do no harm if a holder's result is
-published twice: see `store.Store.publish_image`.
+still believes that it holds the lease, until it calls `still_mine`. So a second publication of a holder's result must
+do no harm: see `store.Store.publish_image`.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Owner:
 
     Attributes:
         host: name of the machine, for messages.
-        machine: digest of the kernel's boot id and the process id space. If it equals the digest of the caller, `pid`
-            means the same process here. It is empty if it cannot be determined.
+        machine: digest of the kernel's boot id and the process id space. If `machine` equals the digest of the caller,
+            `pid` means the same process here. `machine` is empty if the digest cannot be determined.
         pid, start: the process id, and the start of the process in clock ticks since boot (proc(5), stat field 22).
     """
 
@@ -217,8 +217,8 @@ def lease(
         timeout: seconds to wait; 0 tries once.
         on_event: called with the current holder, at once and then every 15 s.
         beat: seconds between heartbeats.
-        stale_after: seconds without a heartbeat after which a lease is broken. It must be the same
-            for all processes that use `path`, and several times `beat`.
+        stale_after: seconds without a heartbeat after which a lease is broken. `stale_after` must be the same for all
+            processes that use `path`, and several times `beat`.
 
     Raises:
         ToolFailed: another process still holds the lease after `timeout`; the error names the process.

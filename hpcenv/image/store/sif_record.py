@@ -34,7 +34,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 class SifFacts:
     """Facts about the SIF file. Digests are in hexadecimal, sizes in bytes.
 
-    `partition_sha256` is None until it is needed; `lock` needs it.
+    `partition_sha256` is None until a command such as `hpcenv lock` needs this hash.
     """
 
     sha256: str
@@ -70,13 +70,13 @@ class Provenance:
         builder: `hpcenv` from the layers, or `apptainer build`.
         tools: name -> version of the tools that determine the SIF's bytes.
         libraries: name -> version of the shared libraries of these tools; the version is `unknown:` and the reason if
-            it could not be determined. Empty in records of earlier hpcenv versions.
+            it could not be determined. `libraries` is empty in records of earlier hpcenv versions.
         arguments: arguments of the tool that wrote the squashfs.
         epoch: the latest time that a file may have, in seconds since 1970; None if times were not limited.
         created: when the SIF was made, as RFC 3339 in UTC.
         user, host: who made the SIF, and on which machine.
         definition: `sha256:HEX` of the definition file, if the SIF was built from one.
-        materials: the inputs of that file.
+        materials: the inputs of the definition file.
     """
 
     builder: Literal["hpcenv", "apptainer"]

@@ -10,8 +10,8 @@ Runs on: LOGIN NODE.
     STORE/leases/NAME             a process that is working (image/store/lease.py)
     STORE/tmp/HOST.PID....        unfinished work of that process
 
-A file under its final name is complete and never changes: link(2) or rename(2) gives it the name,
-and a SIF is read-only. The next process removes the files that a killed process left.
+A file under its final name is complete and never changes: link(2) or rename(2) gives the file its final name, and a SIF
+is read-only. The next process removes the files that a killed process left.
 
 SIFs are programs. hpcenv refuses a store if a user who is not trusted owns one of its folders or
 may write to it. A store that the caller may only read can be used for reading.
@@ -176,10 +176,10 @@ class Store:
 
     @contextlib.contextmanager
     def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
-        """Context manager: hold a lease that only this process uses; `prune` removes nothing while it is held.
+        """Context manager: hold a lease that only this process uses; `prune` removes nothing while a lease is held.
 
-        It does nothing if the caller may only read the store. This is safe for a while, because `prune` does not remove
-        images that were used lately.
+        If the caller may only read the store, no lease is held. Images are still safe for a while, because `prune` does
+        not remove images that were used lately.
 
         Args:
             purpose: what the process does, for messages: "compares X with its layers".
@@ -197,7 +197,7 @@ class Store:
     def scratch(self, need_bytes: int, *, purpose: str = "convert the image") -> Iterator[Path]:
         """Context manager: a private folder on the store's file system, removed at the end.
 
-        It first removes the files that ended processes left. The caller must hold a lease all the
+        The context manager first removes the files that ended processes left. The caller must hold a lease all the
         time, which tells other processes that the folder is in use.
 
         Args:
@@ -229,8 +229,8 @@ class Store:
         if its files have not changed for a day, by the clock of the file system.
 
         Args:
-            idle: whether the caller has made sure that no lease is held. Then a minute without changes is enough,
-                because each user of `scratch` holds a lease.
+            idle: whether the caller has made sure that no lease is held. If no lease is held, a minute without changes
+                is enough, because each user of `scratch` holds a lease.
         """
         try:
             entries = sorted([*self.tmp.iterdir(), *lease.unfinished(self.leases)])
@@ -321,8 +321,8 @@ class Store:
     def publish_image(self, finished: Path, record: ImageRecord) -> StoredImage:
         """Move a finished SIF into the store, and write its record.
 
-        This never replaces a good SIF, because a job may run from it. Two processes may publish the same image at the
-        same time; the second process then finds a file with the same bytes.
+        A good SIF is never replaced, because a job may run from this SIF. Two processes may publish the same image at
+        the same time; the second process then finds a file with the same bytes.
 
         Args:
             finished: a file on the store's file system, usually in `scratch`; it is moved.
@@ -400,7 +400,7 @@ class Store:
             raise filesystem.refused(self.record_path(record.digest), error) from error
 
     def set_aside(self, digest: str) -> Path | None:
-        """Move a damaged SIF aside. Jobs that run from it can still use it.
+        """Move a damaged SIF aside. Jobs that run from this SIF can still use the file.
 
         Returns:
             The new path; None if the SIF does not exist.

@@ -57,7 +57,7 @@ def open_store(root: Path, *, create: bool = False, shared: bool = False, truste
 
     Args:
         root: the folder of the store.
-        create: whether to create the folder, and what is missing in it.
+        create: whether to create the folder, and its missing subfolders.
         shared: whether to trust the group of the folder, and let this group write to new files.
         trusted_owners: login names or user ids to trust in addition to the caller and root.
 

@@ -6,33 +6,33 @@ Runs on: inside the image (or in a host environment). Needs only the standard li
     python3 -B .../incontainer/probe --level full
 
 `container/probe_source.py` makes TEXT. TEXT has the sources of all modules of the probe as data, and `__main__.py`,
-which imports the modules from this data. A module with probes ends with a table of them, `PROBES`. To add a fact, write
-a function and a row in the module's table. Some modules of the standard library are missing in some Pythons, or slow to
-import. They are imported where they are used, so that the other probes work without them.
+which imports the modules from this data. A module with probes ends with a table of these probes, `PROBES`. To add a
+fact, write a function and a row in the module's table. Modules of the standard library that some Pythons lack, or that
+are slow to import, are imported where they are used, so that the other probes work without these modules.
 
-Below level deep the probe never imports torch or any other installed package. It removes the first entry of its
-``sys.path`` ('' or its folder). So it reports the path of a training process before Python adds the folder of the
-script. It imports from the standard library only, whatever PYTHONPATH contains.
+Below level deep the probe never imports torch or any other installed package. The probe removes the first entry of its
+``sys.path`` ('' or its folder). So the probe reports the path of a training process before Python adds the folder of
+the script. The probe imports from the standard library only, whatever PYTHONPATH contains.
 
-Each probe works alone. If one fails, its fields get the reason in ``unknown``, and the others continue. A field of
-the level is always in ``values`` or in ``unknown``.
+Each probe works alone. If a probe fails, its fields get the reason in ``unknown``, and the other probes continue. A
+field of the level is always in ``values`` or in ``unknown``.
 
 Read only the last line of the output: code that runs at every start of Python (.pth files, sitecustomize) may print
 before it.
 
 Levels
-    record  reads every RECORD and lists the site directories. It opens only the files that no RECORD lists, and reads
-            from the libraries under torch what the dynamic loader reads. Child processes ask these libraries for
+    record  reads every RECORD and lists the site directories. This level opens only the files that no RECORD lists, and
+            reads from the libraries under torch what the dynamic loader reads. Child processes ask these libraries for
             their versions.
     full    also reads and hashes every file that a RECORD lists or conda installed, the interpreter, the standard
-            library, the libraries under torch wherever they are, and every library that an extension module needs. It
-            also asks cublas for its version, which takes 150 MiB.
+            library, the libraries under torch wherever they are, and every library that an extension module needs.
+            This level also asks cublas for its version, which takes 150 MiB.
     deep    also imports torch in a child process and reports which libraries are then mapped.
 
 Digest ``hpcenv-env-v1`` (anyone can compute it again; text is UTF-8, bytes that cannot be decoded stay unchanged)
     A *dist* is a ``*.dist-info`` or ``*.egg-info`` on sys.path. If several dists have the same normal name (PEP 503),
-    only the first dist counts, in one folder the first by folder name. The others are ``shadowed``. pip's ``~*``
-    leftovers are not dists; their files are unlisted files.
+    only the first dist counts, in one folder the first by folder name. The other dists with this name are
+    ``shadowed``. pip's ``~*`` leftovers are not dists; their files are unlisted files.
     1. Take the rows of the dist's RECORD (csv: path, hash, size). Drop the rows below ``__pycache__``, and the rows of
        each ``.pyc`` whose ``.py`` is listed beside it (Python imports only a .pyc without a source). In the dist-info
        folder, drop INSTALLER, REQUESTED, RECORD, RECORD.jws, RECORD.p7s, direct_url.json, provenance_url.json,
@@ -48,8 +48,8 @@ Digest ``hpcenv-env-v1`` (anyone can compute it again; text is UTF-8, bytes that
        ``X.data/data/`` as ``{data}/``, ``X.data/headers/`` as ``{headers}/NAME/`` and ``X.data/scripts/`` dropped.
     4. ``content-sha256`` is made in the same way, but with the real hash of each file (in the algorithm of the row)
        instead of the listed hash. A row without a hash stays so, a missing file has the hash ``missing``, and a folder,
-       device or pipe ``not-a-file``. So it equals ``record-sha256`` if and only if no listed file was modified.
-       Programs in bin/ do not count here.
+       device or pipe ``not-a-file``. So ``content-sha256`` equals ``record-sha256`` if and only if no listed file
+       was modified. Programs in bin/ do not count here.
     5. ``packages.env-digest`` = "sha256:" + sha256 of ``hpcenv-env-v1`` LF and the sorted lines
        ``name NUL version NUL record-sha256`` joined with LF. The version is in the normal form of PEP 440. For a dist
        without a digest, the line has the word ``unknown``. ``packages.content-digest`` is made in the same way from the
@@ -68,12 +68,13 @@ Digest ``hpcenv-env-v1`` (anyone can compute it again; text is UTF-8, bytes that
     walk: tag ``hpcenv-walk-v1``, lines ``path NUL sha256``, over the listed files below the site directory, without
     ``*.pyc`` and the files that step 1 drops. This digest is both its record digest and its content digest.
     ``packages.unlisted-digest`` = "sha256:" + the same construction with the tag ``hpcenv-unlisted-v1`` and
-    lines ``path NUL sha256``. It covers the importable files (``.py .pth .so .so.* .pyd``, and a ``.pyc`` outside
-    of ``__pycache__`` without its source) below the site directories that are in no RECORD that counts in the
-    env-digest. So one of the two digests covers every importable file. Only two files are left out, if they have a
-    known content: those that virtualenv and uv put into each environment (LAUNCHERS). Since revision 2 of the lockfile
-    (rules.py), the digest also covers device code, entry_points.txt, files that a RECORD lists without a hash, and
-    modules behind links that leave the environment. It does not cover leftovers that no import can name.
+    lines ``path NUL sha256``. This digest covers the importable files (``.py .pth .so .so.* .pyd``, and a ``.pyc``
+    outside of ``__pycache__`` without its source) below the site directories that are in no RECORD that counts in the
+    env-digest. So the env-digest or the unlisted-digest covers every importable file. Only the two files that
+    virtualenv and uv put into each environment (LAUNCHERS) are left out, if they have a known content. Since revision 2
+    of the lockfile (rules.py), the unlisted-digest also covers device code, entry_points.txt, files that a RECORD lists
+    without a hash, and modules behind links that leave the environment. The unlisted-digest does not cover leftovers
+    that no import can name.
     ``programs`` of a dist (bare hex, ``none`` without programs): tag ``hpcenv-programs-v1``, lines ``name NUL sha256``
     over the dropped ``bin/...`` rows, each file without the line that names the environment's Python. The launcher
     of an entry point is left out if it is what an installer writes for the dist's own entry_points.txt. The launcher of
@@ -92,12 +93,13 @@ Digest ``hpcenv-env-v1`` (anyone can compute it again; text is UTF-8, bytes that
 
 What the probe does not read
     Folders on sys.path that are neither in the prefix nor named site-packages or dist-packages (PYTHONPATH,
-    .pth lines, editable sources) contain the user's code. ``python.sys-path`` names them and their dists are listed,
-    but their files are not read. Only the files of an editable install are read (see above). Behind a link that leaves
-    the environment, the probe reads only what a RECORD lists and what Python would import. It follows no further link
-    to a folder there. ``linked-outside`` counts such files of a dist, and ``link`` names the target of an unlisted
-    file. Of compiled files in ``__pycache__`` (or below PYTHONPYCACHEPREFIX, if that is set), only the headers are
-    read, at level full. So a .pyc that was forged to fit the time and size of its source is not noticed.
+    .pth lines, editable sources) contain the user's code. ``python.sys-path`` names these folders, and their dists are
+    listed, but the files in these folders are not read. Only the files of an editable install are read (see above).
+    Behind a link that leaves the environment, the probe reads only what a RECORD lists and what Python would import,
+    and follows no further link to a folder. ``linked-outside`` counts such files of a dist, and ``link`` names the
+    target of an unlisted file. Of compiled files in ``__pycache__`` (or below PYTHONPYCACHEPREFIX, if that is set),
+    only the headers are read, at level full. So a .pyc that was forged to fit the time and size of its source is not
+    noticed.
 
 Paths are relative to the prefix, or start with ``{base-prefix}/`` or ``{user-base}/``, or are absolute.
 """

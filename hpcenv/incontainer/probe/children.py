@@ -43,7 +43,7 @@ def start_child(env: ProbedEnvironment, name: str, arguments: list[str], *, own_
 
 
 def wait_for_child(child: subprocess.Popen[bytes], seconds: float, stdin: bytes | None = None) -> tuple[bytes, bytes]:
-    """Return the output of a child that has its own session. Afterwards, the child and its children have ended.
+    """Return the output of a child that has its own session, after this child and its children have ended.
 
     Raises:
         subprocess.TimeoutExpired: the child did not end in time, or one of its children kept its output open.
@@ -94,7 +94,7 @@ def run_child(
 
 
 def end_children(env: ProbedEnvironment) -> None:
-    """Kill the children that still run, so that none is left after an interrupt of the probe."""
+    """Kill the children that still run, so that no child is left after an interrupt of the probe."""
     for child in env.children.values():
         if not isinstance(child, Unknown):
             end_child(child)

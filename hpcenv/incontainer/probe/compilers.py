@@ -4,7 +4,7 @@ Runs on: inside the image.
 
 The compilers are found as those libraries find them (torch 2.13, torch/utils/cpp_extension.py; Triton 3.7,
 runtime/build.py and knobs.py). An image has its own compilers, which its digest covers. A Python of the host uses the
-compilers of the node. Their versions are facts of a node, not part of a lockfile.
+compilers of the node. The versions of these compilers are facts of a node, not part of a lockfile.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _programs(env: ProbedEnvironment) -> dict[str, str | None]:
 
 
 def _first(chosen: str | None, *others: str) -> str | None:
-    """Return the program that a variable names, else the first existing one of the others; None if none exists."""
+    """Return the program that a variable names, else the first of `others` that exists; None if there is no program."""
     # The variable may also contain options.
     names = chosen.split()[:1] if chosen else others
     return next((found for found in map(_which, names) if found is not None), None)

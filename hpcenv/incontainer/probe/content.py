@@ -62,7 +62,7 @@ def _size(text: str) -> int:
 
 
 def _compare(dist: Dist, hashed: dict[int, Hashed], same: set[str]) -> None:
-    """Set the content digest and the modified files of one dist. Add its unmodified files to `same`."""
+    """Set the content digest and the modified files of one dist. Add the dist's unmodified files to `same`."""
     claims: dict[int, str] = {}
     problems = []
     for index, row in enumerate(dist.rows):

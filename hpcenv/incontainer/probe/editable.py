@@ -114,12 +114,18 @@ def find_modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[s
 
 
 def is_leftover(env: ProbedEnvironment, name: str) -> bool:
-    """Return whether an editor or an archive program left this file. Never a .pth file: old Pythons run hidden ones."""
+    """Return whether an editor or archive program left this file.
+
+    A .pth file never counts, as old Pythons run hidden ones.
+    """
     return name.startswith(LEFTOVERS) and not name.endswith(".pth") and env.has("leftovers")
 
 
 def _is_installed(env: ProbedEnvironment, path: str, folder: str) -> bool:
-    """Return whether a path is in an environment inside the tree. The packages there have their own digests."""
+    """Return whether a path is in an environment inside the tree.
+
+    The packages of that environment have their own digests.
+    """
     return is_below(env.prefix, folder) and is_below(path, env.prefix)
 
 

@@ -25,8 +25,8 @@ class Site:
     """A folder on sys.path that can contain dists.
 
     Attributes:
-        base: the folder that must contain all files of its RECORD rows.
-        scanned: whether its files are read; False for a folder with the user's code.
+        base: the folder that must contain all files that the RECORDs in this site folder list.
+        scanned: whether the files in this folder are read; False for a folder with the user's code.
     """
 
     __slots__ = ("base", "path", "scanned")
@@ -54,9 +54,9 @@ class Dist:
     """One installed distribution.
 
     Attributes:
-        folder: the name of its metadata folder.
+        folder: the name of the distribution's metadata folder.
         kind: how the digest was made: "record" or "walk".
-        no_record: why it has no RECORD; empty if it has one.
+        no_record: why the distribution has no RECORD; empty if it has a RECORD.
         rows: the rows of its RECORD; empty if the fast reader was used (`_read_plain_record`).
         plain_digest: the digest from the fast reader.
         listed: the paths of the files that its RECORD lists with a hash.
@@ -106,10 +106,11 @@ class CondaFile:
     Attributes:
         path: relative to the prefix.
         packed: sha256 of the file in the package; empty if the record does not have it.
-        installed: sha256 of the file after conda wrote the prefix into it; the same as `packed` if conda wrote none.
+        installed: sha256 of the file after conda wrote the prefix into it; the same as `packed` if conda wrote no
+            prefix.
         placeholder: the text that the prefix replaced; empty if conda wrote no prefix.
         binary: whether the prefix is in strings that end with NUL, and the file kept its size.
-        link: whether it is a symbolic link.
+        link: whether the file is a symbolic link.
         package: the package's name.
     """
 
@@ -239,7 +240,7 @@ class ProbedEnvironment:
         return os.path.normpath(site.getuserbase() or "")
 
     def placed(self, path: str) -> tuple[str, str]:
-        """Return the mark of the prefix that contains a path ('' for none), and the path below it."""
+        """Return which prefix contains a path, such as `{prefix}` ('' for none), and the path below that prefix."""
         # A virtual environment may be below its base prefix, or above it: the longer one decides.
         roots = [("{prefix}", self.prefix), ("{base-prefix}", self.base_prefix)]
         for mark, root in sorted(roots, key=lambda r: -len(r[1])):
@@ -248,7 +249,7 @@ class ProbedEnvironment:
         return "", path
 
     def shown(self, path: str) -> str:
-        """Return a path as the report writes it. It stays the same if the environment is moved."""
+        """Return a path as the report writes it. The written path stays the same if the environment is moved."""
         mark, rest = self.placed(path)
         if mark == "{prefix}":
             return rest or "."

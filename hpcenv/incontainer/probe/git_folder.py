@@ -167,7 +167,7 @@ def placed(environ: Mapping[str, str], git: str, folder: str, tree: str) -> dict
 
 
 def filtered(ask: Ask, paths: Iterable[str]) -> dict[str, str]:
-    """Return, for each file that git compares through a filter, the name of the filter (gitattributes(5))."""
+    """Return path -> name of the filter, for each file that git compares through a filter (gitattributes(5))."""
     names = b"".join(os.fsencode(path) + b"\0" for path in paths)
     words = [os.fsdecode(word) for word in ask("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")]
     pairs = zip(words[::3], words[2::3])

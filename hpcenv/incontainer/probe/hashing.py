@@ -95,7 +95,7 @@ def _thread_count() -> int:
 
 
 def hash_file(env: ProbedEnvironment, file: str, algorithm: str, buffer: bytearray, deadline: float) -> Hashed:
-    """Hash one file. If this fails, the result has the reason."""
+    """Hash one file. If the file cannot be hashed, the result contains the reason."""
     import hashlib
 
     if time.monotonic() > deadline:
@@ -134,7 +134,10 @@ def hash_file(env: ProbedEnvironment, file: str, algorithm: str, buffer: bytearr
 
 
 def _is_known(env: ProbedEnvironment, file: str, status: os.stat_result) -> bool:
-    """Record size and times of a file. Return whether the first check has read it and it has not changed since then."""
+    """Record size and times of a file.
+
+    Return whether the first check read the file, and the file is unchanged since then.
+    """
     if env.recording:
         env.looked[file] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return env.since is not None and status.st_ctime_ns <= env.since

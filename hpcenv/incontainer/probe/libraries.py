@@ -223,7 +223,7 @@ def describe_origin(env: ProbedEnvironment, path: str, system: bool = False) -> 
 
 
 def probe_library_files(env: ProbedEnvironment) -> Facts:
-    """Return the libraries' sha256, and the versions of the heavy ones.
+    """Return the libraries' sha256, and the versions of those libraries that take much memory to ask.
 
     The probe `content` has already hashed the libraries that a RECORD lists.
     """

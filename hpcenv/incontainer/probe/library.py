@@ -18,9 +18,9 @@ class Library:
     Attributes:
         real: its path without links.
         parent: the first library that needs it; None for the interpreter.
-        system: whether it was found through ld.so.cache or in a default folder.
-        names: the names by which it was requested.
-        needs: the libraries that it needs.
+        system: whether the library was found through ld.so.cache or in a default folder.
+        names: the names by which the library was requested.
+        needs: the further libraries that this library needs.
     """
 
     __slots__ = ("elf", "names", "needs", "parent", "path", "real", "system")

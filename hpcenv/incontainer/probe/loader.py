@@ -149,9 +149,9 @@ def default_folders() -> list[str]:
 def without_own_list(env: ProbedEnvironment, folders: list[str]) -> list[str]:
     """Leave out the folders that Apptainer 1.5 adds to LD_LIBRARY_PATH, and that the loader searches anyway.
 
-    If the image does not set the variable, action_script.sh of Apptainer 1.5.3 sets it with --nv: to the folders of
-    `ldconfig -Nv`, followed by the folder with the node's libraries. Apptainer 1.4 sets it to the last folder alone.
-    The libraries that are found in the folders are compared in any case.
+    If the image does not set LD_LIBRARY_PATH, action_script.sh of Apptainer 1.5.3 with --nv sets LD_LIBRARY_PATH to the
+    folders of `ldconfig -Nv`, followed by the folder with the node's libraries. Apptainer 1.4 sets LD_LIBRARY_PATH only
+    to the folder with the node's libraries. The libraries that are found in the folders are compared in any case.
     """
     own = {os.path.realpath(folder) for folder in folders[:-1]}
     listed = {os.path.realpath(folder) for folder in _configured(env, "/etc/ld.so.conf") if os.path.isdir(folder)}

@@ -1,7 +1,7 @@
-"""What NCCL would use of the image to reach other nodes (verbs, libfabric, plugins), and variables that it ignores.
+"""What NCCL would use of the image to reach other nodes (verbs, libfabric, plugins), and variables that NCCL ignores.
 
 Runs on: inside the image. The lockfile has no fields for these facts, because the files are locked with the image. The
-decision on the network reads them from the part `network` of the answer.
+decision on the network reads these facts from the part `network` of the answer.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def _read(env: ProbedEnvironment) -> dict[str, Any] | None:
 
 
 def _plugin_name() -> str:
-    """Return the library that NCCL opens. NCCL_NET_PLUGIN is its name, or the end of its name (env.rst, NCCL 2.30)."""
+    """Return the library that NCCL opens.
+
+    NCCL_NET_PLUGIN is the library's name, or the end of that name (env.rst, NCCL 2.30).
+    """
     given = os.environ.get("NCCL_NET_PLUGIN", "").split(",")[0]
     if not given:
         return "libnccl-net.so"
@@ -90,7 +93,7 @@ def _first(env: ProbedEnvironment, loader: Loader, name: str, requester: Library
 
 
 def _other_plugins(env: ProbedEnvironment, loader: Loader, first: str, requester: Library) -> list[str]:
-    """Return further plugins that a user may have meant: those later in the search, and those in folders of vendors.
+    """Return further plugins that a user may have meant: plugins later in the search, and in folders of vendors.
 
     The loader takes only the first plugin. The same file under a different name is not a further plugin.
     """
@@ -150,7 +153,7 @@ def _unread(env: ProbedEnvironment, libraries: list[Library], plugin: str) -> li
 
 
 def _names_in(env: ProbedEnvironment, path: str, names: set[bytes]) -> set[bytes] | None:
-    """Return the names that are whole strings in a library's constants; None if these cannot be searched."""
+    """Return the names that are whole strings in a library's constants; None if the constants cannot be searched."""
     descriptor, _ = open_regular(path, env.inside)
     try:
         sections = _constants(descriptor)

@@ -59,7 +59,7 @@ def metadata_folders(path: str) -> list[str]:
 
 
 def read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
-    """Return one dist. If a part of the dist cannot be read, it has a reason and no digest."""
+    """Return one dist. If a part of the dist cannot be read, the dist has a reason and no digest."""
     dist = Dist(site, folder)
     for part in (_read_identity, read_record, read_origin):
         try:
@@ -75,7 +75,7 @@ def read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
 
 
 def name_and_version(folder: str) -> tuple[str, str]:
-    """Return name and version from the name of a metadata folder. They are used if METADATA cannot be read."""
+    """Return name and version from the name of a metadata folder, for a distribution whose METADATA cannot be read."""
     stem = folder.rsplit(".", 1)[0].split("-")
     return _normal_name(printable(stem[0])), printable(stem[1] if len(stem) > 1 else "")
 

@@ -167,7 +167,7 @@ def _headers(rest: str) -> str:
 
 
 def record_digest(rows: list[Row], claims: dict[int, str] | None = None) -> str:
-    """Return the digest of rows: that of step 3, or with `claims` that of step 4.
+    """Return the digest of rows: the digest of step 3, or with `claims` the digest of step 4.
 
     Args:
         rows: the rows of a RECORD.

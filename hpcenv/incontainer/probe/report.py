@@ -161,7 +161,7 @@ def as_json(answer: dict[str, Any]) -> str:
 
 
 def as_plain_json(level: str, fields: list[str], reason: str) -> str:
-    """Return an answer without any value. It is used when `json` itself cannot be imported."""
+    """Return an answer without any value, for a Python that cannot import `json`."""
     quoted = '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in reason) + '"'
     unknown = ", ".join(f'"{field}": {quoted}' for field in sorted(fields))
     return (

@@ -1,7 +1,7 @@
-"""What the digests of a lockfile cover. This depends on the revision of the lockfile.
+"""What the digests of a lockfile cover, which depends on the revision of the lockfile.
 
 Runs on: inside the image, on the login node and on compute nodes. The nodes get the revision from `revision` of
-[Environment] in the manifest, and the probe gets it with `--revision`.
+[Environment] in the manifest, and pass it to the probe with `--revision`.
 """
 
 from __future__ import annotations

@@ -139,7 +139,10 @@ def _parse_arguments(argv: list[str]) -> tuple[dict[str, str], str]:
 
 
 def _run_probe(env: ProbedEnvironment, probe: Probe) -> None:
-    """Run one probe. Afterwards, each of its fields is in `env.values` or in `env.unknown`, also after a failure."""
+    """Run one probe.
+
+    When this function returns, even after a failure, each field is in `env.values` or `env.unknown`.
+    """
     start = time.perf_counter()
     try:
         facts = probe.read(env)

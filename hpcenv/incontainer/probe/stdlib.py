@@ -50,7 +50,7 @@ def probe_stdlib(env: ProbedEnvironment) -> Facts:
 def stdlib_roots(env: ProbedEnvironment) -> list[tuple[str, str]]:
     """Return the standard library's entries on sys.path, each with the beginning of its files' names in the digest.
 
-    Python searches pythonXY.zip first. This path may also be a folder.
+    Python searches pythonXY.zip first. The path pythonXY.zip may also be a folder.
     """
     roots = {STDLIB: ""}
     for path in env.training_path:

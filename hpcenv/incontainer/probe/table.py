@@ -22,8 +22,8 @@ class Probe:
     Args:
         name: name of the probe, which is also the key of its running time in the report's "seconds".
         fields: the fields that the answer must have. A missing field becomes unknown.
-        read: the function. It may add further fields to its answer.
-        levels: the levels at which it runs.
+        read: the function of the probe, which may add further fields to its answer.
+        levels: the levels at which the probe runs.
     """
 
     __slots__ = ("fields", "levels", "name", "read")

@@ -30,7 +30,7 @@ METADATA = (".dist-info", ".egg-info")
 def probe_unlisted(env: ProbedEnvironment) -> Facts:
     """Return the number and the digest of importable files that belong to no package.
 
-    These are files in the site directories that no RECORD file of an installed package lists.
+    Such files are in the site directories, but no RECORD file of an installed package lists them.
     """
     if env.dists is None:
         raise RuntimeError(env.unknown.get("packages.count", "the packages could not be read"))
@@ -79,7 +79,7 @@ def _is_launcher(entry: dict[str, str], sites: set[str]) -> bool:
 def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: float) -> None:
     """Add the unlisted files of one site directory to ``files``, with the paths by which Python would import them.
 
-    This needs no stat call for each file.
+    The scan needs no stat call for each file.
     """
     listed = env.listed
     suffixes = IMPORTABLE + DEVICE_CODE if env.has("device-code") else IMPORTABLE
@@ -114,7 +114,7 @@ def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: flo
 
 
 def _is_leftover(env: ProbedEnvironment, name: str, at_top: bool) -> bool:
-    """Return whether no import can name a file or folder, such as `~ackage`, which pip leaves if a removal fails."""
+    """Return whether no import can name a file or folder, such as `~ackage`, which a failed removal by pip leaves."""
     if is_leftover(env, name):
         return True
     unnamed = name == ".ipynb_checkpoints" or (at_top and name.startswith("~") and not name.endswith(".pth"))
@@ -122,7 +122,7 @@ def _is_leftover(env: ProbedEnvironment, name: str, at_top: bool) -> bool:
 
 
 def _starts_plugins(env: ProbedEnvironment, folder: str, name: str) -> bool:
-    """Return whether a file names functions that other programs load. torch loads some when it is imported."""
+    """Return whether a file names functions that other programs load, such as torch at its import."""
     return name == "entry_points.txt" and folder.endswith(METADATA) and env.has("entry-points")
 
 

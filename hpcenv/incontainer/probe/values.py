@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Unknown:
-    """Takes the place of a value that could not be read, and has the reason."""
+    """Takes the place of a value that could not be read, and contains the reason."""
 
     __slots__ = ("reason",)
 

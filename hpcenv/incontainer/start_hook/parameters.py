@@ -9,14 +9,15 @@ from .tensor_bytes import add_bytes
 def hash_parameters(optimizers: List[Any]) -> Dict[str, Any]:
     """Return sha256 over the bytes of all parameters in order, with the number of tensors and bytes.
 
-    The order is that of the optimizers' first steps, their groups and the parameters in them. Only the rank's own part
-    of a sharded parameter (DTensor) is hashed. Nothing is normalised: 0.0 and -0.0 differ.
+    The parameters are hashed in the order of the optimizers' first steps, then of the groups in an optimizer, then of
+    the parameters in a group. Only the rank's own part of a sharded parameter (DTensor) is hashed. Nothing is
+    normalised: 0.0 and -0.0 differ.
 
     Args:
         optimizers: the `param_groups` of each optimizer.
 
     Raises:
-        RuntimeError: a parameter has no memory at this time.
+        RuntimeError: a parameter has no memory now.
     """
     digest, tensors, size = hashlib.sha256(), 0, 0
     for parameter in _parameters(optimizers):

@@ -1,7 +1,8 @@
 """The pulse of a rank: a small file in a folder of the node, which the watching process reads (watch/pulses.py).
 
-The rank writes into the mapped memory of the file after each optimizer step. This takes some microseconds, and does not
-use a shared file system. A count stands before and after the values. If the two counts differ, the reader reads again.
+The rank writes into the mapped memory of the file after each optimizer step. Writing takes some microseconds, and does
+not use a shared file system. The same count stands before and after the values. If the two counts differ, the reader
+reads again.
 """
 
 import functools
@@ -24,7 +25,7 @@ _current = None  # type: Optional[Pulse]
 
 
 def begin_pulse(folder: str, rank: int, when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
-    """Begin the pulse of this process. If it cannot be written, the training continues without it."""
+    """Begin the pulse of this process. If the pulse cannot be written, the training continues without a pulse."""
     global _current
     try:
         _current = Pulse(folder, rank)
@@ -36,7 +37,7 @@ def begin_pulse(folder: str, rank: int, when_imported: Callable[[str, Callable[[
 
 
 def saves(begins: bool) -> None:
-    """Record that this rank begins to save a checkpoint, or has saved it."""
+    """Record that this rank begins to save a checkpoint, or has saved the checkpoint."""
     if _current is not None:
         _current.saves(begins)
 

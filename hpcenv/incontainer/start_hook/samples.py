@@ -43,7 +43,7 @@ class SampleCounter:
             self._undo = None
 
     def taken(self) -> Optional[int]:
-        """Return the number of samples since the last call; None if it is 0, or if a loader did not give the number."""
+        """Return the number of samples since the last call; None for 0, or if a loader did not give the number."""
         found = self._samples
         self._samples = 0
         return None if self._unknown or not found else found

@@ -30,5 +30,5 @@ def seed_numpy(numpy: Any, seed: int) -> None:
 
 
 def seed_torch(torch: Any, seed: int) -> None:
-    """Seed torch's generator of the CPU now, and those of the GPUs when CUDA starts."""
+    """Seed torch's generator of the CPU now, and the generators of the GPUs when CUDA starts."""
     torch.manual_seed(seed)

@@ -41,7 +41,7 @@ class Options:
         trace: the first and the last optimizer step whose operations are recorded; None for no trace.
         errors: folder in which the hook writes the error file of this rank (`--launcher none`); otherwise empty.
         cpus: for each local rank, the CPUs to which it is bound, as Linux writes lists of CPUs.
-        gpus: whether the run has GPUs. If so, the device of the first backward pass is recorded.
+        gpus: whether the run has GPUs. In a run with GPUs, the device of the first backward pass is recorded.
         watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty if nothing is watched.
     """
 
@@ -238,7 +238,7 @@ class Session:
         self._save("started")
 
     def seed(self, seed: int, applied_by: str) -> int:
-        """Seed the loaded libraries now, and the others at their import; return this rank's seed."""
+        """Seed the loaded libraries now, and other libraries at their import; return this rank's seed."""
         value = seeds.seed_of_rank(seed, self.place.rank)
         self._seed, self._rank_seed, self._applied_by = seed, value, applied_by
         seeds.seed_python(value)
@@ -253,7 +253,7 @@ class Session:
         return {"seed": seed, "rank_seed": self._rank_seed, "determinism": self._profile}
 
     def apply(self, profile: str, applied_by: str) -> List[str]:
-        """Apply the switches of a profile to torch, which is imported; return what could not be set."""
+        """Apply the switches of a profile to torch, which is imported; return the switches that could not be set."""
         self._profile, self._applied_by = profile, applied_by
         if profile == "off":
             return []
@@ -303,7 +303,7 @@ class Session:
             self._save("started")
 
     def _begin_trace(self, torch: Any) -> None:
-        """Begin the trace, if requested. This comes last, so that the trace does not contain the hook's own work."""
+        """Begin the trace, if requested. The trace begins last, so that it does not contain the hook's own work."""
         if self.options.trace is None:
             return
         from .trace import Trace  # every process of a rank loads this module
@@ -466,14 +466,14 @@ class Session:
             self.trace.step_ended(watch.counted)
 
     def _look_for_collectives(self) -> None:
-        """Find out whether this rank has run a collective. Called at step 1, 2, 4 and so on, and at the end."""
+        """Find out, at step 1, 2, 4 and so on and at the end, whether this rank has run a collective."""
         if self._talked is False and self.place.world_size > 1 and self.torch is not None:
             from .steps import has_run_collective  # every process of a rank loads this module
 
             self._talked = has_run_collective(self.torch)
 
     def after_step(self, watch: Any) -> None:
-        """End this process if this is the step after which the run must stop."""
+        """End this process if the last step was the step after which the run must stop."""
         stop = self.options.stop_after
         if not stop or watch.counted < stop or not self.is_rank():
             return
@@ -630,7 +630,7 @@ def when_imported(name: str, act: Callable[[Any], None]) -> None:
 
 
 class _Finder:
-    """Finder for one module. It lets the other finders find the module, and calls `acts` once after the module ran."""
+    """Lets the other finders find one module, and calls `acts` once after this module ran."""
 
     def __init__(self, name: str, act: Callable[[Any], None]) -> None:
         self.name = name

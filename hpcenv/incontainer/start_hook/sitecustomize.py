@@ -1,7 +1,8 @@
 """Start hpcenv's hook in the ranks of a run, then run the image's own sitecustomize.
 
-Runs on: every Python process that a rank starts, inside the image. Python imports the first `sitecustomize` on its path
-and continues if that fails; so after an error, this code ends the process if the determinism profile requires it.
+Runs on: every Python process that a rank starts, inside the image. Python imports the first `sitecustomize` on its
+path, and continues if this import fails. So after an error, this code itself ends the process if the determinism
+profile requires that.
 """
 
 import os
@@ -27,7 +28,7 @@ def _start() -> None:
 
 
 def _run_next() -> None:
-    """Run the `sitecustomize` that Python would have found without this one, and put that module into `sys.modules`."""
+    """Run the `sitecustomize` that Python would find without this file, and put that module into `sys.modules`."""
     from importlib.machinery import PathFinder
 
     here = os.path.dirname(os.path.abspath(__file__))

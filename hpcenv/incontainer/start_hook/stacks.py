@@ -1,13 +1,14 @@
 """Write the Python stacks of this rank, and torch's record of its collective operations, when the node's watcher asks.
 
-A thread waits for a real-time signal that only this thread gets (tgkill). It takes Python's lock, and writes the
-stacks of all threads and the record of operations. No other thread is disturbed: a signal to the whole process
-would interrupt a read that hangs on a network file system, and its place would be lost.
+A thread waits for a real-time signal that only this thread gets (tgkill). This thread takes Python's lock, and writes
+the stacks of all threads and the record of operations. No other thread is disturbed: a signal to the whole process
+would interrupt a read that hangs on a network file system, and the stacks would not show that read.
 
-A C call that holds the lock keeps the thread waiting. Then, and only then, the watcher sends a second signal, whose
-handler is C code of faulthandler and writes the stacks without the lock. While Python code runs, that handler reads
-frames that change, and can end the process with SIGSEGV (github.com/python/cpython issue 116008; about one signal in
-1000 with three busy threads, measured with Python 3.11). In a C call that holds the lock, no frame changes.
+A C call that holds the lock keeps the thread waiting. Only if the thread waits for the lock, the watcher sends a second
+signal, whose handler is C code of faulthandler and writes the stacks without the lock. While Python code runs, that
+handler reads frames that change, and can end the process with SIGSEGV (github.com/python/cpython issue 116008; about
+one signal in 1000 with three busy threads, measured with Python 3.11). In a C call that holds the lock, no frame
+changes.
 """
 
 import faulthandler
@@ -30,7 +31,7 @@ _MOST_ENTRIES = 512
 
 
 def begin_stacks(folder: str, rank: int) -> None:
-    """Start the thread; the files of this rank are in `folder`. If that fails, the training continues without it."""
+    """Start the thread, whose files are in `folder`. If the start fails, the training continues without the thread."""
     number, without_lock = signal.SIGRTMIN + _OFFSET, signal.SIGRTMIN + _OFFSET + 1
     path = os.path.join(folder, "rank-%d.stacks" % rank)
     try:

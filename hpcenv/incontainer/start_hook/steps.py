@@ -2,7 +2,7 @@
 
 The autograd graph is not changed. `torch.autograd.backward` and `GradScaler.scale` are wrapped, and torch's global
 hooks around optimizer steps are used (pytorch#89176, torch 2.0). `Tensor.backward` calls `torch.autograd.backward`, so
-one wrapper sees both.
+one wrapper sees the calls of both functions.
 
 A step is counted each time the first optimizer steps. The steps of other optimizers (of a GAN, or Muon beside AdamW)
 belong to this counted step. If an optimizer calls the step of an inner optimizer, one step is counted. Before
@@ -57,7 +57,7 @@ class StepWatch:
         saw_loss: whether a step used a loss. In a pipeline, only the last stage has a loss.
         steps: number of optimizer steps in this process.
         before: number of optimizer steps before this process; None while unknown.
-        counted: the number of the last step, including `before` if that is known.
+        counted: the number of the last step, including `before` if `before` is known.
     """
 
     def __init__(self, torch: Any, session: Any) -> None:
@@ -209,7 +209,10 @@ class StepWatch:
         self._zeroes(module.parameters())
 
     def _zeroes(self, parameters: Any) -> None:
-        """Mark losses whose gradients are set to zero before a step uses them. LBFGS does this within its step."""
+        """Mark losses whose gradients are set to zero before a step uses them.
+
+        LBFGS sets gradients to zero within its step.
+        """
         if self._stack or all(parameter.grad is None for parameter in parameters):
             return
         for loss in self._pending:
@@ -303,14 +306,14 @@ def _only_makes_state(optimizer: Any) -> bool:
     """Return whether a step changes no parameter and only makes the state of the optimizer.
 
     `get_state_dict` makes such a step, with all learning rates set to 0 (_init_optim_state, torch 2.2 to 2.13). The
-    first step of a training whose learning rate begins at 0 is different: it has a loss before it.
+    first step of a training whose learning rate begins at 0 is different, because a loss comes before that step.
     """
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     return bool(rates) and not optimizer.state and all(float(rate) == 0.0 for rate in rates)
 
 
 def _step_in_state(optimizer: Any) -> Optional[int]:
-    """Return the highest step counter of the parameters, which Adam and most optimizers keep; None without one."""
+    """Return the highest step counter of the parameters, which Adam and most optimizers keep; else None."""
     found = [
         state["step"] for state in list(optimizer.state.values())[:64] if isinstance(state, dict) and "step" in state
     ]
@@ -334,7 +337,7 @@ def has_run_collective(torch: Any) -> Optional[bool]:
 
 
 def wait_for_other_ranks(torch: Any, seconds: float) -> None:
-    """Wait until all ranks have called this function. Uses the store of the process group, and no collective."""
+    """Wait until all ranks have called this function, by the store of the process group and without a collective."""
     from datetime import timedelta
 
     distributed = getattr(torch, "distributed", None)

@@ -43,7 +43,7 @@ class Switch(NamedTuple):
         return self.name == self.read
 
     def asked(self, profile: str) -> Any:
-        """Return the value of the switch in a profile; None if the profile only records it."""
+        """Return the value of the switch in a profile; None if the profile only records the switch."""
         return {"seeded": self.seeded, "bitwise": self.bitwise}.get(profile)
 
 
@@ -140,7 +140,7 @@ def variables_of(
 
 
 def apply_to_torch(torch: Any, profile: str) -> List[str]:
-    """Set the switches of torch; return as text which ones could not be set."""
+    """Set the switches of torch; return a text for each switch that could not be set."""
     problems = []
     for switch in SWITCHES:
         value = switch.asked(profile)
@@ -178,7 +178,7 @@ def _walk(torch: Any, path: str) -> Any:
 
 
 def read_value(switch: Switch, torch: Any) -> Optional[str]:
-    """Return the effective value as text; None if it cannot be read now."""
+    """Return the effective value as text; None if the value cannot be read now."""
     if switch.is_variable:
         return os.environ.get(switch.name, NOT_SET)
     if torch is None:

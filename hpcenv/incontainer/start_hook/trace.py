@@ -66,7 +66,10 @@ class Trace:
     # -- which steps ------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Begin at once if the first step is traced. That step then contains the start of the model, too."""
+        """Begin at once if the first step is traced.
+
+        The first traced step then contains the start of the model, too.
+        """
         place = self._session.place
         self._add(
             {
@@ -90,7 +93,7 @@ class Trace:
         self._go_on(step)
 
     def step_ended(self, step: int) -> None:
-        """End the step that was traced, and begin the next one if it is requested."""
+        """End the step that was traced, and begin the next step if the trace includes it."""
         if self._active:
             self._note_compiled()
             self._add({"kind": "end", "step": step, "operations": self._count})
@@ -248,7 +251,7 @@ class Trace:
         return self._hash(generator.get_state())
 
     def _wait(self, known: "_Schema", values: List[Any]) -> bool:
-        """Wait until a collective has written its result; return whether it has.
+        """Wait until a collective has written its result; return whether the result was written.
 
         This function checks repeatedly and does not block, because a send that waits for its receiver must not stop the
         receiving rank.
@@ -291,7 +294,7 @@ class Trace:
         self._note("%s could not be recorded: %s: %s" % (name, type(error).__name__, error))
 
     def _note_compiled(self) -> None:
-        """Report that compiled functions ran. Their operations are not visible, or ran uncompiled."""
+        """Report that compiled functions ran, whose operations are not visible or ran uncompiled."""
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         frames = counters["frames"]["ok"] if counters is not None and "frames" in counters else 0
         if frames:

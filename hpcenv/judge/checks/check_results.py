@@ -106,7 +106,7 @@ def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tu
 
 
 def _outside(moment: float, window: tuple[float, float] | None) -> float:
-    """Return how many seconds a moment is after a window. It is negative before the window, and 0 inside of it.
+    """Return how many seconds a moment is after a window: a negative number before the window, and 0 in the window.
 
     If there is no window, return 0.
     """

@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`project/fields.py` takes the severities from here into its table of fields, so that [policy] can change them.
-`facts/host_checks.py` names the modules that measure. docs/reference/checks.md is made from this table.
+`project/fields.py` takes the severities from this table into its table of fields, so that [policy] can change the
+severities. `facts/host_checks.py` names the modules that measure. docs/reference/checks.md is made from this table.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Check:
         level: the lowest level at which the check runs; `off` means that the check runs at every start.
         place: where the check runs.
         cost: time and load of the check, as text.
-        seconds: time limit of the check. After this time the result is unknown. If the check measures this time
-            itself, it has failed.
+        seconds: time limit of the check. After this time the result is unknown; but a check that measures its time
+            itself has then failed.
         source: the source of the limit, with its date.
         hint: what to do if the check fails.
         gpus: whether the check applies only to jobs with GPUs.

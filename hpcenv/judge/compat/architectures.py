@@ -1,4 +1,4 @@
-"""Names of GPU architectures in a torch build, and which of them a GPU can run. Pure; standard library only.
+"""The GPU architectures in a torch build, and which architectures a GPU can run. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -41,8 +41,8 @@ def of_build(text: str) -> tuple[str, ...]:
 def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
     """Return the kernel that runs on a GPU: the major number is the same, and the minor number is not higher.
 
-    `sm_90a` runs only on exactly that architecture. `sm_100f` runs on its family: the same major number with the same
-    or a higher minor number.
+    A kernel for `sm_90a` runs only on exactly that architecture. A kernel for `sm_100f` runs on a family: the same
+    major number with the same or a higher minor number.
     """
     for kind, arch, suffix, name in _architectures(arch_list):
         exact = suffix == "a" or arch in TEGRA or wanted in TEGRA

@@ -60,7 +60,7 @@ class GpuModel:
     """What the name of a GPU says about the GPU.
 
     Attributes:
-        sm_count: number of multiprocessors; None if the name alone does not say it.
+        sm_count: number of multiprocessors; None if the name alone does not give this number.
         memory_gb: the sizes of memory with which the GPU is sold, in 10^9 bytes; empty if not known.
         machine: architecture of the processors, if the GPU is built together with processors; otherwise "".
         first_driver: the oldest driver that the maker names, and the source; empty texts if no source names a driver.
@@ -90,7 +90,7 @@ class Capability:
     """The toolkits and driver branches that support a compute capability.
 
     Attributes:
-        first_toolkit: the first toolkit that supports it.
+        first_toolkit: the first toolkit that supports this compute capability.
         last_toolkit: the last toolkit, as a major release (`12`) or a release; "" if it is still supported.
         last_driver: the last driver branch; "" if it is still supported.
     """

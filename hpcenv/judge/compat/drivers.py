@@ -39,8 +39,8 @@ def check_driver(
         holder: what contains this CUDA, for the message; "" without an image.
         forward_compat: CUDA version of the cuda-compat package that the job puts first on the loader's path; None
             without such a package.
-        gpus: GPU models of the node. They matter because forward compatibility is for data-centre GPUs only.
-        compute_capability, machine: GPUs and processors of the node. A suggested torch build must support both.
+        gpus: GPU models of the node, because forward compatibility is for data-centre GPUs only.
+        compute_capability, machine: GPUs and processors of the node, which a suggested torch build must support.
     """
     has = f"node {node} has" if node else "the driver here is"
     if driver == "absent":

@@ -68,7 +68,7 @@ def judge_driver(
 
 
 def library_path(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> str:
-    """Return the loader's path with the package first; empty if no package is needed, or none works on this node."""
+    """Return the loader's path with the package first; empty if no package is needed, or if no package works here."""
     package = package_for(manifest, facts, needs, table)
     if package is None or package.first:
         return ""

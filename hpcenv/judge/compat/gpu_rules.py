@@ -57,7 +57,7 @@ _RuleRow = tuple[str, str, str, Judgement]
 
 @functools.lru_cache(maxsize=1)
 def table(text: str) -> Compat:
-    """Return the compatibility table. It is parsed once for all nodes of a run."""
+    """Return the compatibility table, which is parsed once for all nodes of a run."""
     return table_file.parse(json.loads(text), origin="the compatibility table of this run")
 
 

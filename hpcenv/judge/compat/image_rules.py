@@ -5,12 +5,12 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 A requirement is evaluated in the same way as by NVIDIA's container tools. nvidia-container-toolkit 1.20.0 collects the
 variables (internal/config/image/cuda_image.go) and passes each to nvidia-container-cli, which parses and evaluates the
 variable (libnvidia-container, src/cli/dsl.c and configure.c). Blanks separate alternatives. Commas separate conditions
-that must hold together. Alternatives are evaluated from left to right until one holds. If a condition that is evaluated
-cannot be read, the container is refused. All variables must hold, for every GPU. (The toolkit's CDI mode, the default
-since 1.18, evaluates none of them.)
+that must hold together. Alternatives are evaluated from left to right until an alternative holds. If a condition that
+is evaluated cannot be read, the container is refused. All variables must hold, for every GPU. (The toolkit's CDI mode,
+the default since 1.18, evaluates none of these variables.)
 
-There is one difference. If the tools cannot see a GPU's brand or the driver, they assume a value. Here the result is
-`unknown`.
+There is one difference. If NVIDIA's tools cannot see a GPU's brand or the driver, they assume a value, but here the
+result is `unknown`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A condition such as `driver>=570`. If it cannot be read, `problem` says why."""
+    """A condition such as `driver>=570`. For a condition that cannot be read, `problem` says why."""
 
     text: str
     name: str = ""

@@ -1,4 +1,4 @@
-"""Judge whether torch, or a package that was compiled for it, has kernels for a GPU. Pure; standard library only.
+"""Judge whether torch, or a package that was compiled for torch, has kernels for a GPU. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """

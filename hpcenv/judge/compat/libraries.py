@@ -153,7 +153,7 @@ def _fitting(pair: Pair, torch: str) -> str | None:
 def fitting_pairs(compat: Compat, torch: str) -> dict[str, str]:
     """Return the newest torchvision and torchaudio that fit a torch.
 
-    If the table knows no version that fits, the name is left out. A version that the table doubts does not count.
+    A package without a fitting version in the table is left out. A version that the table doubts does not fit.
     """
     found = {name: _fitting(pair, torch) for name, pair in compat.pairs.items()}
     return {name: version for name, version in found.items() if version is not None}

@@ -70,5 +70,5 @@ def weight(fit: Fit, severities: Severities) -> Severity:
 
 @functools.lru_cache(maxsize=64)
 def _fits(text: str, torch: str, cuda: str, versions: tuple[tuple[str, str], ...]) -> tuple[Fit, ...]:
-    """Return the judgements. They are made once for all nodes with the same versions."""
+    """Return the judgements, which are made once for all nodes with the same versions."""
     return judge_environment(gpu_rules.table(text), torch=torch, cuda=cuda, versions=dict(versions))

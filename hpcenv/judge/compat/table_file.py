@@ -142,7 +142,10 @@ class _Table:
         return {key: self.version(key) for key in self.data}
 
     def source(self) -> str:
-        """Return the source of the table and the date of reading. A row without a source has that of its parent."""
+        """Return the source of the table and the date of reading.
+
+        A row without a source has the source of its parent.
+        """
         if self._source and "source" not in self.data:
             return self._source
         return f"{self.text('source')}, read {self.date('retrieved')}"

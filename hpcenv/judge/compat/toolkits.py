@@ -40,7 +40,8 @@ def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: st
 def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
     """Say whether a driver runs a GPU: the driver is not older than the GPU, and still supports the GPU.
 
-    For most GPUs, no source names the first driver. Then the driver of the first toolkit for the GPU is used instead.
+    For most GPUs, no source names the first driver. For such a GPU, the driver of the first toolkit for the GPU is used
+    instead.
 
     Args:
         compat: the table.

@@ -45,7 +45,7 @@ def suggest_torch(
     Args:
         compat: the table.
         driver: driver version; "" for any driver.
-        compute_capability: return only builds that are known to have kernels for it; "" for all builds.
+        compute_capability: return only builds that are known to have kernels for this value; "" for all builds.
         python: return only releases with wheels for this Python version; "" for all releases.
         machine: architecture of the processors, `x86_64` or `aarch64`.
     """

@@ -65,7 +65,8 @@ def fits(version: Numbers, requirement: str, *, known: int = 0) -> bool:
         version: the numbers of the version.
         requirement: clauses, separated by commas, which must all hold.
         known: how many parts of the version are known; 0 means all parts. For example, cuDNN itself reports only
-            9.10.2 while its wheel has version 9.10.2.21. Then three parts are known, and only these are compared.
+            9.10.2 while its wheel has version 9.10.2.21. Of this cuDNN, three parts are known, and only these three
+            parts are compared.
     """
     return all(_meets(version, match[1], match[2], known) for match in _CLAUSE.finditer(requirement))
 

@@ -34,7 +34,7 @@ class ReadBack:
     Attributes:
         where: the file or library that was read.
         found: what the file or library says.
-        why: one sentence that says why the setting has no effect, or what follows from that.
+        why: one sentence that says why the setting has no effect, or what follows if it has none.
         hint: what to do if the setting has no effect.
     """
 
@@ -130,12 +130,13 @@ def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
 def selected(value: str, names: Sequence[str], *, parts: str = "") -> list[str]:
     """Return the names that an NCCL list selects.
 
-    The words of a list are prefixes. After `=` they are exact names. After `^` the list selects all other names.
+    The words of a list are prefixes. After `=` the words are exact names. After `^` the list selects all other names.
 
     Args:
         value: for example `=eth0`, `^docker,lo`, `mlx5_0:1,mlx5_1`.
         names: the names that exist on the node.
-        parts: `:` if names have a port after `:`. Then a word without a port selects all ports of the adapter.
+        parts: `:` if names have a port after `:`. With such names, a word without a port selects all ports of the
+            adapter.
     """
     match = re.match(r"(\^?)(=?)(.*)", value, re.DOTALL)
     assert match is not None

@@ -18,7 +18,7 @@ class BadVersion:
         where: where the component is: on the `host`, or in the environment (`image`).
         first, before: the range. `first` is the first version that fails, `before` the first version that works
             again; empty if no later version works.
-        ending: the range has only versions whose text ends like this; empty for all versions.
+        ending: the range has only versions whose text ends with this text; empty for all versions.
         profiles: network profiles in which the versions fail; empty for all profiles.
         machine: `uname -m` of the nodes on which the versions fail; empty for all nodes.
         date: date of the source, or the day on which the source was read.
@@ -118,7 +118,10 @@ KNOWN_BAD = (
 
 
 def matches(entry: BadVersion, version: str) -> bool:
-    """Return whether a version is in the range of an entry. A version that does not begin with a number is not."""
+    """Return whether a version is in the range of an entry.
+
+    A version that does not begin with a number is in no range.
+    """
     number = _number(version)
     if not number or not version.endswith(entry.ending):
         return False

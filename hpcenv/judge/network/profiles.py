@@ -49,7 +49,7 @@ class NetworkProfile:
 
     @property
     def over_sockets(self) -> bool:
-        """Whether the training's data are sent over TCP. Then the speed of the interface matters."""
+        """Whether the training's data are sent over TCP, so that the speed of the interface matters."""
         return self.name in ("tcp", "gloo", "unknown")
 
 

@@ -55,7 +55,7 @@ def choose(
     """Choose rendezvous and variables for every node. Pure.
 
     Args:
-        manifest: the run. Its settings have priority over all detected values.
+        manifest: the run, whose settings have priority over all detected values.
         nodes: all nodes in Slurm's order. The first node hosts the rendezvous.
         facts: facts of each node; nodes may be missing.
         job_id, attempt: make the rendezvous id unique to this start.
@@ -93,7 +93,7 @@ def choose(
 
 
 def _readable(facts: Facts) -> Facts:
-    """Return the facts. If the network hardware in them has another schema version, remove it, so it is unknown."""
+    """Return the facts; leave out network hardware of another schema version, so that the hardware is unknown."""
     known = facts.fabric is None or facts.fabric.schema == FABRIC_SCHEMA
     return facts if known else replace(facts, fabric=None)
 
@@ -114,7 +114,7 @@ class _Path:
 def _path_to_first(
     nodes: Sequence[str], facts: Mapping[str, Facts], profile: NetworkProfile
 ) -> tuple[_Path | None, dict[str, str]]:
-    """Return each node's route to one address of the first node; without one, the reason for each node.
+    """Return each node's route to one address of the first node; without such an address, the reason for each node.
 
     The first node must own the address, and every other node must have a route to it. The answer of the resolver for
     the host name (often 127.0.1.1) is not used.

@@ -4,7 +4,7 @@ Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 Sources, read 2026-11-23: Debian 12's package list (libibverbs1, ibverbs-providers); rdma-core 43.4 (0029011):
 redhat/rdma-core.spec, whose package `libibverbs` contains the providers, and suse/rdma-core.spec, whose `libibverbs1`
-requires them.
+requires the providers.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def _adapters(value: str, rank: SmokeRank) -> tuple[str, str] | None:
 def _plugin(value: str, rank: SmokeRank) -> tuple[str, str] | None:
     """Compare NCCL_NET_PLUGIN with the loaded libraries.
 
-    Its value is a path, a file name, or the VALUE in libnccl-net-VALUE.so (env.rst, NCCL 2.30).
+    The value of NCCL_NET_PLUGIN is a path, a file name, or the VALUE in libnccl-net-VALUE.so (env.rst, NCCL 2.30).
     """
     wanted = value.split(",", maxsplit=1)[0]
     if wanted in ("", "none") or not rank.libraries:

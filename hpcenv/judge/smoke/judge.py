@@ -212,7 +212,7 @@ def _how(plan: SmokePlan, phase: str, failed: Sequence[SmokeReport]) -> str:
 
 
 def _reached_limit(plan: SmokePlan, phase: str, report: SmokeReport) -> bool:
-    """Return whether a rank ended its collective itself at the time limit. The node would end it some seconds later."""
+    """Return whether a rank itself ended its collective at the time limit, before the node would end the rank."""
     return any(
         one.phase == phase and one.state == "failed" and one.seconds >= plan.seconds
         for rank in report.ranks

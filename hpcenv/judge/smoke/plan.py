@@ -101,8 +101,8 @@ def _rate_gbit(fabric: Fabric | None) -> float:
 def rounds(count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return rounds of pairs of the numbers 0 to count - 1. Within a round, each number occurs at most once.
 
-    This is the circle method for a round-robin tournament. With more than MOST_FOR_ALL_PAIRS nodes, only neighbours in
-    a ring are paired, which takes two rounds, or three if their number is odd.
+    The pairs follow the circle method for a round-robin tournament. With more than MOST_FOR_ALL_PAIRS nodes, only
+    neighbours in a ring are paired, which takes two rounds, or three if the number of nodes is odd.
     """
     if count > MOST_FOR_ALL_PAIRS:
         return tuple(tuple(_neighbours(count, first)) for first in ((0, 1) if count % 2 == 0 else (0, 1, count - 1)))

@@ -31,7 +31,10 @@ from hpcenv.project.lockfile import Lockfile
 
 
 def environment(lockfile: Lockfile, *, name: str) -> Rendered:
-    """Return conda's environment.yml. It names no channel: the user's configuration of conda chooses the channels."""
+    """Return conda's environment.yml.
+
+    The file names no channel, as the user's configuration of conda chooses channels.
+    """
     lines = header_lines("environment", lockfile)
     left_out: list[LeftOut] = []
     pinned = []

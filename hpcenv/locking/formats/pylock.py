@@ -2,14 +2,14 @@
 
 Runs on: LOGIN NODE.
 
-PEP 751 requires URLs. A lockfile contains none: they belong to the user's own index, and they change. So pip's session
-is asked for the URLs (see locking/wheels/__init__.py), and only a file with the locked sha256 is used. Only lists are
-downloaded. `pip install --dry-run --report` is a public interface, but it runs pip's resolver. So it names one file
-only (and prefers a local folder to an index with the same file), works for this machine's Python only, and downloads
-whole wheels if an index has no PEP 658 metadata.
+PEP 751 requires URLs. A lockfile contains no URLs, because URLs belong to the user's own index and change. So pip's
+session is asked for the URLs (see locking/wheels/__init__.py), and only a file with the locked sha256 is used. Only
+lists are downloaded. `pip install --dry-run --report` is a public interface, but it runs pip's resolver. So pip's
+report names one file only (and prefers a local folder to an index with the same file), is for this machine's Python
+only, and makes pip download whole wheels if an index has no PEP 658 metadata.
 
-The file lists all wheels under `wheels`, also wheels from a direct URL. PEP 751 has the key `archive` for these, but
-the file and the hash would be the same.
+The file lists all wheels under `wheels`, also wheels from a direct URL. PEP 751 has the key `archive` for wheels from a
+direct URL, but the file and the hash would be the same.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pylock:
-    """The content of a pylock.toml. `header` is the comment at its top."""
+    """The content of a pylock.toml. `header` is the comment at the top of the file."""
 
     header: str
     data: dict[str, Any]

@@ -27,7 +27,10 @@ def requirements(lockfile: Lockfile) -> Rendered:
 
 
 def requirements_text(lockfile: Lockfile) -> str:
-    """Return the same text without notes, for the run folder. Its comments name the packages that are left out."""
+    """Return the same text without notes, for the run folder.
+
+    Comments in the text name the packages that are left out.
+    """
     return _render(lockfile)[0]
 
 

@@ -44,7 +44,7 @@ class Format:
         fits: whether a file with this name and content has this format and not another format with the same syntax.
         select_pins: yields the packages that count.
         reinstall: the command that installs from the file again; FILE and CHOSEN stand for the file and the choice.
-        choice: what can stand after `#`; empty if nothing can.
+        choice: what can stand after `#`; empty if the format has no choice.
         require_known: refuses an unknown version, or a choice that is not in the file, before the environment is read.
         others: what else can be chosen, if the file has several environments and only one of them can be installed.
         conda: whether the format pins packages of conda too, not only packages of pip.
@@ -136,13 +136,13 @@ class PinFile:
 
     @property
     def project(self) -> tuple[str, ...]:
-        """The project in the folder of the file. It may be installed or not: a run has its own copy of the code."""
+        """The project in the folder of the file, which need not be installed, as a run has its own copy of the code."""
         name = project_name(self.path.parent)
         return () if name is None else (name,)
 
     @property
     def or_choose(self) -> str:
-        """A text to add to a hint: the other environments of the file. Empty if the user chose an environment."""
+        """A text to add to a hint: the other environments of the file; empty if the user chose an environment."""
         others = () if self.chosen else self.format.others(self.data)
         return (
             f"; or name the environment that is installed: --from {quote(self.path.name)}#NAME, of {', '.join(others)}"
@@ -174,7 +174,8 @@ def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin
 def open_pins(source: PinSource) -> PinFile:
     """Read a file of pins, and find out its format.
 
-    Later, before `pins_of`, the environment is read. This takes long, so this function refuses wrong files early.
+    Later, before `pins_of`, the environment is read. Reading the environment takes long, so this function refuses wrong
+    files early.
 
     Raises:
         FileUnusable: the file does not exist or cannot be read.
@@ -255,7 +256,7 @@ def _require_choice(source: PinSource, path: Path, found: Format) -> None:
     """Refuse extras, groups and a package if the file's format does not have them.
 
     Raises:
-        LockfileInvalid: the format does not have them.
+        LockfileInvalid: the format has no extras, groups or packages.
     """
     with_extras = [row.name for row in FORMATS if row.extras]
     for option, asked, formats in (

@@ -27,7 +27,7 @@ class Pin:
 
     Attributes:
         name: the name in normal form (PEP 503); for a conda package, the name as conda writes it.
-        version: None if the file does not fix it (a directory, a VCS, a range).
+        version: None if the file does not fix the version (a directory, a VCS, a range).
         hashes: `ALGORITHM:HEX` for every file that may be installed.
         manager: the tool that installs the package: pip (or a similar tool), or conda.
         build: conda's build string; empty if conda is not the manager.

@@ -96,7 +96,10 @@ def _default(found: Mapping[str, Any]) -> str:
 
 
 def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, selection: PinSelection) -> str:
-    """Return the platform of an environment. Since version 7, the user must choose if several have this `subdir`."""
+    """Return the platform of an environment.
+
+    From version 7 on, the user must choose if several platforms have this `subdir`.
+    """
     platforms = data["environments"][environment]["packages"]
     subdirs = {entry["name"]: entry.get("subdir", entry["name"]) for entry in data.get("platforms", ())}
     fitting = [one for one in platforms if subdirs.get(one, one) == selection.subdir and name in ("", one)]

@@ -72,7 +72,7 @@ def _require_known(path: Path, lock: Pylock, selection: PinSelection) -> None:
     """Refuse extras and groups that the file does not have.
 
     Raises:
-        LockfileInvalid: an extra or group is missing. The message names those that the file has.
+        LockfileInvalid: an extra or group is missing. The message names the extras and groups that the file has.
     """
     groups = (*(lock.dependency_groups or ()), *(lock.default_groups or ()))
     for option, asked, known in (

@@ -3,9 +3,9 @@
 Runs on: LOGIN NODE.
 
 A file may have lines `NAME[EXTRA]==VERSION ; MARKER --hash=...`, comments, lines continued with a backslash, and `-r`
-and `-c` with a path relative to the file that names it. Options that configure pip (--index-url and so on) have no
-effect. `-e FOLDER` pins no version of the project in the folder. Other paths, bare URLs and environment variables are
-refused. A line without `==` pins no version, so the comparison of that package gives "unknown".
+and `-c` with a path relative to the file that contains this line. Options that configure pip (--index-url and so on)
+have no effect. `-e FOLDER` pins no version of the project in the folder. Other paths, bare URLs and environment
+variables are refused. A line without `==` pins no version, so the comparison of that package gives "unknown".
 """
 
 from __future__ import annotations

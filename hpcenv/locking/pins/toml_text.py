@@ -33,7 +33,7 @@ def parse_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def project_name(folder: Path) -> str | None:
-    """Return the name under [project] in a folder's pyproject.toml, in normal form (PEP 503); None if it has none."""
+    """Return the name under [project] in a folder's pyproject.toml, in normal form (PEP 503); else None."""
     path = folder / "pyproject.toml"
     try:
         name = parse_toml(path, read_text(path))["project"]["name"]

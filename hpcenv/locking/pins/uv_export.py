@@ -1,4 +1,4 @@
-"""Read a uv.lock with uv, which selects the packages. Only uv knows its workspaces, and the extras that conflict.
+"""Read a uv.lock with uv, which selects the packages. Only uv knows the workspaces of uv, and which extras conflict.
 
 Runs on: LOGIN NODE. `uv export --frozen` starts no other program and contacts no server (uv 0.13.9, seen with strace).
 """

@@ -2,11 +2,11 @@
 
 Runs on: LOGIN NODE.
 
-PyYAML (libyaml) reads the syntax. This module makes lists, tables and texts from its events, in one pass. Values are
-not converted to types: PyYAML implements YAML 1.1, in which the build `0_0` is the number 0, but pixi writes YAML 1.2,
-in which `0_0` is a text. No tag is obeyed, so nothing is constructed or executed. These are refused: tags, aliases (a
-small file could expand to a huge one), duplicate keys, deep nesting, more than one document. Neither pixi nor
-conda-lock writes any of these. docs/decisions/0034-yaml-of-other-tools.md says why PyYAML is used.
+PyYAML (libyaml) reads the syntax. This module makes lists, tables and texts from PyYAML's events, in one pass. Values
+are not converted to types: PyYAML implements YAML 1.1, in which the build `0_0` is the number 0, but pixi writes YAML
+1.2, in which `0_0` is a text. No tag is obeyed, so nothing is constructed or executed. Tags, aliases (a small file
+could expand to a huge one), duplicate keys, deep nesting and more than one document are refused. Neither pixi nor
+conda-lock writes such a file. docs/decisions/0034-yaml-of-other-tools.md says why PyYAML is used.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def find_wheels(
     Args:
         dists: the installed packages.
         sources: wheels that lockfiles and reports inside the image name.
-        index: how to ask the index. If it is None, no index is asked (offline).
-        cache: a folder for results. It is created if it is missing; any entry in it may be deleted.
+        index: how to ask the index. If `index` is None, no index is asked (offline).
+        cache: a folder for results. A missing folder is created, and any entry in the folder may be deleted.
         timeout: seconds for all packages together.
         workers: number of connections at a time.
         open_wheel: opens a local wheel that a package was installed from, by its path in the environment.
@@ -112,7 +112,7 @@ def _origin(dist: InstalledDist) -> tuple[str, str, str]:
 
 
 def _claimed(dist: InstalledDist) -> tuple[KnownFile, ...]:
-    """Return the wheel that direct_url.json names. This proves nothing: a user can edit direct_url.json, too."""
+    """Return the wheel that direct_url.json names. The name proves nothing, as a user can edit direct_url.json."""
     filename, algorithm, digest = _origin(dist)
     if algorithm != "sha256":
         return ()
@@ -120,7 +120,7 @@ def _claimed(dist: InstalledDist) -> tuple[KnownFile, ...]:
 
 
 def _comparable(dist: InstalledDist, files: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the files to compare the package with. A direct file with another hash than recorded is left out."""
+    """Yield the files to compare the package with. A direct file is left out if its hash is not the recorded hash."""
     digest = _origin(dist)[2]
     for seen in files:
         if seen["label"] != DIRECT or (seen["sha256"] and digest in ("", seen["sha256"])):

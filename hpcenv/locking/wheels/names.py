@@ -43,7 +43,7 @@ class WheelName:
 
 
 def parse_wheel_name(filename: str) -> WheelName | None:
-    """Return the parts of a wheel's file name (PEP 427); None if the name is not that of a wheel."""
+    """Return the parts of a wheel's file name (PEP 427); None if no wheel has such a name."""
     parts = filename.removesuffix(".whl").split("-")
     if not filename.endswith(".whl") or len(parts) not in (5, 6) or "/" in filename:
         return None
@@ -55,7 +55,7 @@ def parse_wheel_name(filename: str) -> WheelName | None:
 
 
 def is_of_package(filename: str, package: tuple[str, str]) -> bool:
-    """Return whether a file name starts with this name and version. This is faster than parsing the whole file name."""
+    """Return whether a file name starts with this name and version, without the slow parsing of the whole name."""
     parts = filename.split("-", 2)
     return len(parts) == 3 and (normal_name(parts[0]), normal_version(parts[1])) == package
 

@@ -105,7 +105,7 @@ def _list_links(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_sources(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every listed source archive of each name and version, with its sha256; None if the list states none."""
+    """Return every listed source archive of each name and version, with its sha256; None without a stated sha256."""
     pip = _set_up(request["seconds"])
     if isinstance(pip, str):
         return {"error": pip}
@@ -126,7 +126,7 @@ def _list_sources(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sha256_of(link: ListedWheel) -> str | None:
-    """Return the sha256 that the list states; for a file on this machine without one, compute it."""
+    """Return the sha256 that the list states; compute a sha256 that is not stated if the file is on this machine."""
     if link.sha256 is not None or not link.local:
         return link.sha256
     digest = hashlib.sha256()

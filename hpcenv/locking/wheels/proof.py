@@ -23,14 +23,14 @@ class InstalledDist:
     """One installed package, as the probe describes it.
 
     Attributes:
-        build: `Build:` of its WHEEL file, "" for none.
-        tags: `Tag:` lines of its WHEEL file; empty if they are not known.
+        build: `Build:` in the WHEEL file of the package; "" without such a line.
+        tags: `Tag:` lines in the WHEEL file of the package; empty if they are not known.
         record_sha256: its RECORD digest (hpcenv-env-v1).
         content_sha256: the same digest over the real content of its files; None if the files were not read.
         programs: name -> sha256 of each of its programs in bin/ (see incontainer/probe/programs.py); None if the
             programs were not read.
         direct_url: where the package was installed from, as the probe reports: `url`, `hash`, `commit-id`, `editable`.
-        wheel_file: the path of the local wheel that it was installed from, "" for none.
+        wheel_file: the path of the local wheel that the package was installed from; "" without a local wheel.
     """
 
     name: str

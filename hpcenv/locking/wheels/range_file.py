@@ -26,7 +26,7 @@ class RangeFile(io.RawIOBase):
 
     Attributes:
         size: the size of the file in bytes.
-        tag: the server's ETag, "" if it sends none.
+        tag: the server's ETag; "" if the server sends no ETag.
         complete: a copy on this machine, if the server sent the whole file.
 
     Raises:
@@ -100,11 +100,11 @@ class RangeFile(io.RawIOBase):
         self._parts.append((start, data))
 
     def fetch(self, start: int, end: int) -> None:
-        """Fetch the bytes from `start` to `end`, if they are not here yet.
+        """Fetch the bytes from `start` to `end`, except those that were fetched before.
 
         Raises:
             NotAWheel: too many bytes at once.
-            Unreachable: the server did not send them.
+            Unreachable: the server did not send these bytes.
         """
         end = min(end, self.size)
         if self.complete is not None or any(part <= start and end <= part + len(data) for part, data in self._parts):

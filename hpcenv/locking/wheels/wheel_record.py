@@ -44,7 +44,7 @@ def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) 
 
     Args:
         wheel: the open file.
-        filename: its file name, which contains the project and the version.
+        filename: the file name of the wheel, which contains the project and the version.
         whole: compare every file with its hash in RECORD, not only names and sizes.
 
     Raises:

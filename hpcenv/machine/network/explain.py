@@ -24,7 +24,7 @@ class SeenMachine:
     """A node for which the decision is made.
 
     Attributes:
-        label: the source of its data: `recorded`, `synthesised`, `facts of a run` or `this node`.
+        label: the source of the node's data: `recorded`, `synthesised`, `facts of a run` or `this node`.
         addressed: see `MachineRecording`.
         cpus: CPUs that a job step may use; None in a recording, which does not contain them.
     """
@@ -65,10 +65,10 @@ def explain_machine(
     values: dict[str, Value] | None = None,
     container: bool = True,
 ) -> NetworkDecision | None:
-    """Return the decision for a job on several nodes of one kind; None if they cannot reach each other.
+    """Return the decision for a job on several nodes of one kind; None if the nodes cannot reach each other.
 
     Args:
-        machine: one node. If its number of CPUs is not known, eight CPUs for each GPU are assumed.
+        machine: one node. If the number of its CPUs is not known, eight CPUs for each GPU are assumed.
         nodes: how many nodes of this kind the job has.
         backend: backend of torch.distributed.
         settings: the given variables, with their origins.

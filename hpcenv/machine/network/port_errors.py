@@ -1,4 +1,4 @@
-"""Compare the error counters of the RDMA ports before the ranks start with those after the ranks have ended.
+"""Compare the error counters of the RDMA ports before the start of the ranks with the counters after their end.
 
 Runs on: COMPUTE NODE. Standard library only. Every user may read the files of these counters. Ports whose counters
 cannot be read are named.

@@ -31,7 +31,7 @@ _TEST_PORTS = 2
 
 
 def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str] = (), host: str = "") -> Network:
-    """Return this node's network facts. No error is raised. Instead, `problem` says what failed.
+    """Return this node's network facts. No error is raised, but `problem` says what failed.
 
     Args:
         first_node: Slurm's name of the node that will host the rendezvous.
@@ -148,7 +148,7 @@ def _slurm_address(name: str) -> str | None:
 
 
 def _routes(targets: Sequence[str], interfaces: Sequence[Interface]) -> tuple[tuple[Route, ...], tuple[str, ...]]:
-    """Return a route for each address that has one, and the reason for each other address."""
+    """Return a route for each address that can be reached, and the reason for each other address."""
     routes, unreached = [], []
     for target in targets:
         try:
@@ -165,7 +165,7 @@ def _routes(targets: Sequence[str], interfaces: Sequence[Interface]) -> tuple[tu
 
 
 def _source_address(target: str) -> str:
-    """Ask the kernel which address of this node it would use. This is possible because a UDP connect sends nothing."""
+    """Ask the kernel which address of this node it would use, by a UDP connect, which sends nothing."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 9))
@@ -176,7 +176,7 @@ def _free_ports(count: int) -> tuple[int, ...]:
     """Return at most `count` ports outside of the ephemeral range on which this node can listen.
 
     Inside the range, the kernel could give the port to an outgoing connection between now and the
-    launch. A port that is fixed in advance is not used, because two jobs on one node would both use it
+    launch. A port that is fixed in advance is not used, because two jobs on one node would use the same port
     (pytorch#116974).
     """
     try:

@@ -103,7 +103,7 @@ class HpcenvLauncher(Launcher):
         return [_finish(job, config) for job, config in zip(jobs, configs, strict=True)]
 
     def _compose(self, overrides: list[str], number: int, folder: str) -> DictConfig:
-        """Return the config of a trial. It is composed now, so a later change of the config files has no effect."""
+        """Return the config of a trial, composed now, so that a later change of the config files has no effect."""
         config = self.context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.num = number

@@ -1,6 +1,6 @@
 """One trial of a Hydra sweep: Hydra's own `run_job`, with the config that was composed at submission.
 
-Runs on: every rank, inside the image. Python 3.8 to 3.14. It uses the standard library, Hydra, and the copies of
+Runs on: every rank, inside the image. Python 3.8 to 3.14. This file uses the standard library, Hydra, and the copies of
 submitit and cloudpickle in the run folder. Because an image may lack hpcenv, submission/function.py copies this file
 into the run folder.
 """
@@ -11,10 +11,11 @@ from typing import Any, Callable, Dict
 
 
 class Trial:
-    """The object that a job calls instead of the task function. It calls the task function with the composed config.
+    """The object that a job calls instead of the task function, and that calls this function with the composed config.
 
     Args:
-        task: the function under `@hydra.main`. hpcenv names the run after it, and copies its file.
+        task: the function under `@hydra.main`. hpcenv names the run after this function, and copies the function's
+            file.
         config: the composed config, with the node `hydra`.
         version_base: the version base that `@hydra.main` got.
         resolvers: the resolvers that the program registered, pickled by value.

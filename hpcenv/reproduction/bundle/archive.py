@@ -6,9 +6,9 @@ Runs on: LOGIN NODE. A zip file was chosen over a tar file (docs/decisions/0022)
 Members are sorted by name and have fixed times and modes, so equal content gives equal bytes. The last member,
 `SHA256SUMS`, has the sha256 of every other file; `sha256sum -c` can read it.
 
-Before the reader writes anything, it refuses an archive with one of these: a name or a link that leads out of the
-folder, a member whose path goes through a link, equal names, a member of unknown kind, or too much data. (Zip format:
-PKWARE APPNOTE 6.3.10.)
+Before the reader writes anything, it refuses an archive with a name or a link that leads out of the folder, a member
+whose path goes through a link, equal names, a member of unknown kind, or too much data. (Zip format: PKWARE APPNOTE
+6.3.10.)
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class BundleMember:
         source: the file on disk, or the content itself.
         link: target of a symbolic link; empty for a file.
         executable: whether the file is a program.
-        compressed: whether the archive compresses the file. False if this has no use, for example for a SIF.
+        compressed: whether the archive compresses the file. False if compression has no use, for example for a SIF.
     """
 
     name: str
@@ -345,7 +345,7 @@ class Archive:
         return target
 
     def _require_single_links(self) -> None:
-        """Refuse a link whose path goes through another link, because both together could lead out of the folder."""
+        """Refuse a link whose path goes through another link, as both links together could lead out of the folder."""
         for name, target in self.links.items():
             inside = PurePosixPath(os.path.normpath(os.path.join(os.path.dirname(name) or ".", target)))
             over = next((str(path) for path in (inside, *inside.parents) if str(path) in self.links), None)

@@ -54,7 +54,7 @@ class BundleCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBundle:
-    """What the files of a bundle prove. They do not prove who made it; a signature with `ssh-keygen -Y sign` does.
+    """What the files of a bundle prove. Who made the bundle, only a signature with `ssh-keygen -Y sign` can prove.
 
     Attributes:
         checks: the checks, in the order in which they were made.

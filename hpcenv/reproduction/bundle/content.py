@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. An unpacked bundle has the file names of a run folder, so `hpcenv compare`, `report` and
 `reproduce` can read it.
 
-These are not in a bundle: hpcenv's own code, samples (use.json has a summary of them), the output of the job (but
-`--with-log` adds it), checkpoints, homes of the ranks, and secrets. Files of the code that git tracks or that
+A bundle does not contain hpcenv's own code, samples (use.json has a summary of the samples), the output of the job (but
+`--with-log` adds this output), checkpoints, homes of the ranks, and secrets. Files of the code that git tracks or that
 `--include` names are in the bundle. Another file of the code is left out if git ignores it, or if it looks like a
 credential.
 """
@@ -244,7 +244,7 @@ def _private(listing: Listing, path: str, place: Path) -> str:
     """Return why a copied file must not be published; empty if it may be published.
 
     Files that git tracks and files that `--include` names may be published. For other files, name and content decide.
-    If the listing of the run does not say what git tracks, they decide for all files.
+    If the listing of the run does not say what git tracks, name and content decide for all files.
     """
     if listing.untracked is not None and listing.untracked.get(path, "include") == "include":
         return ""

@@ -2,7 +2,7 @@
 
 The SIF is never put into the project's store. In the store, the name of a SIF is the digest of its image, which hpcenv
 computed from the layers. For the SIF in a bundle, only the authors state this digest. So the SIF is put into a separate
-folder of this project. Its sha256 must be the locked sha256, and every node compares it.
+folder of this project. The sha256 of the SIF must be the locked sha256, and every node compares these two values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_bundled(run: Path) -> Path | None:
 def use_bundled(
     workspace: Workspace, container: ContainerTable, sif: Path, *, on_bytes: Callable[[int], None] | None = None
 ) -> Workspace:
-    """Put the SIF of a bundle into a folder of the project. Return a workspace that finds the SIF there.
+    """Put the SIF of a bundle into a folder of the project. Return a workspace that finds the SIF in this folder.
 
     Args:
         workspace: the project from which the run is repeated.
@@ -78,7 +78,10 @@ def _inside(workspace: Workspace, place: Path) -> Path:
 
 
 def _put(sif: Path, place: Path) -> None:
-    """Make a hard link to a SIF at `place`. On another file system, copy it. A file that exists there is kept."""
+    """Make a hard link to a SIF at `place`; on another file system, copy the SIF.
+
+    Keep a file that exists at `place`.
+    """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):

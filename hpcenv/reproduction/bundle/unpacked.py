@@ -1,8 +1,8 @@
 """Unpack a bundle into a folder, or use the folder of an earlier call. Runs on: LOGIN NODE.
 
-Users call `hpcenv reproduce FILE` more than once: for rung 0, for rung 2, and with other options. The second call uses
-the folder of the first call if this folder still has exactly the files of the bundle. An additional file is refused,
-because it could be read as a record.
+Users call `hpcenv reproduce FILE` more than once: with `--rung 0`, with `--rung 2`, and with other options. The second
+call uses the folder of the first call if this folder still has exactly the files of the bundle. An additional file is
+refused, because it could be read as a record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMED = 3
 
 
 def unpacked(start: Path, target: str, *, on_event: OnEvent = ignore) -> tuple[str, str]:
-    """Unpack a bundle below `start`, if this was not done before. Return its folder and a note.
+    """Unpack a bundle below `start`, unless an earlier call did so. Return its folder and a note.
 
     A target that is not an archive is returned unchanged, with an empty note.
 

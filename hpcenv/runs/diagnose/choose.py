@@ -1,9 +1,9 @@
 """Separate the cause of a failure from its consequences. Pure. Runs on: LOGIN NODE.
 
 After the first failure, nearly every rank writes something. A line that matches a pattern of kind `cascade` is never
-the cause. Among the other lines, those of the rank that failed first have priority, then the order in the log decides.
-A line of kind `maybe` is the cause only if no line of kind `root` is found. If the rank continued after a line, this
-line is the cause only if nothing else is found, and the run has failed.
+the cause. Among the other lines, the lines of the rank that failed first have priority, then the order in the log
+decides. A line of kind `maybe` is the cause only if no line of kind `root` is found. If the rank continued after a
+line, this line is the cause only if nothing else is found, and the run has failed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Seen:
 
     @property
     def kind(self) -> PatternKind:
-        """The kind of this finding. `root` becomes `maybe` if the rank or the job continued after it."""
+        """The kind of this finding. `root` becomes `maybe` if the rank or the job continued after the line."""
         return "maybe" if self.found.went_on and self.pattern.kind == "root" else self.pattern.kind
 
 
@@ -101,7 +101,7 @@ def _outlived(one: Seen, other: Seen) -> bool:
 
 
 def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
-    """Whether a rank of the job wrote a line before. Then torchrun had started its ranks, and lost its peer later."""
+    """Whether a rank of the job wrote an earlier line, so that torchrun lost its peer after the start of its ranks."""
     return any(
         other.rank is not None and other.file == one.file and other.found.line < one.found.line for other in seen
     )

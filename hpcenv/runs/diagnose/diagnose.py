@@ -79,8 +79,7 @@ class Evidence:
         kind: `root`, `maybe` or `cascade`.
         file, line: where the pattern was first found. Line 0 means that the source is not a log, but the records of
             the run.
-        rank, node, time: which rank wrote that line, where, and when, as far as known. The time is that of the node's
-            clock.
+        rank, node, time: which rank wrote that line, where, and when, as far as known. The time is by the node's clock.
         text: the line.
         code: the last line of the user's code in the traceback, such as `train.py:12`; empty if none is known.
         count: number of lines that match the pattern.
@@ -113,7 +112,7 @@ class LogRead:
 
     Attributes:
         size, lines: bytes and lines that were read.
-        left_out: bytes at the start of the log that were not read. The number of a line counts from there.
+        left_out: bytes at the start of the log that were not read. Line numbers count from the end of this part.
         problem: why the log could not be read; empty if it was read.
     """
 
@@ -181,7 +180,7 @@ def diagnose(
 ) -> tuple[Diagnosed, ...]:
     """Return one diagnosis for each run that failed or has not ended, and one diagnosis for all given log files.
 
-    If all runs succeeded, return one diagnosis: it says that the first run has no failure.
+    If all runs succeeded, return one diagnosis, which says that the first run has no failure.
 
     Args:
         start: current directory. The project is in this folder or in a folder above.
@@ -229,7 +228,7 @@ def diagnose_run(run: Submitted, status: RunStatus, *, most: int | None = None) 
 
     Args:
         run: the run.
-        status: its state and its first failure.
+        status: the state of the run, and its first failure.
         most: read only this many bytes at the end of each log; None for whole logs.
     """
     torch = _torch_of(run)
@@ -394,7 +393,7 @@ def _seen(
 
 
 def _with_code(found: PatternFound, exceptions: Sequence[PatternFound]) -> PatternFound:
-    """Add to a message of a rank a line of code: that of the next exception in this rank, which ended the rank."""
+    """Add a line of code to a message of a rank: the line of the next exception in this rank, which ended the rank."""
     if found.where or found.rank is None or found.pattern.kind == "cascade":
         return found
     then = next((one for one in exceptions if one.where_line > found.line), None)
@@ -453,7 +452,7 @@ def _result(
 
 
 def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, causes: Sequence[Seen]) -> list[Evidence]:
-    """Put the cause first that the records of a run show for certain. If no log line names it, add it."""
+    """Put the cause first that the records of a run show for certain. If no log line names this cause, add it."""
     rows = _rows_of(failure, causes)
     if failure is None or not rows:
         return list(groups)

@@ -33,7 +33,7 @@ class _Last:
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a file is a flight-recorder dump. Its name and its first byte show this."""
+    """Return whether a file is a flight-recorder dump, by its name and its first byte."""
     if not _NAME.search(path.name):
         return False
     try:
@@ -70,7 +70,7 @@ def describe(dumps: Sequence[Path]) -> Iterator[str]:
 
 
 class _PlainData(pickle.Unpickler):
-    """Reads a pickle of plain data. It loads no class and no function."""
+    """Reads a pickle of plain data, and loads no class and no function."""
 
     def find_class(self, module: str, name: str, /) -> NoReturn:
         """Refuse anything that is not plain data."""

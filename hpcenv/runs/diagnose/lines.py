@@ -117,7 +117,7 @@ def is_remark(text: str) -> bool:
 
 
 def ordinary(after: bytes, writer: tuple[int | None, int | None] | None) -> int:
-    """Return how many ordinary lines this writer wrote (None: any writer). `MANY` lines mean that it continued."""
+    """Return how many ordinary lines this writer wrote (None: any writer). `MANY` means that the writer continued."""
     count = 0
     for raw in re.split(rb"[\r\n]", after):
         line = _strip(raw[:400].decode("utf-8", errors="replace"))

@@ -1,10 +1,10 @@
 """Find the known patterns in one log, which may be many gigabytes long. Runs on: LOGIN NODE.
 
 A log repeats itself: most lines differ from an earlier line only in their digits, and most words have occurred before.
-So the digits are removed from each block of the log, and its lines are compared with the set of known lines. Only new
-lines are split into words, and only new words are compared with the words of the patterns. Lines with a word of a
-pattern are then read in full. The memory is limited: the sets are emptied when they become large, and a long line is
-searched in parts.
+So the digits are removed from each block of the log, and the lines of the block are compared with the set of known
+lines. Only new lines are split into words, and only new words are compared with the words of the patterns. Lines with a
+word of a pattern are then read in full. The memory is limited: the sets are emptied when they become large, and a long
+line is searched in parts.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Scanned:
     """What one log contains.
 
     Attributes:
-        found: for each pattern and rank, the first line that matches. It is a later line if the pattern asks for the
-            last line, or if the rank continued after the first line.
+        found: for each pattern and rank, the first line that matches. Instead of the first line, a later line is taken
+            if the pattern asks for the last line, or if the rank continued after the first line.
         size, lines: bytes and lines of the log.
     """
 
@@ -107,8 +107,8 @@ def scan(file: BinaryIO, patterns: Sequence[Pattern], *, start: int = 0) -> Scan
 
     Args:
         file: the log.
-        patterns: in the order of the table. If several patterns match a line, the first of them counts.
-        start: number of bytes to leave out at the start. Line numbers are counted from there.
+        patterns: in the order of the table. If several patterns match a line, the first of these patterns counts.
+        start: number of bytes to leave out at the start. Line numbers are counted from the first byte that is read.
     """
     search = _LogSearch(patterns)
     file.seek(start)
@@ -247,7 +247,7 @@ class _LogSearch:
             self._again[key] = self._make(*place[:2], block, *place[2:])
 
     def look_after(self, file: BinaryIO, start: int) -> None:
-        """Record after which lines their writer continued. Replace such a line by a later line of the same pattern."""
+        """Record after which lines their writer continued, and replace them by later lines of the same pattern."""
 
         def ordinary(found: PatternFound) -> int:
             file.seek(start + found.offset)
