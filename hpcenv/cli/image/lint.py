@@ -77,7 +77,7 @@ def _problem(count: int, fail_on: str) -> HpcenvError | None:
     return LintFailed(
         f"{count} findings" if count > 1 else "1 finding",
         why=f"--fail-on {fail_on}",
-        hint="repair them, or accept one with a comment above it: `# hpcenv: allow RULE reason`",
+        hint="repair the findings, or accept a finding with a comment above its line: `# hpcenv: allow RULE reason`",
     )
 
 
