@@ -26,7 +26,9 @@ _GROUPS = ("data", "image", "session")
 
 def option(command: _render.Decorated) -> _render.Decorated:
     """Give a command `--accept`."""
-    text = "Accept what the project asks for. The error that refuses the command prints DIGEST."
+    text = (
+        "Accept the settings of the project that need your consent. The error that refuses the command prints DIGEST."
+    )
     return click.option("--accept", cls=RareOption, metavar="DIGEST", help=text)(command)
 
 

@@ -34,7 +34,7 @@ class _Hpcenv(LazyGroup):
     cls=_Hpcenv,
     verbs=VERBS,
     package="hpcenv.cli",
-    help="Lock an environment, submit to Slurm, and know that every node runs it.",
+    help="Submit to Slurm, and know that every node runs the locked environment.",
     modules={"list": "listing"},
     context_settings={"help_option_names": ["-h", "--help"], "terminal_width": 80},
     invoke_without_command=True,

@@ -18,8 +18,8 @@ TASKS = {
         "list": "List the runs, the newest first.",
         "top": "Show what GPUs and ranks of a run do now, and what is odd.",
         "stacks": "Say on which line each rank of a running run is.",
-        "logs": "Print a run's log; -f follows it.",
-        "report": "Say what became of a run, with its verdict.",
+        "logs": "Print the log of a run; with -f, also new lines.",
+        "report": "Show how a run ended, with its verdict.",
         "diagnose": "Name the cause of a failure, from the logs.",
         "usage": "Sum GPU hours, idle hours and energy of the runs.",
     },
@@ -28,10 +28,10 @@ TASKS = {
         "shell": "Open a shell in the locked environment, in a new job.",
         "session": "Work in a job: ssh, editors, web pages in the locked environment.",
         "attach": "Open a shell in a running run, on one of its nodes.",
-        "wait": "Wait for runs and end with their exit status.",
+        "wait": "Wait until runs end; the exit status says whether all ended well.",
         "cancel": "End runs.",
         "rerun": "Submit a run again, with the same inputs or changed flags.",
-        "clean": "List old run folders, ask, and remove them.",
+        "clean": "Remove old run folders, after listing them and asking you.",
     },
     "Reproduce": {
         "bundle": "Make an archive of a run; verify or unpack an archive.",
@@ -67,7 +67,7 @@ def page() -> str:
     return f"""\
 Usage: hpcenv [OPTIONS] COMMAND [ARGS]...
 
-  Lock an environment, submit to Slurm, and know that every node runs it.
+  Submit to Slurm, and know that every node runs the locked environment.
 
 {tasks}
 

@@ -19,9 +19,9 @@ def options(file: str) -> Callable[[_Command], _Command]:
 
     def decorate(command: _Command) -> _Command:
         for name, word, text, many in (
-            ("--package", "package", f"With {file} of a uv.lock: the member of the workspace.", False),
-            ("--group", "groups", f"With {file}: a dependency group, in addition to the project.", True),
-            ("--extra", "extras", f"With {file}: an extra (optional dependencies) of the project.", True),
+            ("--package", "package", f"With {file} of a uv.lock: use this member of the workspace.", False),
+            ("--group", "groups", f"With {file}: also use this dependency group, in addition to the project.", True),
+            ("--extra", "extras", f"With {file}: also use this extra (optional dependencies) of the project.", True),
         ):
             default = None if many else ""
             command = click.option(name, word, metavar="NAME", multiple=many, default=default, help=text)(command)

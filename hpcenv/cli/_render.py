@@ -43,7 +43,12 @@ def json_option(command: Decorated) -> Decorated:
 def run_argument(command: Decorated) -> Decorated:
     """Give a command the argument RUN and the option --runs-dir."""
     argument = click.argument("run", required=False, shell_complete=run_names)
-    runs = click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+    runs = click.option(
+        "--runs-dir",
+        "runs",
+        metavar="DIR",
+        help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+    )
     return argument(runs(command))
 
 
@@ -224,8 +229,12 @@ def store_option(command: Decorated) -> Decorated:
             # The code that raised the error knows the folder, but not whether an option named the folder.
             raise where.with_options(problem) from problem
 
-    store = click.option("--store", metavar="DIR", help="Folder of images. Default: HPCENV_STORE, or the project's.")
-    text = "Use the folder of --store also if this user owns it."
+    store = click.option(
+        "--store",
+        metavar="DIR",
+        help="Folder of images. Default: the folder that HPCENV_STORE names, else the store of the project.",
+    )
+    text = "Use the folder of --store even if this other user owns the folder."
     owners = click.option("--trust", cls=RareOption, metavar="USER", multiple=True, help=text)
     return cast("Decorated", store(owners(with_place)))
 

@@ -37,11 +37,11 @@ def wait_options(command: Callable[..., int]) -> Callable[..., int]:
         cls=RareOption,
         metavar="TIME",
         callback=_duration.parse_seconds,
-        help="With --wait: wait at most this long, for example 90 (seconds), 30m, 2h, 1d or HH:MM:SS. Then end with "
-        "exit status 124; the run continues.",
+        help="With --wait: wait at most this long, for example 90 (seconds), 30m, 2h, 1d or HH:MM:SS, and then end "
+        "with exit status 124. The run continues.",
     )
     wait = click.option(
-        "--wait", is_flag=True, help="Print the log of the run until it ends, and end with its exit status."
+        "--wait", is_flag=True, help="Print the log until the run ends, and end with the exit status of the run."
     )
     return wait(timeout(verbose(command)))
 

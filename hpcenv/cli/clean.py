@@ -17,15 +17,24 @@ from hpcenv.runs.clean import Cleaned, CleanPlan, CleanRequest, clean, plan_clea
 
 @click.command("clean")
 @click.argument("run", nargs=-1, shell_complete=run_names)
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 @click.option(
     "--older-than",
     metavar="AGE",
     callback=_duration.parse_seconds,
-    help="Remove runs that did not change for 12h, 30d ...; a plain number is seconds.",
+    help="Remove runs that did not change for this time, for example 12h or 30d. A number without a unit is seconds.",
 )
 @click.option(
-    "--state", "states", metavar="STATE", multiple=True, help="Remove only failed, cancelled ... runs; repeatable."
+    "--state",
+    "states",
+    metavar="STATE",
+    multiple=True,
+    help="Remove only runs in this state, for example failed or cancelled. Can be repeated.",
 )
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N runs.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
@@ -46,9 +55,9 @@ def command(
     """Remove run folders, and packed data that no run needs any more.
 
     RUN is a run folder, a run name, a job id or a sweep. Without RUN, all runs that match the
-    options are removed. What will be removed is shown first, beginning with the files that
-    scripts made in their copies of the project, and you are asked for confirmation. Runs that
-    wait, run, or may still run are kept. Runs with checkpoints are kept unless you name them.
+    options are removed. hpcenv first shows what will be removed, beginning with the files that scripts wrote into
+    their copies of the project, and then asks you for confirmation. Runs that wait, run, or may still run are kept.
+    Runs with checkpoints are kept unless you name them.
     """
     wanted = tuple(word for state in states for word in state.split(","))
     request = CleanRequest(words=run, older_than=older_than, states=wanted, keep=keep, runs=runs)

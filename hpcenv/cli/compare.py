@@ -20,24 +20,40 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
 @click.argument("reference")
 @click.argument("run")
 @click.argument("again", nargs=-1)
-@click.option("--steps", metavar="A:B", help="Compare only the steps from A to B; N alone means the steps up to N.")
+@click.option(
+    "--steps", metavar="A:B", help="Compare only the steps from A to B; a single number N means the steps up to N."
+)
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Compare only this metric; can be repeated.")
-@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance. Default: torch's for the type.")
-@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance. Default: torch's for the type.")
+@click.option(
+    "--rtol",
+    type=click.FloatRange(min=0),
+    help="Relative tolerance. Default: that of torch.testing for the type of the values.",
+)
+@click.option(
+    "--atol",
+    type=click.FloatRange(min=0),
+    help="Absolute tolerance. Default: that of torch.testing for the type of the values.",
+)
 @click.option(
     "--ulp", type=click.IntRange(min=0), help="Tolerance in units in the last place, instead of --rtol and --atol."
 )
-@click.option("--explain-op", is_flag=True, help="Name the first operation of torch that differs, see above.")
+@click.option("--explain-op", is_flag=True, help="Name the first operation of torch that differs, as described above.")
 @click.option(
     "--trace-steps",
     metavar="A:B",
-    help="With --explain-op: the steps to trace. Default: those after the last state that is equal in both runs.",
+    help="With --explain-op: the steps to trace. Default: the steps after the last state that is equal in both runs.",
 )
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 @_accept.option
 @click.option(
     "--timeout", metavar="TIME", callback=_duration.parse_seconds,
-    help="With --explain-op: wait at most this long: 90 (seconds), 30m, 2h, 1d. Then end with exit status 124.",
+    help="With --explain-op: wait at most this long, for example 90 (seconds), 30m, 2h or 1d, and then end with "
+    "exit status 124.",
 )  # fmt: skip
 @_render.json_option
 def command(
@@ -58,17 +74,17 @@ def command(
 ) -> int:
     """Say whether RUN gave the same results as REFERENCE: losses, metrics and hashes of the weights.
 
-    REFERENCE and RUN are run folders, run names or job ids. AGAIN are more runs like RUN: they
-    show whether equal runs give equal results here. hpcenv names the first step that differs, with
-    both values, and what differs between the runs, the most likely cause first. Ends with 0 if all is equal to the
-    last bit, 40 if it is within the tolerance, 41 if it differs, and 42 if nothing can be
-    compared. Two sweeps over seeds are compared by the 95 % confidence intervals of their last
-    values: 40 means not distinguishable.
+    REFERENCE and RUN are run folders, run names or job ids. AGAIN are more runs like RUN, which show whether equal
+    runs give equal results on this cluster. hpcenv names the first step that differs, with both values, and lists
+    what differs between the runs, the most likely cause first. hpcenv ends with 0 if all values are equal to the last
+    bit, 40 if they are within the tolerance, 41 if they differ, and 42 if nothing can be compared. Two sweeps over
+    seeds are compared by the 95 % confidence intervals of their last values; exit status 40 then means that the two
+    sweeps cannot be distinguished.
 
-    --explain-op repeats a step of both runs, each in its own locked environment, from their last
-    equal checkpoint (without one: from the start), and names the first operation that differs,
-    with its module, rank and likely causes. A run that has a trace (`submit --trace-steps`) is
-    not repeated. It ends with 41 if an operation differs, and with 42 if a trace is missing.
+    --explain-op repeats a step of both runs, each in its own locked environment, from their last equal checkpoint (or
+    from the start, if there is no equal checkpoint), and names the first operation that differs, with its module,
+    rank and likely causes. A run that has a trace (`submit --trace-steps`) is not repeated. With --explain-op, hpcenv
+    ends with 41 if an operation differs, and with 42 if a trace is missing.
     """
     if explain_op:
         if again or steps or metrics or rtol is not None or atol is not None or ulp is not None:

@@ -27,16 +27,22 @@ _STATUSES = {"match": 0, "mismatch": Status.DOES_NOT_RUN, "unknown": Status.NOT_
     "--python", metavar="VERSION", default="", help="Python version: 3.13, or 3.13t for a free-threaded build."
 )
 @click.option("--machine", metavar="NAME", default="", help=f"Processors: {' or '.join(MACHINES)}.")
-@click.option("--with", "packages", metavar="NAME==VERSION", multiple=True, help="One more package; repeatable.")
+@click.option(
+    "--with",
+    "packages",
+    metavar="NAME==VERSION",
+    multiple=True,
+    help="One more package of the combination. Can be repeated.",
+)
 @click.option(
     "--cuda-compat", metavar="VERSION", default="", help="Version of a cuda-compat package that the loader finds first."
 )
 @_render.json_option
 def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
-    """Say which GPU, driver, torch, CUDA and Python run together. Asks no cluster.
+    """Say which GPU, driver, torch, CUDA and Python run together. hpcenv asks no cluster.
 
-    Answers from a table with a source and a date for every row. Ends with 43 when the
-    combination does not run, with 44 when the table does not know it.
+    The answer comes from a table with a source and a date for every row. hpcenv ends with 43 if the combination does
+    not run, and with 44 if the table does not contain the combination.
     """
     _refuse_empty(click.get_current_context(), parts)
     answer = compat(**parts, packages=packages, today=dt.datetime.now(tz=dt.timezone.utc).date())

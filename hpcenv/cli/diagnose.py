@@ -17,8 +17,15 @@ from hpcenv.runs.diagnose.ticket import write_ticket
 
 @click.command("diagnose")
 @click.argument("words", metavar="[RUN|LOGFILE]...", nargs=-1)
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
-@click.option("--ticket", is_flag=True, help="Print a text for the support desk instead; read it before you send it.")
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
+@click.option(
+    "--ticket", is_flag=True, help="Print a text for the support desk instead. Read this text before you send it."
+)
 @click.option("-o", "--output", metavar="FILE", help="With --ticket: write the text to a new file.")
 @_render.json_option
 def command(words: tuple[str, ...], runs: str | None, ticket: bool, output: str | None, as_json: bool) -> int:
@@ -26,7 +33,7 @@ def command(words: tuple[str, ...], runs: str | None, ticket: bool, output: str 
 
     RUN is a run folder, a run name, a job id or a sweep; the default is the latest run. Several log files
     are read as logs of one job; files of torch's flight recorder (rank_0, rank_1, ...) may be among them.
-    Ends with 0 if a cause was found for all, else with 30.
+    hpcenv ends with 0 if it found a cause for each run or set of log files, else with 30.
     """
     if output is not None and not ticket:
         raise UsageError("`--output` needs --ticket", hint="add --ticket, or leave --output out")

@@ -39,18 +39,20 @@ _TITLES = {
 @click.option(
     "--determinism",
     type=click.Choice(DETERMINISM_PROFILES),
-    help="Judge both sides by this determinism profile, instead of the ones in their lockfiles.",
+    help="Judge both sides by this determinism profile, instead of the profiles in their lockfiles.",
 )
-@click.option("--runs-dir", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--runs-dir", metavar="DIR", help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml."
+)
 @_render.json_option
 def command(left: str, right: str, determinism: DeterminismProfile | None, runs_dir: str | None, as_json: bool) -> int:
     """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
     LEFT and RIGHT are each a lockfile's path or name, REV:NAME for a lockfile as it was in
     a commit, or a run (folder, name, job id): `hpcenv diff HEAD~1:default default`.
-    The differences that are hardest to remove come first. Each side is judged by [policy]
-    and profile of its lockfile; the stricter side counts. Ends with 26 when a field that must
-    match differs, or when a run has no result, otherwise with 0.
+    The differences that are hardest to remove come first. hpcenv judges each side by [policy] and by the determinism
+    profile of its lockfile, and the stricter judgement counts. hpcenv ends with 26 if a field that must match
+    differs, or if a run has no result, otherwise with 0.
     """
     result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir, environ=os.environ)
     status = Status.DIFFERENT if result.blocking else 0

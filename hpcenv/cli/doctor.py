@@ -46,16 +46,18 @@ from hpcenv.text import columns, wrap
     is_flag=False,
     flag_value="",
     metavar="[FILE]",
-    help="Only write what network and GPUs this machine has.",
+    help="Only write a file that describes the network and the GPUs of this machine.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing profile or recording.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Check this many nodes in a Slurm job, not this machine.")
+@click.option(
+    "--nodes", type=click.IntRange(min=1), help="Check this number of nodes in a Slurm job, instead of this machine."
+)
 @table_option("nodelist", "Without --nodes, exactly these nodes are checked.")
-@table_option("gpus", "With --nodes or --nodelist.")
-@table_option("lock", "With --nodes or --nodelist.")
-@table_option("partition", "With --nodes or --nodelist.")
-@table_option("account", "With --nodes or --nodelist.")
-@table_option("time", "With --nodes or --nodelist.")
+@table_option("gpus", "Only with --nodes or --nodelist.")
+@table_option("lock", "Only with --nodes or --nodelist.")
+@table_option("partition", "Only with --nodes or --nodelist.")
+@table_option("account", "Only with --nodes or --nodelist.")
+@table_option("time", "Only with --nodes or --nodelist.")
 @table_option("preflight", "On this machine itself, only the quick checks run.")
 @table_option("skip_check")
 @_accept.option
@@ -69,20 +71,20 @@ def command(
     as_json: bool,
     **params: Any,
 ) -> int:
-    """Say what this cluster is like, what will get in the way, and what to do.
+    """Describe this cluster, name what will cause problems for a run, and say what to do.
 
-    It also runs the quick preflight checks that apply to this machine. With --nodes N or
-    --nodelist NAMES, a Slurm job runs the checks on compute nodes instead, as before a training.
+    This command also runs the quick preflight checks that apply to this machine. With --nodes N or --nodelist NAMES,
+    a Slurm job runs the checks on compute nodes instead, in the same way as before a training.
 
-    With --write the answers become a site profile, by default in
-    ~/.config/hpcenv/sites, which every later submit on this cluster uses.
+    With --write, hpcenv writes what it found into a site profile, by default in ~/.config/hpcenv/sites. Every later
+    submit on this cluster uses this profile.
 
-    With --record the files that hpcenv reads of network and GPUs are written into one file,
-    by default machine.json, without serial numbers and addresses. Run it on a compute node:
-    srun hpcenv doctor --record. `hpcenv net explain --from FILE` decides for such a machine.
+    With --record, hpcenv copies the system files that describe the network and the GPUs of this machine into one
+    file, by default machine.json, without serial numbers and addresses. Run this command on a compute node: srun
+    hpcenv doctor --record. `hpcenv net explain --from FILE` computes the network settings for such a machine.
 
-    Exit status: 0; 90 a check of severity must failed; 91 such a check could not be measured.
-    With --nodes also the other statuses of hpcenv verify.
+    Exit status: 0 if all checks of severity `must` passed; 90 if such a check failed; 91 if such a check could not be
+    measured. With --nodes, the other exit statuses of hpcenv verify are possible, too.
     """
     values = parse_flags(params)
     if record_to is not None:

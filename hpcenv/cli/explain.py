@@ -19,12 +19,12 @@ from hpcenv.text import wrap
     metavar="NAME",
     default="default",
     show_default=True,
-    help="Which lockfile's value to show: lockfiles/NAME.lock.toml.",
+    help="Show the value of the field in lockfiles/NAME.lock.toml.",
     shell_complete=lockfile_names,
 )
 @_render.json_option
 def command(field: str | None, lock: str, as_json: bool) -> None:
-    """Explain FIELD: what it is, where it comes from and why it matters; without FIELD, list all."""
+    """Explain FIELD: what it is, where it comes from and why it matters. Without FIELD, list all fields."""
     if field is None:
         _list(as_json=as_json)
         return

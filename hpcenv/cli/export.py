@@ -37,10 +37,12 @@ def _list_formats() -> str:
     metavar="NAME",
     default="default",
     show_default=True,
-    help="Which lockfile: lockfiles/NAME.lock.toml, or the path of any lockfile.",
+    help="Lockfile to export: lockfiles/NAME.lock.toml, or the path of any lockfile.",
     shell_complete=lockfile_names,
 )
-@click.option("-o", "--output", metavar="FILE", help="Write a file. Without it, or with `-`, print the export.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="File to write. Without --output, or with `-`, hpcenv prints the export."
+)
 @_render.json_option
 def command(kind: str, lock: str, output: str | None, as_json: bool) -> None:
     """Export a lockfile; the help text is above."""

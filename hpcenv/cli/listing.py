@@ -28,9 +28,18 @@ _LINES = 20
 
 @click.command("list")
 @click.argument("sweep", required=False)
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
 @click.option(
-    "--state", "states", metavar="STATE", multiple=True, help="Show only running, failed ... runs; repeatable."
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
+@click.option(
+    "--state",
+    "states",
+    metavar="STATE",
+    multiple=True,
+    help="Show only runs in this state, for example running or failed. Can be repeated.",
 )
 @click.option(
     "--fingerprint", default="", metavar="FINGERPRINT", help="Show only runs whose lockfile has this fingerprint."
@@ -39,17 +48,28 @@ _LINES = 20
     "--where",
     metavar="CONDITION",
     multiple=True,
-    help="Show only runs that fit, by argument, metric or column: lr=3e-4, 'loss<2', state!=failed; repeatable.",
+    help="Show only runs for which this condition on an argument, metric or column is true, for example lr=3e-4, "
+    "'loss<2' or state!=failed. Can be repeated.",
 )
 @click.option(
-    "--sort", default="", metavar="NAME", help="Sort by an argument, metric or column; -NAME for descending order."
+    "--sort",
+    default="",
+    metavar="NAME",
+    help="Sort by this argument, metric or column; -NAME sorts in descending order.",
 )
 @click.option("--columns", default="", metavar="NAME,...", help="Show these arguments, metrics and columns.")
 @click.option(
-    "-n", "--lines", "count", type=click.IntRange(min=1), metavar="N", help=f"Runs to show. Default: {_LINES}."
+    "-n",
+    "--lines",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Number of runs to show. Default: {_LINES}.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show all runs.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values: --columns, or all columns.")
+@click.option(
+    "--csv", "as_csv", is_flag=True, help="Print the columns of --columns, or all columns, as comma-separated values."
+)
 @_render.json_option
 def command(
     sweep: str | None,
@@ -66,7 +86,8 @@ def command(
 ) -> None:
     """List the runs of the project, one line each, the newest first.
 
-    With SWEEP, list the runs of that sweep. With --where, --sort, --columns or --csv, each run of a sweep is a line.
+    With SWEEP, list the runs of that sweep. With --where, --sort, --columns or --csv, each run of a sweep has its own
+    line.
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other", hint="use one of them")

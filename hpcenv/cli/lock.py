@@ -25,12 +25,12 @@ from hpcenv.project.workspace import Workspace
     metavar="NAME",
     default="default",
     show_default=True,
-    help="Which lockfile: lockfiles/NAME.lock.toml.",
+    help="Lockfile to write or check: lockfiles/NAME.lock.toml.",
     shell_complete=lockfile_names,
 )
 @click.option("--check", is_flag=True, help="Write nothing; say whether the lockfile is stale, and why.")
 @click.option("--upgrade", is_flag=True, help="Ask the registry again which image the tag names.")
-@click.option("--deep", is_flag=True, help="Import torch, and also lock the libraries that torch loads then.")
+@click.option("--deep", is_flag=True, help="Import torch, and also lock the libraries that this import loads.")
 @click.option(
     "--from",
     "pins",
@@ -39,16 +39,23 @@ from hpcenv.project.workspace import Workspace
     " agree with. FILE#NAME chooses an environment of pixi.lock, or categories of conda-lock.yml.",
 )
 @_pins.options("--from")
-@click.option("--spec-only", is_flag=True, help="With --check: compare hpcenv.toml only; needs no SIF and no Slurm.")
 @click.option(
-    "--all", "every", is_flag=True, help="With --check: also the lockfile of each [environment.NAME] in hpcenv.toml."
+    "--spec-only",
+    is_flag=True,
+    help="With --check: compare only hpcenv.toml with the lockfile, which needs no SIF and no Slurm.",
+)
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="With --check: also check the lockfile of each [environment.NAME] in hpcenv.toml.",
 )
 @click.option("--require-hashes", is_flag=True, help="End with 47 if the sha256 of a package's wheel is not confirmed.")
 @click.option("--no-wheels", is_flag=True, help="Do not look up the wheels' hashes in the package index.")
 @click.option(
     "--allow-floating",
     is_flag=True,
-    help="Accept an image without a tag or with the tag `latest`. Same as allow-floating in hpcenv.toml.",
+    help="Accept an image without a tag or with the tag `latest`. This is the same as allow-floating in hpcenv.toml.",
 )
 @_conversion.plain_http
 @_accept.option
@@ -65,11 +72,10 @@ def command(
 ) -> int:
     """Resolve the environment and write its lockfile.
 
-    Resolves the image's tag to digests, makes the SIF, and reads Python, torch, libraries
-    and every package inside. For image = "host" it reads the Python environment of this
-    machine. With --check it writes nothing, and ends with 7 when the lockfile is stale, or
-    with 21 when the installed packages differ from those in --from FILE. In a fresh clone,
-    add --spec-only.
+    hpcenv resolves the image's tag to digests, makes the SIF, and reads which Python, torch, libraries and packages
+    the SIF contains. For image = "host", hpcenv reads the Python environment of this machine. With --check, hpcenv
+    writes nothing, and ends with 7 if the lockfile is stale, or with 21 if the installed packages differ from the
+    packages in --from FILE. In a fresh clone, use --check --spec-only.
     """
     wanted = LockOptions(**options, level="deep" if deep else "full", wheels=not no_wheels)
     if check:

@@ -27,7 +27,7 @@ from hpcenv.runs.wait import NoStart, exit_status_of
     "-f", "--follow", is_flag=True, help="Print new lines until the run has ended, also after the job was queued again."
 )
 @click.option(
-    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Print only lines of this rank; repeatable."
+    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Print only lines of this rank. Can be repeated."
 )
 @click.option("--node", metavar="NODE", help="Print only lines of the ranks on this node.")
 @click.option("--err", is_flag=True, help="Print only standard error of the ranks, from the files of each rank.")

@@ -31,18 +31,22 @@ _MAX_FAILURES = 10
 )
 @click.option("--html", metavar="FILE", help="Write the report as one HTML file that needs no network.")
 @click.option("--markdown", metavar="FILE", help="Write the report as Markdown.")
-@click.option("--record", metavar="FILE", help="Write the run record, all that is known of the run, as JSON.")
-@click.option("--against", metavar="RUN2", help="With --html or --markdown: compare the run with this reference.")
+@click.option(
+    "--record", metavar="FILE", help="Write the run record, which contains all that hpcenv knows of the run, as JSON."
+)
+@click.option(
+    "--against", metavar="RUN2", help="With --html or --markdown: compare the run with the reference run RUN2."
+)
 @_render.json_option
 def command(
     run: str | None, runs: str | None, lines: int, html: str | None, markdown: str | None, record: str | None,
     against: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show what became of a run: first failure, exits of its nodes, code, verdict, settings, end of the log.
+    """Show how a run ended: first failure, exits of its nodes, code, verdict, settings, end of the log.
 
     RUN is a run folder, a run name or a job id; the default is the latest run. For a sweep,
     a table shows all of its runs, and the first failure of each failed run follows.
-    With --html, --markdown or --record it writes files for people and for other programs.
+    With --html, --markdown or --record, hpcenv writes files for people and for other programs.
     """
     if against is not None and html is None and markdown is None:
         raise UsageError(

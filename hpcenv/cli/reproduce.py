@@ -45,28 +45,38 @@ class _ReproduceCommand(WithDashes, GroupedCommand):
 @click.command("reproduce", cls=_ReproduceCommand)
 @click.argument("target")
 @click.option(
-    "--rung", type=click.IntRange(0, 3), default=0, help="How much is repeated, see above. Default: 0.", **_OWN
+    "--rung",
+    type=click.IntRange(0, 3),
+    default=0,
+    help="How much of the run is repeated, as listed above. Default: 0.",
+    **_OWN,
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), default=STEPS, metavar="N", **_OWN,
-    help=f"Number of optimizer steps that rungs 1 and 2 repeat. Default: {STEPS}.",
+    help=f"Number of optimizer steps that are repeated with --rung 1 or 2. Default: {STEPS}.",
 )  # fmt: skip
 @click.option(
     "--copy",
     "copy_to",
     metavar="DIR",
-    help="Use the code that the run recorded, and put it into this new folder.",
+    help="Use the code that the run recorded, and write this code into the new folder DIR.",
     **_OWN,
 )
-@click.option("--allow-changed", is_flag=True, help="Continue if the code here is not the code of the run.", **_OWN)
 @click.option(
-    "--dry-run", is_flag=True, help="Say what the new run costs and what must be accepted. Nothing is submitted."
+    "--allow-changed",
+    is_flag=True,
+    help="Continue even if the code of this project is not the code of the run.",
+    **_OWN,
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Say what the new run costs and what you must accept. Nothing is submitted."
 )
 @functools.partial(submit_options, rare_groups=_OF_THE_RECORD)
 @_accept.option
 @click.option(
     "--timeout", metavar="TIME", callback=_duration.parse_seconds,
-    help="Wait at most this long: 90 (seconds), 30m, 2h, 1d. Then end with exit status 124; the run continues.",
+    help="Wait at most this long, for example 90 (seconds), 30m, 2h or 1d, and then end with exit status 124. The "
+    "run continues.",
 )  # fmt: skip
 @_render.json_option
 @click.pass_context
@@ -77,7 +87,8 @@ def command(
 ) -> int:  # fmt: skip
     """Repeat TARGET, a run of somebody else, and say whether the result is the same.
 
-    TARGET is a run folder, a run name, a job id, a bundle or a lockfile. Rungs:
+    TARGET is a run folder, a run name, a job id, a bundle or a lockfile. The number after --rung says how much of the
+    run is repeated:
 
     \b
         0  proofs from the files: no job, no GPU, no container, no network
@@ -85,10 +96,10 @@ def command(
         2  the first steps, with the same number of nodes and ranks
         3  the whole run, with the same number of nodes and ranks
 
-    Says first what the new run costs and what you must accept. Then gets the image (from the
-    store, from the bundle, or from its registry by its digest), submits, waits and compares. Options of
-    `hpcenv submit` apply to the new run. Ends with 0 if it is reproduced to the last bit, 40
-    within the tolerance, 41 if not, 42 if nothing can be compared.
+    hpcenv first says what the new run costs and what you must accept. Then hpcenv gets the image (from the store,
+    from the bundle, or from its registry by its digest), submits, waits and compares. Options of `hpcenv submit`
+    apply to the new run. hpcenv ends with 0 if the result is reproduced to the last bit, 40 if it is reproduced
+    within the tolerance, 41 if it is not reproduced, and 42 if nothing can be compared.
     """  # noqa: D301  (click's mark for "do not wrap")
     with _progress.shown(as_json=as_json) as on_event:
         target, note = unpacked(_render.cwd(), target, on_event=on_event)

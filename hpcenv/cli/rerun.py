@@ -34,7 +34,9 @@ class _RerunCommand(WithDashes, GroupedCommand):
 @submit_options
 @click.option("--without", multiple=True, metavar="OPTION", help="Leave out an option that the run was submitted with.")
 @click.option("--failed", is_flag=True, help="Run the failed runs of a sweep again, each in its old folder.")
-@click.option("--allow-changed", is_flag=True, help="Submit even if script, code or SIF have changed since the run.")
+@click.option(
+    "--allow-changed", is_flag=True, help="Submit even if the script, the code or the SIF has changed since the run."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted. Nothing is written or submitted.")
 @_export.options
 @_accept.option

@@ -21,9 +21,9 @@ from hpcenv.submission.request import SubmitOptions, parse_flags
 @click.command("run", cls=WithDashes, options_metavar="[OPTIONS] -- COMMAND...")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Start COMMAND on the first N nodes only.")
 @click.option(
-    "--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs on each node. Default: those of the allocation."
+    "--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs on each node. Default: the GPUs of the allocation."
 )
-@click.option("--pty", is_flag=True, help="Give COMMAND a terminal, on the first node. A shell always gets one.")
+@click.option("--pty", is_flag=True, help="Give COMMAND a terminal, on the first node. A shell always gets a terminal.")
 @table_option("lock")
 @table_option("site")
 @table_option("bind")
@@ -43,17 +43,17 @@ def command(
 ) -> int:
     """Run COMMAND in the locked environment, after the same check as for a job.
 
-    Inside an allocation (salloc) COMMAND runs on all nodes, one process on each. Elsewhere it runs
-    on this machine. Without COMMAND, hpcenv starts a shell. hpcenv ends with the status of COMMAND.
-    If a node differs from the lockfile, nothing is started and hpcenv ends with 90; if a value that
-    must match could not be read, with 91.
+    Inside an allocation (salloc), COMMAND runs on all nodes, one process on each node. Outside an allocation, COMMAND
+    runs on this machine. Without COMMAND, hpcenv starts a shell. hpcenv ends with the status of COMMAND. If a node
+    differs from the lockfile, hpcenv starts nothing and ends with 90. If a value that must match could not be read,
+    hpcenv starts nothing and ends with 91.
 
     \b
         hpcenv run -- python3 -c 'import torch; print(torch.__version__)'
         salloc --nodes 2 --gpus-per-node 8
         hpcenv run --pty
 
-    With --json, hpcenv checks, and prints the command that would be started.
+    With --json, hpcenv makes the check and prints the command, but does not start the command.
     """  # noqa: D301  (click's mark for "do not wrap")
     words = after_dashes() or ()
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()

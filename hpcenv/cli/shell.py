@@ -24,14 +24,18 @@ _SECONDS_UNUSED = 600
 
 
 @click.command("shell", cls=GroupedCommand)
-@click.option("--keep", is_flag=True, help="Let the job go on when the shell is left: hpcenv attach enters it again.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Keep the job when you leave the shell, so that hpcenv attach can open a shell in this job again.",
+)
 @_session.session_options
 @_accept.option
 def command(keep: bool, accept: str | None, **params: Any) -> int:
     """Open a shell in the locked environment, in a new job.
 
-    The job ends when you leave the shell, or ten minutes after the connection was lost. hpcenv ends
-    with the status of the shell; with 90 if the node differs from the lockfile.
+    The job ends when you leave the shell, or ten minutes after the connection was lost. hpcenv ends with the status
+    of the shell, or with 90 if the node differs from the lockfile.
 
     \b
         hpcenv shell --gpus 1 --time 2:00:00

@@ -20,7 +20,9 @@ from hpcenv.survey.site_values import FoundProfile, list_profiles, values_for
 @click.argument("name", required=False)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, metavar="N", help="Number of nodes. Default: 1.")
 @click.option("--partition", metavar="NAME", help="Slurm partition, as --partition of submit.")
-@click.option("--gpu-vendor", type=click.Choice(["nvidia", "amd", "none"]), help="Whose GPUs torch is built for.")
+@click.option(
+    "--gpu-vendor", type=click.Choice(["nvidia", "amd", "none"]), help="Vendor of the GPUs for which torch is built."
+)
 @click.option("--gpu", metavar="TYPE", help="Type of the GPUs, for example h100.")
 @click.option("--nccl", metavar="VERSION", help="Version of NCCL, or of RCCL.")
 @click.option("--rocm", metavar="VERSION", help="Version of ROCm, or none.")
@@ -37,9 +39,8 @@ def command(
 ) -> int:
     """Say which settings the site profile NAME gives to a run, with reasons and sources.
 
-    NAME is the name or the path of a profile. Without it, all profiles are listed that
-    --site can name. A value whose condition asks for something that you do not give
-    here is left out, with a note.
+    NAME is the name or the path of a profile. Without NAME, hpcenv lists all profiles that --site can name. If the
+    condition of a value is about something that you do not give here, hpcenv leaves out the value and prints a note.
     """
     here = _render.cwd()
     project = next((folder for folder in (here, *here.parents) if (folder / SPEC_NAME).is_file()), None)

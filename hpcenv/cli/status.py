@@ -28,7 +28,7 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
     """Show what a run is doing now: state, job, nodes, elapsed time.
 
     RUN is a run folder, a run name or a job id; the default is the latest run. For a sweep,
-    one line per run is shown. `hpcenv report` shows what became of a run.
+    one line per run is shown. `hpcenv report` shows how a run ended.
     """
     try:
         entry = find_any(_render.cwd(), run, runs=runs)

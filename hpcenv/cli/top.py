@@ -23,7 +23,7 @@ def command(run: str | None, runs: str | None, as_json: bool) -> None:
     """Show what the nodes, GPUs and ranks of a run do now, and what is odd.
 
     RUN is a run folder, a run name or a job id. Without RUN, each running run of the project has a line.
-    On a terminal the page is renewed until ^C; into a pipe it is printed once.
+    On a terminal, hpcenv updates the page until ^C. Into a pipe, hpcenv prints the page once.
     """
     readers = [TopReader(one) for one in find_watched(_render.cwd(), run, environ=os.environ, runs=runs)]
     if run is not None and not as_json and is_terminal():

@@ -14,15 +14,31 @@ from hpcenv.reproduction.usage_text import usage_lines
 
 
 @click.command("usage")
-@click.option("--since", metavar="TIME", default="30d", callback=parse_seconds, help="How far back. Default: 30d.")
-@click.option("--by", type=click.Choice(["run", "lockfile", "partition"]), default="run", help="What a row stands for.")
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    default="30d",
+    callback=parse_seconds,
+    help="How long before now the sum begins. Default: 30d.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["run", "lockfile", "partition"]),
+    default="run",
+    help="What one row of the table stands for.",
+)
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 @_render.json_option
 def command(since: float, by: By, runs: str | None, as_json: bool) -> None:
-    """Sum the GPU hours of the project's runs: asked, used and idle, and energy.
+    """Sum the requested, used and idle GPU hours of the project's runs, and their energy.
 
-    It also says how many hours failed runs ran after their last checkpoint. For runs whose folder is gone, sacct
-    gives the hours asked; the rest is unknown.
+    This command also says how many hours failed runs ran after their last checkpoint. For runs whose folder was
+    removed, only the requested hours are known, from sacct.
     """
     usage = read_usage(_render.cwd(), environ=os.environ, since=time.time() - since, by=by, runs=runs)
     if as_json:

@@ -26,19 +26,23 @@ from hpcenv.submission.verify_nodes import options_to_verify, verify_environment
     metavar="NAME",
     default="default",
     show_default=True,
-    help="Which lockfile: lockfiles/NAME.lock.toml.",
+    help="Lockfile to compare with: lockfiles/NAME.lock.toml.",
     shell_complete=lockfile_names,
 )
 @click.option("--deep", is_flag=True, help="Hash every file, import torch, and read which libraries the loader maps.")
-@click.option("--strict", is_flag=True, help="End with 92 when a field of severity `warn` differs.")
-@click.option("--imports", is_flag=True, help="If it matches, import each locked package once, and name what fails.")
+@click.option("--strict", is_flag=True, help="End with 92 if a field of severity `warn` differs.")
+@click.option(
+    "--imports",
+    is_flag=True,
+    help="If the environment matches, import each locked package once, and name the packages that fail.",
+)
 @click.option("--sif", metavar="PATH", help="Verify this SIF instead of the project's own.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Verify this many nodes, in a Slurm job.")
-@table_option("gpus", "Each machine that is verified must offer them.")
-@table_option("partition", "With --nodes.")
-@table_option("account", "With --nodes.")
-@table_option("time", "With --nodes.")
-@table_option("preflight", "With --nodes; nothing is trained.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Verify this number of nodes, in a Slurm job.")
+@table_option("gpus", "Each machine that is verified must have this number of GPUs.")
+@table_option("partition", "Only with --nodes.")
+@table_option("account", "Only with --nodes.")
+@table_option("time", "Only with --nodes.")
+@table_option("preflight", "Only with --nodes, although nothing is trained.")
 @_accept.option
 @_render.json_option
 def command(
@@ -52,10 +56,9 @@ def command(
 ) -> int:
     """Compare this environment, a SIF, or a set of nodes with the lockfile.
 
-    Exit status: 0 match; 90 a field that must match differs, or with --imports a package
-    cannot be imported; 91 such a field could not be read; 92 with --strict, a field of
-    severity `warn` differs; 93 the nodes differ from each other; 4 to 7 there is no
-    usable lockfile.
+    Exit status: 0 if all fields match; 90 if a field that must match differs, or if, with --imports, a package cannot
+    be imported; 91 if such a field could not be read; 92 if, with --strict, a field of severity `warn` differs; 93 if
+    the nodes differ from each other; 4 to 7 if there is no usable lockfile.
     """
     wanted = options_to_verify(nodes=nodes, sif=sif, **options)
     workspace = _render.open_project()

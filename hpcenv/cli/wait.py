@@ -25,20 +25,26 @@ from hpcenv.runs.wait import exit_status_of, wait_for
 
 @click.command("wait")
 @click.argument("run", nargs=-1, shell_complete=run_names)
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 @click.option(
     "--timeout",
     metavar="TIME",
     callback=_duration.parse_seconds,
-    help="Wait at most this long: 90 (seconds), 30m, 2h, 1d, HH:MM:SS. Then end with exit status 124.",
+    help="Wait at most this long, for example 90 (seconds), 30m, 2h, 1d or HH:MM:SS, and then end with exit status "
+    "124.",
 )
 @_render.json_option
 def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_json: bool) -> int:
-    """Wait until runs have ended, and end with the exit status of the run.
+    """Wait until the given runs have ended.
 
-    RUN is a run folder, a run name, a job id or a sweep; the default is the latest run. With
-    several runs, the exit status is that of the first one, in the given order, that did not
-    end well. The last line says which run the exit status is from.
+    RUN is a run folder, a run name, a job id or a sweep; the default is the latest run. hpcenv ends with the exit
+    status of the run. With several runs, hpcenv ends with the exit status of the first run, in the given order, that
+    did not end well. The last printed line names the run that gave the exit status.
     """
     entries = find_all(_render.cwd(), run, runs=runs)
 

@@ -185,7 +185,7 @@ def require_unchanged(tree: HubTree, compare: DataCompare) -> DataState:
     fetch = Command("hpcenv", "data", "fetch")
     record = read_record(tree)
     if record is None:
-        why = f"[[data]] in hpcenv.toml names it, and {tree.folder} does not have it"
+        why = f"[[data]] in hpcenv.toml names this repository, but {tree.folder} does not contain it"
         raise DataUnavailable(f"`{tree.wanted}` is not fetched", why=why, hint=fetch)
     try:
         state = data.read_state(str(tree.folder), compare)

@@ -102,7 +102,9 @@ def _text(image: str, python: str | None, plain_http: tuple[str, ...]) -> str:
 def _require_new(path: Path, environ: Mapping[str, str]) -> None:
     """Refuse to replace a file, and to make the whole home folder one project."""
     if os.path.lexists(path):
-        raise WouldOverwrite(f"`{path}` exists", hint="edit it; --force replaces it, and your changes in it are lost")
+        raise WouldOverwrite(
+            f"`{path}` exists", hint="edit the file; --force replaces the file, and your changes are lost"
+        )
     home = environ.get("HOME")
     if home and os.path.realpath(home) == os.path.realpath(path.parent):
         raise UsageError(

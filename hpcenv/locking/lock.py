@@ -650,7 +650,7 @@ def _require_as_pinned(
         raise PinsDiffer(
             f"what is installed is not what `{file.path}` says",
             why="\n".join([*map(_difference_line, certain[:_DIFFERENCES_SHOWN]), *more]),
-            hint=f"install from it again: {file.reinstall}{file.or_choose}",
+            hint=f"install from this file again: {file.reinstall}{file.or_choose}",
         )
     return list(differences)
 
@@ -875,9 +875,9 @@ def _require_torch(values: Mapping[str, Any], workspace: Workspace) -> None:
         another = "activate another environment, or name its" if unnamed else "name another"
         raise EnvironmentUnreadable(
             "this environment has no torch",
-            why=f"looked with {values.get('python.executable', 'its Python')}"
+            why=f"hpcenv looked for torch with {values.get('python.executable', 'its Python')}"
             + (": hpcenv.toml names no `python`" if unnamed else ""),
-            hint=f"install torch into it, or {another} `python` in hpcenv.toml;\n"
+            hint=f"install torch into this environment, or {another} `python` in hpcenv.toml;\n"
             'to lock it without torch: "torch.version" = "info" under [policy]',
         )
 

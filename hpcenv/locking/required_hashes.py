@@ -71,5 +71,5 @@ def _reason(dist: DistTable, reasons: Mapping[str, str]) -> str:
         reasons.get(dist.name)
         or (wheel.reason if wheel else None)
         or dist.reason
-        or "hpcenv did not look for its wheel"
+        or "hpcenv did not look for the wheel of this package"
     )

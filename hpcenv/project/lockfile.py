@@ -312,8 +312,8 @@ class PackagesTable(LockTable):
     dist: tuple[DistTable, ...] = ()
     """One installed distribution."""
     conda_package: tuple[CondaTable, ...] = ()
-    """One package that conda installed, with or without Python in it. Not part of the fingerprint: `conda-digest`
-    covers name, version, build, hash and channel, and `conda-content-digest` covers the files."""
+    """One package that conda installed, with or without Python code. The fingerprint does not cover this table:
+    `conda-digest` covers name, version, build, hash and channel, and `conda-content-digest` covers the files."""
 
 
 class LockedHostTable(LockTable):
@@ -423,19 +423,19 @@ class Lockfile(LockTable):
     env: dict[str, str] = {}
     """`[env]` in hpcenv.toml, by variable. If the name looks like a credential, only the name is kept."""
     bind: tuple[LockedBindTable, ...] = ()
-    """A `[[bind]]` of hpcenv.toml. Its source is not locked, because it differs from cluster to cluster."""
+    """A `[[bind]]` of hpcenv.toml. The source of the bind is not locked, because it differs from cluster to cluster."""
     host: LockedHostTable = LockedHostTable()
-    """What the nodes must offer. This describes the nodes, not the identity of the environment."""
+    """What the nodes must offer. This table describes the nodes, not the identity of the environment."""
     determinism: LockedDeterminismTable = LockedDeterminismTable()
     """How strictly nodes and runs are compared."""
     code: CodeTable | None = None
-    """State of the code. Only in the copy of a run (`runs/NAME/lock.toml`)."""
+    """State of the code. This table is only in the copy of a run (`runs/NAME/lock.toml`)."""
     run: RunTable | None = None
     """Command, nodes, GPUs and ranks. Only in the copy of a run."""
     data: dict[str, LockedDataTable] = {}
     """Data that `[[data]]` in hpcenv.toml names. Only in the copy of a run."""
     unknown: dict[str, str] = {}
-    """Fields that could not be read when this was locked, and why."""
+    """Fields that could not be read when the environment was locked, and the reason for each field."""
     policy: dict[str, Severity] = {}
     """Severities that the project changed."""
 
@@ -474,9 +474,10 @@ REQUIRED = ("python.version", "packages.env-digest", "torch.version")
 FACT_TABLES = {
     "python": "The interpreter and where it looks for modules.",
     "torch": "The build of torch, read without importing it.",
-    "jax": "JAX, its library and its plug-in for CUDA. Only where jax is installed.",
-    "libs": "Libraries that torch loads, as the loader finds them, and the variables that change its search.",
-    "loaded": "Files that the loader really mapped after `import torch`. Only with `lock --deep`.",
+    "jax": "JAX, its library and its plug-in for CUDA. Only in environments with jax.",
+    "libs": "Libraries that torch loads, as the loader finds them, and the variables that change where the loader "
+    "searches.",
+    "loaded": "Files that the loader really mapped after `import torch`. Only `lock --deep` writes this table.",
     "system": "The system inside.",
 }
 _FACT_FIELDS = tuple(field for field in REQUIRED if field.split(".", maxsplit=1)[0] in FACT_TABLES)

@@ -182,7 +182,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="count",
         minimum=0,
         group="How many",
-        help="GPUs on each node, not in total. With 0 the ranks use CPUs, and --nproc says how many ranks there are.",
+        help="GPUs on each node, not in total. With --gpus 0 the ranks use CPUs, and --nproc says how many ranks "
+        "there are.",
         places=PROJECT,
         sbatch="gpus-per-node",
         short="G",
@@ -192,7 +193,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="flag",
         group="How many",
         rare=True,
-        help="Request GPUs although the locked torch cannot use them. The run records them and does not compare them.",
+        help="Request GPUs although the locked torch cannot use them. The run records these GPUs, but hpcenv does "
+        "not compare them.",
     ),
     Option(
         name="gpu_type",
@@ -225,8 +227,8 @@ OPTIONS: tuple[Option, ...] = (
         name="cpus",
         kind="count",
         group="How many",
-        help="CPUs on each node. The ranks of a node share them. Default: the share of the node that belongs to the "
-        "requested GPUs, as scontrol shows it; without GPUs, one core for each rank.",
+        help="CPUs on each node. The ranks of a node share these CPUs. Default: with GPUs, the share of the node's "
+        "CPUs that belongs to the requested GPUs, as scontrol shows this share; without GPUs, one core for each rank.",
         places=EVERYWHERE,
         sbatch="cpus-per-task",
         short="c",
@@ -236,9 +238,9 @@ OPTIONS: tuple[Option, ...] = (
         name="mem",
         kind="word",
         group="How many",
-        help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: the "
-        "share of the node that belongs to the requested GPUs, if the cluster counts memory. Without Slurm, this is "
-        "the memory limit of the run, if systemd can set one.",
+        help="Memory on each node, for example 200G. A plain number is MiB; 0 is all memory of the node. Default: "
+        "the share of the node's memory that belongs to the requested GPUs, if the cluster counts memory. Without "
+        "Slurm, SIZE is the memory limit of the run, if systemd can set such a limit.",
         places=EVERYWHERE,
         metavar="SIZE",
         sbatch="mem",
@@ -251,7 +253,7 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
         group="How many",
         rare=True,
-        help="Extra nodes to allocate. They replace nodes that the check rejects. Default: 0.",
+        help="Number of extra nodes to allocate, which replace nodes that the check rejects. Default: 0.",
         places=EVERYWHERE,
         metavar="N",
         needs_slurm=True,
@@ -269,7 +271,7 @@ OPTIONS: tuple[Option, ...] = (
     _directive(
         "partition",
         "word",
-        "Slurm partition to run in. Several are separated by commas; Slurm chooses one.",
+        "Slurm partition to run in. Several partitions are separated by commas, and Slurm chooses one of them.",
         short="p",
         environment="SBATCH_PARTITION",
     ),
@@ -294,7 +296,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="word",
         group="Where",
         rare=True,
-        help="Nodes that the job must get, for example n1,n[3-5]. Slurm adds others if --nodes is larger.",
+        help="Nodes that the job must get, for example n1,n[3-5]. Slurm adds other nodes if --nodes is larger than "
+        "this list.",
         places=PROJECT,
         metavar="NODES",
         sbatch="nodelist",
@@ -321,7 +324,8 @@ OPTIONS: tuple[Option, ...] = (
         name="after",
         kind="texts",
         group="When and how long",
-        help="Start when that run has completed. If it fails, this job is cancelled. A run that has failed is refused.",
+        help="Start the job when RUN has completed. If RUN fails, the job is cancelled. A RUN that has already "
+        "failed is refused.",
         metavar="RUN",
         asks="",
     ),
@@ -342,8 +346,8 @@ OPTIONS: tuple[Option, ...] = (
         name="sbatch",
         kind="native",
         group="Where",
-        help="Pass another option to sbatch, for example --sbatch mail-type=END. hpcenv.toml and site profiles have a "
-        "table [sbatch] for this.",
+        help="Pass another option to sbatch, for example --sbatch mail-type=END. hpcenv.toml and site profiles have "
+        "a table [sbatch] for such options.",
         places=EVERYWHERE,
         metavar="NAME[=VALUE]",
         needs_slurm=True,
@@ -355,7 +359,7 @@ OPTIONS: tuple[Option, ...] = (
         group="Where",
         rare=True,
         help="Pass another option to the srun that starts the training, for example --srun cpu-bind=none. hpcenv.toml "
-        "and site profiles have a table [srun] for this.",
+        "and site profiles have a table [srun] for such options.",
         places=EVERYWHERE,
         metavar="NAME[=VALUE]",
         needs_slurm=True,
@@ -414,7 +418,7 @@ OPTIONS: tuple[Option, ...] = (
         group="What runs",
         help="What starts the ranks. torchrun: torchrun on each node. srun: one Slurm task for each rank. none: the "
         "program is started once on each node, and starts the ranks itself. ray: Ray runs on all nodes, and the "
-        "program runs on the first one. Default: torchrun.",
+        "program runs on the first node. Default: torchrun.",
         places=EVERYWHERE,
     ),
     Option(
@@ -449,7 +453,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="flag",
         group="Environment",
         help="For a torch built for ROCm: bring ROCm's libraries of the host into the container (apptainer --rocm). "
-        "Those that need a newer C library than the image's cannot load.",
+        "Libraries that need a newer C library than that of the image cannot load.",
         places=ALL_BUT_COMMAND,
     ),
     Option(
@@ -473,8 +477,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="text",
         group="Environment",
         rare=True,
-        help="Program that starts containers, by path or by name: Apptainer or SingularityCE 4. Default: the site "
-        "profile's, else apptainer or singularity on PATH.",
+        help="Program that starts containers, by path or by name: Apptainer or SingularityCE 4. Default: the "
+        "program that the site profile names, else apptainer or singularity on PATH.",
         places=PROJECT,
         metavar="PROGRAM",
         asks="a program that is started here and on the nodes",
@@ -547,15 +551,16 @@ OPTIONS: tuple[Option, ...] = (
         kind="choice",
         choices=DETERMINISM_PROFILES,
         group="Environment",
-        help="How exactly another run must repeat this one. off: not at all. seeded: seeds and deterministic kernels, "
-        "and a warning where torch has none. bitwise: to the last bit, or an error. Default: that of the lockfile.",
+        help="How exactly another run must repeat this one. off: not at all. seeded: with seeds and deterministic "
+        "kernels, and with a warning if torch has no deterministic kernel for an operation. bitwise: to the last "
+        "bit, or the run ends with an error. Default: the profile in the lockfile.",
     ),
     Option(
         name="seed",
         kind="count",
         minimum=0,
         group="Environment",
-        help="Base seed of the ranks. With --determinism off it sets seeds only, and does not change kernels. "
+        help="Base seed of the ranks. With --determinism off, N only sets seeds, and hpcenv does not change kernels. "
         "Default: `seed` under [determinism].",
         metavar="N",
     ),
@@ -590,7 +595,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="count",
         group="When and how long",
         rare=True,
-        help="End the training with status 0 after N optimizer steps, for example to compare only its first steps.",
+        help="End the training with status 0 after N optimizer steps, for example to compare only the first steps "
+        "of two runs.",
         metavar="N",
     ),
     Option(
@@ -599,7 +605,7 @@ OPTIONS: tuple[Option, ...] = (
         group="When and how long",
         rare=True,
         help="How long before the time limit the ranks get the signal to save and end: 90 (seconds), 10m, 1h. "
-        "Default: 60, at most a tenth of --time.",
+        "Default: 60 seconds, but at most a tenth of --time.",
         places=PROJECT,
         metavar="TIME",
         sbatch="signal",
@@ -628,8 +634,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="choice",
         choices=("saved", "always", "never"),
         group="When and how long",
-        help="When the job is queued again after it had to end: saved (if the ranks saved their state), always or "
-        "never. Default: saved.",
+        help="Whether a job that had to stop is queued again: saved (only if the ranks saved their state), always "
+        "or never. Default: saved.",
         places=PROJECT,
         sbatch="requeue",
     ),
@@ -647,7 +653,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="text",
         group="What runs",
         help="Continue from a checkpoint of another run: the name of the run (its newest checkpoint), or the path of a "
-        "checkpoint. `hpcenv.training.resume_path()` returns it.",
+        "checkpoint. In the script, `hpcenv.training.resume_path()` returns the path of this checkpoint.",
         metavar="RUN|PATH",
         asks="the ranks read this checkpoint",
     ),
@@ -666,8 +672,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="texts",
         group="What runs",
         rare=True,
-        help="Also copy and hash the files that match this pattern, for example '*.npz'. They may be large, of any "
-        "kind, and ignored by git. A bundle of the run contains them.",
+        help="Also copy and hash the files that match this pattern, for example '*.npz'. The files may be large, of "
+        "any kind, and ignored by git. A bundle of the run contains these files.",
         places=PROJECT,
         metavar="PATTERN",
         asks="files that fit are copied into the run folder, also those that git ignores",
@@ -683,8 +689,8 @@ OPTIONS: tuple[Option, ...] = (
         name="sweep",
         kind="texts",
         group="Many runs",
-        help="Submit one run for each value, for example lr=1e-3,1e-4 or seed=0..4. Several --sweep give all "
-        "combinations.",
+        help="Submit one run for each value, for example lr=1e-3,1e-4 or seed=0..4. Several --sweep options give "
+        "all combinations of their values.",
         places=ONLY_COMMAND,
         metavar="NAME=V1,V2",
         asks="",

@@ -280,7 +280,11 @@ def open_run(path: Path) -> Run:
     except RecordInvalid as error:
         if error.hint_parts:
             raise
-        hint = ("do not edit the records of a run; ", Command("hpcenv", "list"), " shows what else is known of it")
+        hint = (
+            "do not edit the records of a run; ",
+            Command("hpcenv", "list"),
+            " shows what else is known of this run",
+        )
         raise error.changed(hint=hint) from error
 
 

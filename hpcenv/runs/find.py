@@ -116,7 +116,7 @@ def find_any(start: Path, word: str | None, *, runs: str | None = None) -> Submi
         run = _find_job(folder, word)
         if run is not None:
             return run
-    why = f"it is not a run folder, and not a run name or job id in {parent}"
+    why = f"`{word}` is not a run folder, and it is not a run name or job id in {parent}"
     listed = Command("hpcenv", "list", *(() if runs is None else ("--runs-dir", runs)))
     names = [folder.name for folder in folders]
     near = next((name for name in names if name.startswith(word)), None)

@@ -14,7 +14,7 @@ setup_failed() {
   stop_if_asked # a line that a signal of Slurm has ended has not failed
   echo "error[setup-failed]: node ${SLURMD_NODENAME:-$(uname -n)}: a line of \`setup\` ended with status $1: $line" >&2
   echo "hint: correct \`setup\` under [submit] of hpcenv.toml or of the site profile;" >&2
-  echo "        \`|| true\` lets a line fail" >&2
+  echo "        \`|| true\` at the end of a line lets this line fail" >&2
   end 94
 }
 

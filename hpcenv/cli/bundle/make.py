@@ -14,10 +14,21 @@ from hpcenv.reproduction.bundle.make import SUFFIX, bundle
 @click.command("make")
 @click.argument("run", shell_complete=run_names)
 @click.option("-o", "--output", metavar="FILE", help=f"The archive. Default: NAME{SUFFIX} in the current folder.")
-@click.option("--with-sif", "sif", metavar="FILE", help="Include this SIF; it must be the locked one.")
-@click.option("--with-log", is_flag=True, help="Include job.log. Read it first: it contains the output of the script.")
-@click.option("--author", "authors", multiple=True, metavar="NAME", help="Author for CITATION.cff: `Family, Given`.")
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option("--with-sif", "sif", metavar="FILE", help="Include this SIF, which must be the SIF of the lockfile.")
+@click.option(
+    "--with-log",
+    is_flag=True,
+    help="Include job.log. Read job.log first, because it contains the output of the script.",
+)
+@click.option(
+    "--author", "authors", multiple=True, metavar="NAME", help="Author for CITATION.cff, written as `Family, Given`."
+)
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 @_render.json_option
 def command(
     run: str,
@@ -31,8 +42,8 @@ def command(
     """Make an archive of a run: lockfile, code, command, records and measured values.
 
     RUN is a run folder, a run name or a job id. These are left out: values of credentials,
-    secrets, checkpoints, logs, and files that git ignores. Modules without credentials are
-    included even if git ignores them. Lists what is left out, with the reason.
+    secrets, checkpoints, logs, and files that git ignores. Python modules without credentials are included even if
+    git ignores them. hpcenv lists what is left out, with the reason.
     """
     with _progress.shown(as_json=as_json) as on_event:
         made = bundle(

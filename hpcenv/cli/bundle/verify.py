@@ -17,10 +17,10 @@ from hpcenv.text import wrap
 @click.argument("file", type=click.Path())
 @_render.json_option
 def command(file: str, as_json: bool) -> int:
-    """Say whether a bundle is complete and unchanged. Executes and writes nothing.
+    """Say whether a bundle is complete and unchanged. This command executes and writes nothing.
 
-    It needs no Slurm, no container runtime and no GPU. Ends with 0 if everything matches, and with
-    45 if something was changed or cannot be compared. It does not say who made the bundle.
+    The check needs no Slurm, no container runtime and no GPU. hpcenv ends with 0 if everything matches, and with 45
+    if something was changed or cannot be compared. The check does not say who made the bundle.
     """
     with _progress.shown(as_json=as_json) as on_event:
         verified = verify_bundle(Path(file), on_event=on_event)

@@ -11,7 +11,7 @@ from hpcenv.cli._group import LazyGroup
 
 # Command -> its one-line help.
 VERBS = {
-    "fetch": "Fetch what [[data]] names on a hub, and check it.",
+    "fetch": "Fetch the repositories that [[data]] names, and check them.",
     "list": "List the repositories of a hub that are in the store.",
     "resolve": "Print the commit that a branch or tag names now.",
 }

@@ -19,16 +19,18 @@ from hpcenv.project.hub_reference import parse_locked
 
 
 @click.command("fetch")
-@click.option("--check", is_flag=True, help="Also read the files that are there, and compare their hashes.")
+@click.option(
+    "--check", is_flag=True, help="Also read the files that are already in the store, and compare their hashes."
+)
 @_accept.option
 @_render.store_option
 @_render.json_option
 def command(check: bool, accept: str | None, where: _render.Where, as_json: bool) -> None:
     """Fetch the repositories that [[data]] in hpcenv.toml names with `hub`, into the store.
 
-    Every file is compared with the hash that the hub lists for it. After an interruption
+    Every file is compared with the hash that the hub lists for this file. After an interruption
     the same command continues. HF_ENDPOINT names the hub. HF_TOKEN or `hf auth login` gives the
-    token. Only this command and `resolve` use the hub and the token; the nodes do not.
+    token. Only this command and `hpcenv data resolve` use the hub and the token; the nodes do not use them.
     """
     workspace = where.project()
     named = [one for one in workspace.project.data if one.hub is not None]

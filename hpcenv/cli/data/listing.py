@@ -20,9 +20,9 @@ def command(where: _render.Where, as_json: bool) -> None:
     """List the repositories of a hub that are in the store, with their folders.
 
     To remove a repository that no project needs any more, delete its folder and the .json
-    beside the folder. This alone frees no space, because STORE/hub/blobs has each file, too.
-    To free the space, delete STORE/hub/blobs: the other repositories keep their files, and
-    `hpcenv data fetch` makes the folder again.
+    beside the folder. Deleting the folder alone frees no space, because STORE/hub/blobs contains each file, too. To
+    free the space, delete STORE/hub/blobs as well. The other repositories keep their files, and `hpcenv data fetch`
+    makes the folder STORE/hub/blobs again.
     """
     place = where.place()
     stored = list_stored(place)

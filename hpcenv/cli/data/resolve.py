@@ -21,10 +21,10 @@ from hpcenv.project.hub_reference import parse_repository
 @click.argument("repository")
 @_render.json_option
 def command(repository: str, as_json: bool) -> None:
-    """Print REPOSITORY with the commit that its branch or tag names now, as [[data]] needs it.
+    """Print REPOSITORY with the commit that its branch or tag names now, in the form for [[data]].
 
-    REPOSITORY is ORG/NAME or ORG/NAME@BRANCH for a model. For data sets and spaces it
-    is datasets/ORG/NAME and spaces/ORG/NAME. The default branch is `main`.
+    REPOSITORY is ORG/NAME or ORG/NAME@BRANCH for a model. For a data set, REPOSITORY is datasets/ORG/NAME, and for a
+    space, spaces/ORG/NAME. The default branch is `main`.
     """
     try:
         wanted = parse_repository(repository)

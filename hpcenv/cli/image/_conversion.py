@@ -83,7 +83,8 @@ _plain_http_or_own = click.option(
     is_flag=False,
     flag_value=_OWN_REGISTRY,
     callback=_check_hosts,
-    help="Use http instead of https; without HOST for the registry of the image. Only for networks that you trust.",
+    help="Use http instead of https for the registry HOST; without HOST, for the registry of the image. Use this "
+    "option only in networks that you trust.",
 )
 _ca_file = click.option(
     "--ca-file", cls=RareOption, metavar="FILE", help="Certificates to trust for the registry, in PEM form."
@@ -140,7 +141,8 @@ _limit = click.option(
     cls=RareOption,
     metavar="NAME=NUMBER",
     multiple=True,
-    help="Raise a limit for an image that you trust, or NAME=none; the error for a large image names the limit.",
+    help="Raise a limit for an image that you trust; NAME=none removes the limit. The error for an image that is "
+    "too large names the limit.",
 )
 
 
@@ -184,7 +186,8 @@ def convert_options(command: _render.Decorated) -> _render.Decorated:
                 type=click.Choice(["auto", "hpcenv", "apptainer"]),
                 default="auto",
                 show_default=True,
-                help="Program that writes the SIF. auto: hpcenv if squashfs-tools supports it, else apptainer build.",
+                help="Program that writes the SIF. auto: hpcenv if a suitable squashfs-tools is on PATH, else "
+                "apptainer build.",
             ),
             click.option(
                 "--compression",
@@ -192,8 +195,8 @@ def convert_options(command: _render.Decorated) -> _render.Decorated:
                 type=click.Choice(["auto", "zstd", "gzip"]),
                 default="auto",
                 show_default=True,
-                help="Compression of a new SIF. auto: gzip if SingularityCE starts containers here, which cannot "
-                "read zstd; else zstd, which is faster.",
+                help="Compression of a new SIF. auto: gzip if SingularityCE starts the containers, because "
+                "SingularityCE cannot read zstd; else zstd, because zstd is faster.",
             ),
             click.option(
                 "--no-proof", cls=RareOption, is_flag=True, help="Skip the comparison of the new SIF with the layers."

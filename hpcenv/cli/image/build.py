@@ -46,18 +46,26 @@ from hpcenv.recipes.dockerfile_build import ENGINES, DockerfileBuild, build_dock
 @_conversion.plain_http
 @click.option(
     "--platform", type=_conversion.PLATFORM, metavar="OS/ARCH",
-    help="Platform for FILE.def, if not the project's or linux/amd64.",
+    help="Platform for FILE.def. Default: the platform of the project, else linux/amd64.",
 )  # fmt: skip
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
     default="auto",
     show_default=True,
-    help="What builds a DOCKERFILE. auto: the first that is installed.",
+    help="Program that builds a DOCKERFILE. auto: buildah if it is installed, else podman.",
 )
-@click.option("--build-arg", "arguments", multiple=True, metavar="NAME=VALUE", help="Value for ARG of a DOCKERFILE.")
-@click.option("--target", metavar="STAGE", help="Stage of a DOCKERFILE to build, if not the last.")
-@click.option("--context", metavar="DIR", help="Folder that a DOCKERFILE copies from. Default: its own.")
+@click.option(
+    "--build-arg",
+    "arguments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value for an ARG instruction of a DOCKERFILE.",
+)
+@click.option("--target", metavar="STAGE", help="Stage of a DOCKERFILE to build. Default: the last stage.")
+@click.option(
+    "--context", metavar="DIR", help="Folder that a DOCKERFILE copies from. Default: the folder of the DOCKERFILE."
+)
 @_conversion.convert_options
 @_accept.option
 @_render.store_option
@@ -67,9 +75,9 @@ def command(
 ) -> int:
     """Make the project's SIF, or build one from a definition file or a Dockerfile.
 
-    Without FILE.def: the image that hpcenv.toml names, at its locked digest. With FILE.def:
-    Apptainer builds the file without root, and the SIF is stored under its own digest. With
-    DOCKERFILE: buildah or podman builds it, without docker.
+    Without FILE.def, hpcenv makes the SIF of the image that hpcenv.toml names, at the locked digest. With FILE.def,
+    Apptainer builds the SIF without root, and hpcenv stores the SIF under its own digest. With DOCKERFILE, buildah or
+    podman builds the image, without docker.
     """
     binds = tuple(parse_bind(text, _render.cwd()) for text in values["binds"])
     convert = _conversion.chosen(values)

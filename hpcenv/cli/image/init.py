@@ -29,11 +29,20 @@ from hpcenv.submission.choose_site import by_name
 
 
 @click.command("init")
-@click.option("--torch", metavar="X.Y.Z", help="torch release. Default: the locked one, or the newest that fits.")
-@click.option("--cuda", metavar="X.Y|cpu", help="CUDA of the torch build. Default: the one of torch's default index.")
-@click.option("--python", metavar="3.X", help="Python version. Default: the distribution's own.")
 @click.option(
-    "--os", "distribution", metavar="NAME", default="bookworm", show_default=True, help=f"{', '.join(DISTRIBUTIONS)}."
+    "--torch", metavar="X.Y.Z", help="torch release. Default: the locked release, or the newest release that fits."
+)
+@click.option(
+    "--cuda", metavar="X.Y|cpu", help="CUDA of the torch build. Default: the CUDA version of torch's default index."
+)
+@click.option("--python", metavar="3.X", help="Python version. Default: the version in the distribution.")
+@click.option(
+    "--os",
+    "distribution",
+    metavar="NAME",
+    default="bookworm",
+    show_default=True,
+    help=f"Distribution of the image: {', '.join(DISTRIBUTIONS)}.",
 )
 @click.option(
     "--with", "packages", metavar="NAME[==VERSION]", multiple=True, help="Python package that pip resolves with torch."
@@ -41,25 +50,31 @@ from hpcenv.submission.choose_site import by_name
 @click.option(
     "--requirements", metavar="FILE", help="Requirements file without hashes; pip resolves its packages with torch."
 )
-@click.option("--apt", metavar="NAME", multiple=True, help="Package of the distribution.")
-@click.option("--pylock", metavar="FILE", help="Locked packages: uv.lock, pylock.toml or requirements with hashes.")
+@click.option("--apt", metavar="NAME", multiple=True, help="Package of the distribution to install.")
+@click.option(
+    "--pylock", metavar="FILE", help="File with locked packages: uv.lock, pylock.toml or requirements with hashes."
+)
 @_pins.options("--pylock")
 @click.option("--base", metavar="IMAGE", help="Image to start from: NAME[:TAG][@sha256:...], or a SIF.")
 @click.option(
     "--build", "compiled", metavar="NAME==VERSION", multiple=True, help="Package to compile for this torch and GPU."
 )
-@click.option("--build-with", "tools", metavar="NAME", multiple=True, help="One more package that a build needs.")
 @click.option(
-    "--build-base", metavar="IMAGE", help="Image with the CUDA toolkit, to compile in; for CUDA 12 and older."
+    "--build-with", "tools", metavar="NAME", multiple=True, help="One more package that a build of --build needs."
 )
-@click.option("--gpu", metavar="NAME", help="GPU to compile for. Default: gpu under [host] in hpcenv.toml.")
+@click.option(
+    "--build-base",
+    metavar="IMAGE",
+    help="Image with the CUDA toolkit in which packages are compiled, for CUDA 12 and older.",
+)
+@click.option("--gpu", metavar="NAME", help="GPU to compile for. Default: `gpu` under [host] in hpcenv.toml.")
 @click.option("--tag", default="train", show_default=True, metavar="NAME[:TAG]", help="Name of the new image.")
 @click.option("-o", "--output", default="image", show_default=True, metavar="DIR", help="Folder for the files.")
 @click.option(
     "--tools",
     "for_sessions",
     metavar="NAME,...",
-    help=f"Tools of sessions, over the project's image: {','.join(TOOLS)}.",
+    help=f"Tools for sessions, which are installed over the project's image: {','.join(TOOLS)}.",
 )
 @click.option("--force", is_flag=True, help="Replace files that hpcenv did not write.")
 @_render.json_option
@@ -80,11 +95,11 @@ def command(
     base by digest and every package by sha256. pip and apt use their own configuration.
     Packages of --with and --requirements are resolved together with torch; torchvision and
     torchaudio get the release for this torch. A file that you edited is not replaced.
-    A package of --build (flash-attn, apex ...) is compiled from its source archive, in a
-    stage that the image does not contain.
+    A package of --build (flash-attn, apex ...) is compiled from its source archive, in a separate build stage that
+    does not become part of the image.
 
-    With --tools it writes one script instead. The script installs the tools into a virtual
-    environment over the locked image, packs it, and locks it as [environment.tools].
+    With --tools, hpcenv writes one script instead. The script installs the tools into a virtual environment over the
+    locked image, packs this virtual environment, and locks the result as [environment.tools].
     """
     here, folder = _render.cwd(), Path(os.path.abspath(_render.cwd() / output))
     _check_options(compiled, tools, build_base, wanted, for_sessions=for_sessions)

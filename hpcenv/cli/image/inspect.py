@@ -27,7 +27,9 @@ _LONG = 100
 
 @click.command("inspect")
 @click.argument("image", required=False)
-@click.option("--lock", metavar="NAME", help="The image of lockfiles/NAME.lock.toml.", shell_complete=lockfile_names)
+@click.option(
+    "--lock", metavar="NAME", help="Describe the image of lockfiles/NAME.lock.toml.", shell_complete=lockfile_names
+)
 @click.option("--path", "path_only", is_flag=True, help="Print only the path of the SIF.")
 @click.option("--reference", is_flag=True, help="Print only NAME@sha256:DIGEST of the locked image, for docker pull.")
 @click.option("--hash", "hashes", is_flag=True, help="Read the whole file and print its digests.")
@@ -45,9 +47,9 @@ def command(
     """Describe a SIF and its origin, without Apptainer.
 
     IMAGE is the path of a SIF, or an image in the store: its reference, its digest, or the
-    first digits of its digest. Without IMAGE, it describes the image of the project's
-    lockfile. Ends with 10 if the image is not in the store. Signatures are counted, not
-    verified: use apptainer verify.
+    first digits of its digest. Without IMAGE, hpcenv describes the image of the project's lockfile. hpcenv ends with
+    10 if the image is not in the store. hpcenv counts signatures, but does not verify them; to verify them, use
+    apptainer verify.
     """
     if image is not None and lock is not None:
         raise UsageError("IMAGE and --lock exclude each other", hint=Command("hpcenv", "image", "inspect", "--help"))

@@ -20,14 +20,17 @@ from hpcenv.recipes.lint import LintResult, lint
 @click.command("lint")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
-    "--allow", multiple=True, metavar="RULE", help="Accept the findings of RULE, or RULE=reason; may be repeated."
+    "--allow",
+    multiple=True,
+    metavar="RULE",
+    help="Accept the findings of RULE; RULE=reason adds a reason. Can be repeated.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warn", "info"]),
     default="error",
     show_default=True,
-    help="Fail when there is a finding of this severity or a worse one.",
+    help="Fail if there is a finding of this severity or of a higher severity.",
 )
 @_conversion.platform
 @click.option("--all", "show_all", is_flag=True, help="Show accepted findings too.")
@@ -39,8 +42,8 @@ def command(
 
     PATH is a recipe, a SIF, a folder with an OCI layout, or oci:, oci-archive: or
     docker-archive:. For general rules about Dockerfiles use hadolint. A line
-    `# hpcenv: allow RULE reason` above an instruction or command accepts what RULE
-    finds there.
+    `# hpcenv: allow RULE reason` above an instruction or command accepts what RULE finds in this instruction or
+    command.
     """
     result = lint(paths, here=_render.cwd(), allow=allow, platform=platform)
     problem = _unread(result) or _problem(result.count_from(fail_on), fail_on)
@@ -74,7 +77,7 @@ def _problem(count: int, fail_on: str) -> HpcenvError | None:
     return LintFailed(
         f"{count} findings" if count > 1 else "1 finding",
         why=f"--fail-on {fail_on}",
-        hint="repair them, or accept one with a comment above it: `# hpcenv: allow RULE reason`",
+        hint="repair the findings, or accept a finding with a comment above its line: `# hpcenv: allow RULE reason`",
     )
 
 

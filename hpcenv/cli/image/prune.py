@@ -34,17 +34,20 @@ def _parse_bytes(_ctx: click.Context, _parameter: click.Parameter, value: str | 
     "--older-than",
     metavar="AGE",
     callback=_duration.parse_seconds,
-    help="Remove only what was not used for this long, for example 90d. Default: 30d, and with --all any age.",
+    help="Remove only what was not used for this long, for example 90d. Default: 30d; with --all, the age does not "
+    "matter.",
 )
-@click.option("--all", "every", is_flag=True, help="Also remove what was used lately, and what a job of yours names.")
+@click.option(
+    "--all", "every", is_flag=True, help="Also remove images that were used lately, and images that your jobs name."
+)
 @click.option(
     "--keep-bytes",
     metavar="N",
     callback=_parse_bytes,
-    help="Remove the least recently used until the store has at most this size, for example 200G.",
+    help="Remove the least recently used images until the store has at most this size, for example 200G.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
-@click.option("--yes", is_flag=True, help="Remove without asking.")
+@click.option("--yes", is_flag=True, help="Remove without asking for confirmation.")
 @_accept.option
 @_render.store_option
 @_render.json_option
@@ -60,11 +63,10 @@ def command(
 ) -> None:
     """Remove images, downloaded files and leftovers that were not used for 30 days.
 
-    Prints what it would remove, and asks. An image counts as used when it is submitted
-    with a job, when a run starts with it, and when it is read. It keeps what your queued and
-    running jobs name. It also keeps SIFs that were not made from an image in a registry,
-    because they cannot be made again. It removes nothing while a process converts or
-    verifies an image.
+    hpcenv prints what it would remove, and asks for confirmation. An image counts as used when a job with this image
+    is submitted, when a run starts with this image, and when the image is read. hpcenv keeps the images that your
+    queued and running jobs name. hpcenv also keeps SIFs that were not made from an image in a registry, because such
+    SIFs cannot be made again. hpcenv removes nothing while a process converts or verifies an image.
     """
     place = where.place()
     if not place_exists(place):

@@ -26,7 +26,7 @@ from hpcenv.image.store.store_folder import open_place
 @click.command("pull", cls=GroupedCommand)
 @click.argument("reference")
 @_conversion.image_options
-@click.option("--allow-floating", is_flag=True, help="Accept `latest` or no tag.")
+@click.option("--allow-floating", is_flag=True, help="Accept an image without a tag or with the tag `latest`.")
 @_conversion.convert_options
 @_accept.option
 @_render.store_option
@@ -38,9 +38,9 @@ def command(
 
     REFERENCE is docker://HOST/NAME:TAG, oci:DIR, oci-archive:FILE or docker-archive:FILE.
     hpcenv resolves the tag once, downloads the layers, and checks and stores them. What
-    the store already has is not downloaded or converted again. If the
-    store has the image of a digest (NAME@sha256:...), hpcenv does not contact the registry.
-    oras://HOST/NAME:TAG is a finished SIF: hpcenv downloads it and checks its digest.
+    the store already has is not downloaded or converted again. If REFERENCE contains a digest (NAME@sha256:...) and
+    the store has this image, hpcenv does not contact the registry. oras://HOST/NAME:TAG names a finished SIF, and
+    hpcenv downloads this SIF and checks its digest.
     """
     if reference.startswith(f"{SifReference.scheme}://"):
         return _pull_sif(

@@ -27,10 +27,9 @@ from hpcenv.recipes.refresh import Refreshed, plan_refresh, refresh
 def command(folder: str, dry_run: bool, force: bool, accept: str | None, as_json: bool) -> int:
     """Make the project's image again, with the packages of today.
 
-    DIR (default: image) has the files of `hpcenv image init`. Resolves the packages
-    of these files again: versions that you named stay, the others may be newer. Then builds
-    and locks the image, and lists what changed: the base, Python packages, packages of the
-    distribution, and the lockfile.
+    DIR (default: image) contains the files that `hpcenv image init` wrote. hpcenv resolves the packages of these
+    files again. Versions that you named stay; other versions may be newer. Then hpcenv builds and locks the image,
+    and lists what changed: the base, Python packages, packages of the distribution, and the lockfile.
     """
     workspace = _render.open_project()
     _accept.require(workspace, accept, as_json=as_json)

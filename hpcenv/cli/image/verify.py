@@ -28,7 +28,11 @@ _TREE = "container.sif.tree"
 
 @click.command("verify")
 @click.argument("what", metavar="REFERENCE|SIF")
-@click.option("--image", metavar="REF", help="Image that a SIF must contain, if not the one that its label names.")
+@click.option(
+    "--image",
+    metavar="REF",
+    help="Image that the SIF must contain. Default: the image that the label of the SIF names.",
+)
 @_conversion.image_options
 @_conversion.limit
 @_render.store_option
@@ -36,9 +40,9 @@ _TREE = "container.sif.tree"
 def command(what: str, as_json: bool, where: _render.Where, image: str | None, **values: Any) -> int:
     """Check that a SIF contains exactly what the layers of its image contain.
 
-    Reads the layers (from the store, or else from the registry) and the SIF, compares every
-    path, and lists the differences. Ends with 11 if there are any,
-    or with 0 if [policy] of the project gives `container.sif.tree` a lower severity than must.
+    hpcenv reads the layers (from the store, or else from the registry) and the SIF, compares every path, and lists
+    the differences. hpcenv ends with 11 if there are differences, or with 0 if [policy] of the project gives the
+    field `container.sif.tree` a lower severity than `must`.
     """
     place = where.place()
     path, source = _sif_and_image(what, image, place)

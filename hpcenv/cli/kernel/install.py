@@ -22,14 +22,16 @@ from hpcenv.submission.kernel import folder_name, kernel_json
 
 @click.command("install")
 @table_option("lock")
-@click.option("--prefix", metavar="DIR", help="Install below DIR/share/jupyter. Default: your own kernels.")
+@click.option(
+    "--prefix", metavar="DIR", help="Install below DIR/share/jupyter. Default: the folder of your own kernels."
+)
 @_accept.option
 @_render.json_option
 def command(lock: str | None, prefix: str | None, accept: str | None, as_json: bool) -> int:
     """Install a Jupyter kernel that starts in the locked environment, for a JupyterHub.
 
-    Each start of the kernel is checked like a job. If this machine differs from the lockfile,
-    the kernel does not start, and the log of Jupyter has the table. In an allocation the kernel
+    hpcenv checks each start of the kernel like the start of a job. If this machine differs from the lockfile, the
+    kernel does not start, and the log of Jupyter contains the table of the differences. In an allocation the kernel
     starts on the first node of the allocation.
     """
     whole = _render.open_project()

@@ -23,13 +23,18 @@ _TITLES = {
 @click.command("diff")
 @click.argument("left")
 @click.argument("right")
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 @_render.json_option
 def command(left: str, right: str, runs: str | None, as_json: bool) -> None:
     """List what differs between the networks of two runs: settings, warnings, adapters, versions.
 
-    LEFT and RIGHT are runs: folder, name or job id. The values are those that the runs
-    recorded. `hpcenv diff` compares everything else.
+    LEFT and RIGHT are run folders, run names or job ids. hpcenv compares the values that the runs recorded. `hpcenv
+    diff` compares everything else.
     """
     result = diff_networks(_render.cwd(), left, right, runs=runs)
     if as_json:

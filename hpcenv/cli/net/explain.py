@@ -19,9 +19,15 @@ from hpcenv.survey.machine import decide_for, given_settings, seen_here, seen_in
 
 @click.command("explain")
 @_render.run_argument
-@click.option("--here", is_flag=True, help="Decide for nodes like this one, instead of a run.")
 @click.option(
-    "--from", "file", metavar="FILE", help="Decide for nodes like a recorded one: doctor --record, or facts/NODE.json."
+    "--here", is_flag=True, help="Compute the settings for nodes like this machine, instead of showing those of a run."
+)
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    help="Compute the settings for nodes like the node that FILE describes. FILE "
+    "is from doctor --record, or is facts/NODE.json of a run.",
 )
 @click.option(
     "--nodes",
@@ -58,14 +64,13 @@ def command(
     host: bool,
     as_json: bool,
 ) -> None:
-    """Say which network settings a run gets: value, origin, rule, reason, source, and what was seen.
+    """Say which network settings a run gets: value, origin, rule, reason, source, and what hpcenv saw on the nodes.
 
-    RUN is a run folder, a run name or a job id; the default is the latest run. With --here or
-    --from, the settings are computed, as if a job ran on several nodes of one kind.
+    RUN is a run folder, a run name or a job id; the default is the latest run. With --here or --from, hpcenv computes
+    the settings for an imagined job on several nodes of one kind.
 
-    SET: hpcenv chose the value. HOST: the value comes from a file of the node. GIVEN: it comes from
-    you, your project, the site profile or the job. SKIP: hpcenv leaves the library's default on
-    purpose.
+    SET: hpcenv chose the value. HOST: the value comes from a file of the node. GIVEN: the value comes from you, your
+    project, the site profile or the job. SKIP: hpcenv leaves the library's default on purpose.
     """
     if (run is not None) + here + (file is not None) > 1:
         raise UsageError("RUN, --here and --from exclude each other", hint="give one of them")

@@ -15,12 +15,18 @@ from hpcenv.runs.status import read_status
 
 @click.command("open")
 @click.argument("name")
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 @_render.json_option
 def command(name: str, runs: str | None, as_json: bool) -> None:
-    """For each web page of the session NAME, print a line for your laptop, and an address.
+    """For each web page of the session NAME, print a command for your laptop, and an address for its browser.
 
-    Type the line on your laptop, where ~/.ssh/config has the Host block of hpcenv session ssh-config.
+    Type this command on your laptop, where ~/.ssh/config must contain the Host block that hpcenv session ssh-config
+    prints.
     """
     run, session = find_session(_render.cwd(), name, runs=runs)
     status = read_status(run, os.environ)

@@ -14,12 +14,22 @@ from hpcenv.runs.session import render_ssh_config
 
 @click.command("ssh-config")
 @click.argument("name")
-@click.option("--login", metavar="HOST", help="Name of this login node for ssh on your laptop. Default: its full name.")
-@click.option("--runs-dir", "runs", metavar="DIR", help="Folder of runs, if not the project's.")
+@click.option(
+    "--login",
+    metavar="HOST",
+    help="Name of this login node for ssh on your laptop. Default: the full name of this login node.",
+)
+@click.option(
+    "--runs-dir",
+    "runs",
+    metavar="DIR",
+    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
+)
 def command(name: str, login: str | None, runs: str | None) -> None:
     """Print the Host block with which ssh on your laptop reaches the session NAME.
 
-    Add the block to ~/.ssh/config on the laptop, once for each NAME: later sessions with this NAME use it, too.
+    Add the Host block to ~/.ssh/config on the laptop once for each NAME, because later sessions with this NAME use
+    the same block.
 
     \b
         ssh LOGIN 'cd PROJECT && hpcenv session ssh-config lab' >> ~/.ssh/config

@@ -28,7 +28,10 @@ class _StartCommand(WithDashes, GroupedCommand):
     "--tensorboard", metavar="RUN", multiple=True, help="Start TensorBoard, and show this run. Can be repeated."
 )
 @click.option(
-    "--serve", metavar="PORT", type=click.IntRange(1, 65535), help="Start the command after --; it listens on PORT."
+    "--serve",
+    metavar="PORT",
+    type=click.IntRange(1, 65535),
+    help="Start the command after --, which must listen on PORT.",
 )
 @click.option(
     "--allow-port",

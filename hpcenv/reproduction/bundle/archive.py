@@ -270,7 +270,7 @@ class Archive:
         self._file.close()
 
     def _invalid(self, why: str) -> BundleInvalid:
-        hint = "fetch the file again, and compare its sha256 with the one that its authors published"
+        hint = "fetch the file again, and compare its sha256 with the sha256 that the authors published"
         return BundleInvalid(
             f"`{self.path.name}` is not a bundle that can be used", why=printable(why[:1000]), hint=hint
         )
