@@ -110,14 +110,14 @@ def _written(commands: Sequence[Command], n: int, lines: Sequence[str]) -> LeftS
     text, program = " ".join(argv), argv[0].rsplit("/", 1)[-1]
     if program == "sed":
         file = _FILE.search(text)
-        names_server = file is not None and re.search(r" (?:-\w*i|--in-place)", text) and _puts_server(text)
+        names_server = file is not None and bool(re.search(r" (?:-\w*i|--in-place)", text)) and _puts_server(text)
     else:
         target = text if program == "tee" else text.partition(">")[2]
         file, content = _FILE.search(target), _content(commands, n, lines)
         if file is None and ">" in text and re.search(rf"\b(?:{VARIABLE.pattern})=\S*://", content):
             return LeftSetting(line, f"`{program}` writes the variable of an index into a file", target.lstrip("> "))
         pattern = _DISTRIBUTION_SERVER if file is not None and _VENDORS.search(file[0]) else _SERVER
-        names_server = program in ("echo", "printf", "cat", "tee", "}", ")") and pattern.search(content)
+        names_server = program in ("echo", "printf", "cat", "tee", "}", ")") and bool(pattern.search(content))
     if file is None or not names_server:
         return None
     key = _from_home(file[0])
