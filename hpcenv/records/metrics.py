@@ -12,7 +12,8 @@ R is the global rank. Each line is one JSON object with `kind`:
     {"kind": "count", "before": 10, "from": "optimizer"}
     `before`: optimizer steps of the training before this process; null if this number is unknown, so that the count
     begins at 0. `from`: how `before` is known: `start` (no state was loaded), `optimizer` (the step counter in the
-    optimizer's state), `checkpoint` (the number of the checkpoint that `hpcenv.training.resume_path` returned), or `unknown`.
+    optimizer's state), `checkpoint` (the number of the checkpoint that `hpcenv.training.resume_path` returned), or
+    `unknown`.
 `loss`: the scalar on which `backward` was called.
     {"kind": "loss", "step": 11, "index": 0, "name": "loss", "value": "0x1.9p+1", "dtype": "float32", "used": true}
     `step`: the optimizer step that this loss leads to; the first step is 1. `index`: the place of this loss among the
