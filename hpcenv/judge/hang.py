@@ -74,7 +74,7 @@ def judge(
 def not_asked(looks: Iterable[int], ranks: int) -> list[str]:
     """Return a line with the ranks that hpcenv started, but that no node has asked; empty without such ranks."""
     missing = sorted(set(range(ranks)) - set(looks))
-    return [f"{ranks_in_words(missing)} could not be asked (the start hook does not run there)"] if missing else []
+    return [f"{ranks_in_words(missing)} could not be asked (no mark of the start hook)"] if missing else []
 
 
 def _by_rank(answers: Iterable[StackAnswer], look: int) -> dict[int, RankStacks]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.slow_ranks import QUICK, SLOW
 
-from .conftest import HOST_PYTHON, Cluster, Project, _project
+from .conftest import HOST_PYTHON, IMAGE, STORE, Cluster, Project, _project
 
 pytestmark = pytest.mark.cluster
 
@@ -122,14 +122,17 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def project(cluster: Cluster) -> Iterator[Project]:
-    spec = f'image = "host"\npython = "{HOST_PYTHON}"\n[watch]\nstall-after = "10s"\n'
-    made = _project(cluster, f"hang-{uuid.uuid4().hex[:6]}", spec)
+def made_with(cluster: Cluster, spec: str) -> Project:
+    made = _project(cluster, f"hang-{uuid.uuid4().hex[:6]}", f'{spec}[watch]\nstall-after = "10s"\n')
     for name, text in (("hang.py", HANGS), ("slow.py", HEAD + SLOW), ("probe.py", PROBE)):
         cluster.write(f"{made.folder}/{name}", text)
     made.must("lock", timeout=600)
     return made
+
+
+@pytest.fixture(scope="module")
+def project(cluster: Cluster) -> Project:
+    return made_with(cluster, f'image = "host"\npython = "{HOST_PYTHON}"\n')
 
 
 def log(project: Project, run: str) -> str:
@@ -174,6 +177,18 @@ def hanging(project: Project) -> Iterator[Project]:
 @pytest.mark.parametrize("case", ANSWERS)
 def test_the_log_names_the_rank_and_its_line(hanging: Project, case: str) -> None:
     check(hanging, case, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["loader", "lock", "stopped"])
+def test_a_rank_that_hangs_in_a_container_is_named(in_image: Project, case: str) -> None:
+    in_image.must("submit", "hang.py", *SHAPE, "--name", case, "--", case)
+    check(in_image, case, case)
+
+
+@pytest.fixture(scope="module")
+def in_image(cluster: Cluster) -> Project:
+    return made_with(cluster, f'image = "{IMAGE}"\nplain-http = ["registry:5000"]\n[paths]\nstore = "{STORE}"\n')
 
 
 def test_a_read_that_hangs_is_named_and_no_other_process_gets_a_signal(project: Project, cluster: Cluster) -> None:

@@ -104,13 +104,13 @@ def test_a_rank_that_no_hook_has_marked_is_named_and_is_unknown() -> None:
     waits = [look(rank, groups=(WAITS,)) for rank in (0, 2)]
     one = found(*waits, ranks=4)
     assert one.kind == "unknown"
-    why = "ranks 1, 3 could not be asked (the start hook does not run there)"
+    why = "ranks 1, 3 could not be asked (no mark of the start hook)"
     assert one.lines[:2] == (f"no optimizer step for 5 min; {why}", "ranks 0, 2 wait in all_reduce no. 7 (train.py:5)")
     # Which ranks a silent node has is not known.
     one = found(*waits, ranks=4, nodes=("n0", "n1"))
     assert (one.kind, one.lines[0]) == ("unknown", "no optimizer step for 5 min; node n1 did not answer")
     assert found(ranks=1).lines == (
-        "no optimizer step for 5 min; rank 0 could not be asked (the start hook does not run there)",
+        "no optimizer step for 5 min; rank 0 could not be asked (no mark of the start hook)",
     )
 
 
