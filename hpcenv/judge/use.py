@@ -732,21 +732,32 @@ def _unknown_of_gpus(seen: _Seen) -> Iterator[str]:
         if seen.asked.gpus:
             yield from (f"{what} of GPUs unknown: no sample shows a GPU" for what in ("use", "processes", "memory"))
         return
-    for what, name, key in (("use", "use", "use"), ("processes", "others", "ranks"), ("memory", "memory", "memory")):
-        blind: dict[_Gpu, list[GpuUse]] = {}
-        for gpu, looks in seen.gpus.items():
-            unknown = [(s, one) for s, one in looks if getattr(one, name) is None]
-            if _seconds(s for s, _ in unknown) > _MOST_UNKNOWN * _seconds(s for s, _ in looks):
-                blind[gpu] = [one for _, one in unknown]
-        if blind:
+    names = {"use": "use", "processes": "others", "memory": "memory", "slowdowns": "slow"}
+    for what, name in names.items():
+        if blind := _blind(seen, name):
             all_of_them = len(blind) == len(seen.gpus)
             whose = "GPUs" if all_of_them else f"{plural(len(blind), 'GPU')} of {fold_hostlist({n for n, _ in blind})}"
-            always = all(len(looks) == len(seen.gpus[gpu]) for gpu, looks in blind.items())
-            when = "" if always else " at times"
-            yield f"{what} of {whose} unknown{when}{_reason([one for looks in blind.values() for one in looks], key)}"
+            when = "" if all(len(looks) == len(seen.gpus[gpu]) for gpu, looks in blind.items()) else " at times"
+            why = _reason([one for looks in blind.values() for one in looks], name)
+            yield f"{what} of {whose} unknown{when}{why}"
     shown = {node.node: max(len(sample.gpus) for sample in node.samples) for node in seen.nodes}
     asked = seen.asked.gpus
     yield from _together((n, f": samples show {k} of {plural(asked, 'GPU')}") for n, k in shown.items() if k < asked)
+
+
+def _blind(seen: _Seen, name: str) -> dict[_Gpu, list[GpuUse]]:
+    """Return the GPUs of which a value is unknown for too much of the time, with the looks in which it is unknown."""
+    found = {}
+    for gpu, looks in seen.gpus.items():
+        # An empty value may be known: a clock that is not low has no reason to be low.
+        unknown = [
+            (s, one)
+            for s, one in looks
+            if (value := getattr(one, name)) is None or (value == () and _reason([one], name))
+        ]
+        if _seconds(s for s, _ in unknown) > _MOST_UNKNOWN * _seconds(s for s, _ in looks):
+            found[gpu] = [one for _, one in unknown]
+    return found
 
 
 def _unknown_of_ranks(seen: _Seen) -> Iterator[str]:
@@ -763,7 +774,8 @@ def _unknown_of_ranks(seen: _Seen) -> Iterator[str]:
 
 def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
     """Return a colon and the reason why a value is unknown. A key of `unknown` names all values with one reason."""
-    reasons = (why for one in looks for key, why in one.unknown.items() if {name, "all"} & set(key.split(", ")))
+    wanted = {"ranks" if name == "others" else name, "all"}
+    reasons = (why for one in looks for key, why in one.unknown.items() if wanted & set(key.split(", ")))
     return next((f": {why}" for why in reasons if why), "")
 
 

@@ -5,6 +5,9 @@ Runs on: COMPUTE NODE. Standard library, and pynvml (nvidia-ml-py) if it is inst
 A GPU that has fallen off the bus can hang the thread that queries it. So a separate thread asks the GPUs, and the
 caller waits only a limited time for the answer.
 
+If a GPU is split (MIG), each part that this process may use counts as a GPU. NVML gives no use of a part, and the
+power, clocks and errors of the whole GPU are also those of other jobs, so these values are unknown.
+
 The units and names of the calls are from the NVML API reference (docs.nvidia.com/deploy/nvml-api, R580). All calls
 gave an answer on an H200 with driver 580.159.04 (docs/gpu-checks.md).
 """
@@ -16,6 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +51,10 @@ _QUERIES: dict[str, Callable[[Any, Any], object]] = {
     "replays": lambda n, gpu: n.nvmlDeviceGetPcieReplayCounter(gpu),
     "energy": lambda n, gpu: n.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
 }
+
+# What is asked of a part of a split GPU.
+_OF_A_PART = ("uuid", "memory", "memory_total")
+_PART = "NVML does not tell it for a part of a GPU (MIG)"
 
 
 class GpuWatch:
@@ -94,9 +102,13 @@ class GpuWatch:
 
 
 class _Nvml:
-    """NVML with the GPUs of this job, in the order of the PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """NVML with the GPUs of this job, in the order of the PCI bus, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    def __init__(self, nvml: Any, gpus: list[Any]) -> None:
+    Args of the constructor:
+        gpus: for each GPU or part of a GPU, its handle and the handle of the whole GPU.
+    """
+
+    def __init__(self, nvml: Any, gpus: list[tuple[Any, Any]]) -> None:
         self._nvml = nvml
         self._gpus = gpus
         self._before: dict[int, Any] = {}
@@ -104,23 +116,25 @@ class _Nvml:
 
     def look(self, processes: Mapping[int, int]) -> tuple[GpuUse, ...]:
         self._dcgm = _dcgm_runs()  # called once for all GPUs, because it reads the names of all processes
-        found = tuple(self._one(index, gpu, processes) for index, gpu in enumerate(self._gpus))
+        found = tuple(self._one(index, gpu, whole, processes) for index, (gpu, whole) in enumerate(self._gpus))
         if not processes or any(gpu.ranks for gpu in found) or not any(gpu.others for gpu in found):
             return found
         # If the whole job is in a container, NVML may report other process ids than the job sees.
         why = "NVML names no process of the ranks by its number here"
         return tuple(replace(gpu, others=None, unknown={**gpu.unknown, "ranks": why}) for gpu in found)
 
-    def _one(self, index: int, gpu: Any, processes: Mapping[int, int]) -> GpuUse:
+    def _one(self, index: int, gpu: Any, whole: Any, processes: Mapping[int, int]) -> GpuUse:
         values: dict[str, Any] = {}
-        unknown: dict[str, str] = {}
-        for name, query in _QUERIES.items():
+        asked = _QUERIES if gpu is whole else _OF_A_PART
+        left_out = ", ".join(name for name in _QUERIES if name not in asked)
+        unknown = {left_out: _PART} if left_out else {}
+        for name in asked:
             try:
-                value = query(self._nvml, gpu)
+                value = _QUERIES[name](self._nvml, gpu)
                 values[name] = float(value) if isinstance(value, int) else value
             except self._nvml.NVMLError as error:
                 unknown[name] = f"NVML: {error}"
-        values |= self._users(gpu, processes, unknown) | self._busy(index, gpu, unknown)
+        values |= self._users(gpu, processes, unknown) | self._busy(index, gpu, whole, unknown)
         return GpuUse(index=index, unknown=unknown, **values)
 
     def _users(self, gpu: Any, processes: Mapping[int, int], unknown: dict[str, str]) -> dict[str, Any]:
@@ -133,18 +147,21 @@ class _Nvml:
         ours = {processes[pid] for pid in pids if pid in processes}
         return {"ranks": tuple(sorted(ours)), "others": sum(pid not in processes for pid in pids)}
 
-    def _busy(self, index: int, gpu: Any, unknown: dict[str, str]) -> dict[str, Any]:
+    def _busy(self, index: int, gpu: Any, whole: Any, unknown: dict[str, str]) -> dict[str, Any]:
         """Return how busy the SMs, the tensor cores and the memory were since the last look."""
         nvml = self._nvml
         try:
-            if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+            if not nvml.nvmlGpmQueryDeviceSupport(whole).isSupportedDevice:
                 return {}
             if self._dcgm:
                 unknown["sm"] = f"{_DCGM} reads these counters"
                 return {}
             sample = nvml.nvmlGpmSampleAlloc()
             before, self._before[index] = self._before.get(index), sample
-            nvml.nvmlGpmSampleGet(gpu, sample)
+            if gpu is whole:
+                nvml.nvmlGpmSampleGet(gpu, sample)
+            else:
+                nvml.nvmlGpmMigSampleGet(whole, nvml.nvmlDeviceGetGpuInstanceId(gpu), sample)
             if before is None:
                 return {}
             asked = nvml.c_nvmlGpmMetricsGet_t()
@@ -184,10 +201,25 @@ def _open() -> _Nvml | str:
                 if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                     return f"NVML: GPU {index}: {error}"
                 continue
-            gpus.append(((bus.domain, bus.bus, bus.device), index, gpu))
+            gpus += [((bus.domain, bus.bus, bus.device), index, part, gpu) for part in _parts(pynvml, gpu)]
     except pynvml.NVMLError as error:
         return f"NVML: {error}"
-    return _Nvml(pynvml, [gpu for _, _, gpu in sorted(gpus, key=lambda one: one[:2])])
+    return _Nvml(pynvml, [one[2:] for one in sorted(gpus, key=lambda one: one[:2])])
+
+
+def _parts(nvml: Any, gpu: Any) -> list[Any]:
+    """Return the parts of a split GPU that this process may use; the GPU itself if it is not split."""
+    try:
+        if not nvml.nvmlDeviceGetMigMode(gpu)[0]:
+            return [gpu]
+        most = int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))
+    except nvml.NVMLError:  # a GPU that cannot be split
+        return [gpu]
+    found = []
+    for index in range(most):
+        with suppress(nvml.NVMLError):  # no part has this number, or another job has the part
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
+    return found
 
 
 def _text(value: bytes | str) -> str:

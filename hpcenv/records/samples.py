@@ -110,7 +110,8 @@ class RankUse:
     Attributes:
         step: number of optimizer steps of this process; None if hpcenv sees no steps.
         step_seconds: mean time of a step since the last sample; None if no step ended since then.
-        wait_seconds: the part of `step_seconds` in which the rank waited for its DataLoader.
+        wait_seconds: the part of `step_seconds` in which the rank waited for its DataLoader; None without a DataLoader
+            of torch.
         last_step: when the last step ended, in seconds since the epoch; None before the first step.
         saving: whether the rank is inside `hpcenv.training.saving`.
         state: the state of the process, a letter of proc(5): R, S, D, T.

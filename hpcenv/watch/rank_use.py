@@ -48,7 +48,8 @@ def _use(pulse: RankPulse, before: tuple[float, float, RankPulse] | None, now: t
         steps = pulse.steps - max(earlier.steps, 1)  # the time of the first step includes the time before it
         if steps > 0:
             step_seconds = (pulse.seconds - earlier.seconds) / steps
-            wait_seconds = max(0.0, pulse.waited - earlier.waited) / steps
+            # A rank that never waited for a DataLoader of torch has none, and may read its data in another way.
+            wait_seconds = max(0.0, pulse.waited - earlier.waited) / steps if pulse.waited else None
         if now[0] > before[0]:
             # The CPU time of an ended child is lost if no process has waited for the child.
             cpu = max(0.0, now[1] - before[1]) / (now[0] - before[0])

@@ -26,8 +26,9 @@ typedef struct { char key[48], value[160]; } Row;
 typedef struct { Row rows[MAX_ROWS]; int count; } Table;
 typedef Table *Device;
 
-static Table driver, gpus[MAX_GPUS];
-static unsigned gpu_count;
+static Table driver, gpus[MAX_GPUS], parts[MAX_GPUS];
+static Device whole_of[MAX_GPUS]; /* part -> its GPU */
+static unsigned gpu_count, part_count;
 static int initialized;
 
 static char *trimmed(char *text)
@@ -45,7 +46,7 @@ static void read_file(void)
     char line[256];
     Table *table = &driver;
     driver.count = 0;
-    gpu_count = 0;
+    gpu_count = part_count = 0;
     if (!file)
         return;
     while (fgets(line, sizeof line, file)) {
@@ -53,6 +54,10 @@ static void read_file(void)
         char *text = trimmed(line), *equals = strchr(text, '=');
         if (!strcmp(text, "[gpu]") && gpu_count < MAX_GPUS) {
             table = &gpus[gpu_count++];
+            table->count = 0;
+        } else if (!strcmp(text, "[part]") && gpu_count && part_count < MAX_GPUS) { /* of the GPU above (MIG) */
+            whole_of[part_count] = &gpus[gpu_count - 1];
+            table = &parts[part_count++];
             table->count = 0;
         } else if (equals && table->count < MAX_ROWS) {
             Row *row = &table->rows[table->count++];
@@ -190,6 +195,28 @@ static int handle_by(const char *key, const char *wanted, Device *out)
 int nvmlDeviceGetHandleByUUID(const char *uuid, Device *out) { return handle_by("uuid", uuid, out); }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *id, Device *out) { return handle_by("bus", id, out); }
 
+/* -- parts of a GPU with `mig = 1 1`; `handle = !4` is a part of another job, `instance` its number ---------------- */
+
+int nvmlDeviceGetMaxMigDeviceCount(Device gpu, unsigned *out) { return gpu ? (*out = 7, OK) : INVALID_ARGUMENT; }
+int nvmlDeviceGetMigDeviceHandleByIndex(Device gpu, unsigned index, Device *out)
+{
+    const char *value;
+    for (unsigned i = 0; i < part_count; i++)
+        if (whole_of[i] == gpu && !index--) {
+            int status = look_up(&parts[i], "handle", &value);
+            *out = &parts[i];
+            return status == NOT_SUPPORTED ? OK : status;
+        }
+    return NOT_FOUND;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device part, Device *out)
+{
+    for (unsigned i = 0; i < part_count; i++)
+        if (&parts[i] == part)
+            return *out = whole_of[i], OK;
+    return INVALID_ARGUMENT;
+}
+
 /* -- one text or one number of a GPU ------------------------------------------------------------ */
 
 #define TEXT(call, key) \
@@ -247,6 +274,7 @@ NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, "energy")
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, "retired-pending")
 NUMBER(nvmlDeviceGetNumaNodeId, unsigned, "numa-node")
 NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, "is-mig-device")
+NUMBER(nvmlDeviceGetGpuInstanceId, unsigned, "instance")
 
 PAIR(nvmlDeviceGetMigMode, "mig")
 PAIR(nvmlDeviceGetEccMode, "ecc")
@@ -366,7 +394,20 @@ int nvmlGpmQueryDeviceSupport(Device gpu, struct gpm_support *out)
 struct gpm_sample { Device gpu; };
 int nvmlGpmSampleAlloc(struct gpm_sample **out) { return (*out = calloc(1, sizeof **out)) ? OK : INSUFFICIENT_SIZE; }
 int nvmlGpmSampleFree(struct gpm_sample *sample) { free(sample); return OK; }
-int nvmlGpmSampleGet(Device gpu, struct gpm_sample *sample) { sample->gpu = gpu; return OK; }
+int nvmlGpmSampleGet(Device gpu, struct gpm_sample *sample)
+{
+    Device whole;
+    sample->gpu = gpu;
+    return nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu, &whole) == OK ? NOT_SUPPORTED : OK;
+}
+int nvmlGpmMigSampleGet(Device gpu, unsigned instance, struct gpm_sample *sample)
+{
+    unsigned found = 0;
+    for (unsigned i = 0; i < part_count; i++)
+        if (whole_of[i] == gpu && nvmlDeviceGetGpuInstanceId(&parts[i], &found) == OK && found == instance)
+            return sample->gpu = &parts[i], OK;
+    return NOT_FOUND;
+}
 struct gpm_metric { unsigned id; int status; double value; const char *names[3]; };
 struct gpm_metrics { unsigned version, count; struct gpm_sample *before, *after; struct gpm_metric metrics[]; };
 int nvmlGpmMetricsGet(struct gpm_metrics *asked)

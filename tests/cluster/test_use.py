@@ -205,7 +205,7 @@ def test_a_full_gpu_and_lost_memory_have_their_sentences_and_a_run_of_20_seconds
     start(project, "full", 40)
     start(project, "briefest", 20)
     assert said(project, "briefest") == {}
-    assert "nothing odd (GPUs 9" in " ".join(project.must("report", "briefest").split())
+    assert "nothing odd in what is known (GPUs 9" in " ".join(project.must("report", "briefest").split())
     found = said(project, "full")
     assert re.fullmatch("peak memory 84 of 86 GB of GPU 1 of n[12]", found.pop("memory.gpu"))
     assert re.fullmatch(r"GPU 3 of n[12] had 2 uncorrected memory errors \(ECC\)", found.pop("gpu.ecc"))

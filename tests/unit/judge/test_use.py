@@ -244,6 +244,7 @@ IN_PART = {
     "a node that began late": ((N1, cut(N2, 1200, 3600)), {}, "n2: samples of 40 of 60 minutes only"),
     "both ended early": ((N1, N2), {"until": BEGAN + 9 * 3600}, "n[1-2]: samples of 1 of 9 hours only"),
     "one node without NVML": (run(nodes=2, gpu=lambda n, *_: NO_NVML if n == "n2" else {}), {}, "use of 4 GPUs of n2 unknown: pynvml is not installed"),
+    "no reasons of the clocks": (run(gpu=lambda *_: {"unknown": {"slow": "Not Supported"}}), {}, "slowdowns of GPUs unknown: Not Supported"),
     "a driver that hangs": (run(gpu=lambda _n, at, _i: NO_NVML if at > 1800 else {}), {}, "use of GPUs unknown at times: pynvml is not installed"),
     "a GPU that is not there": (run(nodes=2), {"gpus": 8}, "n[1-2]: samples show 4 of 8 GPUs"),
     "one node without a cgroup": (

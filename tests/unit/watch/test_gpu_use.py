@@ -107,6 +107,43 @@ def test_the_counters_of_the_sms_are_those_between_two_looks(looker: Looker) -> 
     assert looker.look()[0]["sm"] is None, "this GPU has none"
 
 
+# A split GPU with two parts of this job, and one of another job. The NVML of some drivers answers 0 for a part.
+SPLIT = (
+    BUSY.replace("process = 4711 21978", "process = 77 40000")
+    + """
+mig = 1 1
+[part]
+uuid = MIG-0
+instance = 3
+memory-mib = 18000 900
+utilization = 0 0
+power = 0
+process = 4711 900
+gpm-2 = 40
+[part]
+uuid = MIG-1
+handle = !4
+[part]
+uuid = MIG-2
+instance = 5
+memory-mib = 18000 10
+"""
+)
+
+
+def test_parts_of_a_split_gpu_are_the_gpus_and_their_use_is_unknown(looker: Looker) -> None:
+    looker.conf.write_text("driver = 580.159.04\n" + SPLIT + IDLE)
+    whole, *parts = looker.look()
+    assert [one["uuid"] for one in (whole, *parts)] == ["GPU-0", "MIG-0", "MIG-2"]
+    assert [one["index"] for one in parts] == [1, 2]
+    for part, memory in zip(parts, (900, 10), strict=True):
+        assert (part["memory"], part["memory_total"]) == (memory << 20, 18000 << 20), "of the part, not of the GPU"
+        assert {part[name] for name in ("use", "power", "energy", "clock", "ecc", "temperature")} == {None}
+        assert any("use" in key.split(", ") and "MIG" in why for key, why in part["unknown"].items())
+    assert [(part["ranks"], part["others"]) for part in parts] == [([3], 0), ([], 0)]
+    assert [part["sm"] for part in looker.look()[1:]] == [40, None], "NVML counts the SMs of a part"
+
+
 def test_a_change_is_seen_and_a_driver_that_hangs_delays_nobody(looker: Looker) -> None:
     looker.conf.write_text("driver = 580.159.04\n" + BUSY)
     assert looker.look()[0]["use"] == 100

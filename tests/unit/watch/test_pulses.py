@@ -6,12 +6,15 @@ import json
 import os
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcenv.incontainer.start_hook.pulse import LAYOUT
 from hpcenv.watch import pulses
+from hpcenv.watch.pulses import RankPulse
+from hpcenv.watch.rank_use import RankLook
 from tests.hooked_rank import HEAD, Rank, made_in
 
 # Reads its own pulse, as the process outside does while the rank lives.
@@ -166,3 +169,15 @@ def test_a_rank_that_ended_and_is_not_waited_for_is_not_alive(tmp_path: Path) ->
 def _this_process() -> tuple[int, int]:
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(Path("/proc/self").resolve().name), int(stat[19])
+
+
+def test_a_rank_without_a_loader_of_torch_may_wait_for_its_data_in_another_way() -> None:
+    for waited, found in ((0.0, None), (2.0, 0.2)):
+        look = RankLook()
+        pulse = RankPulse(
+            rank=0, pid=os.getpid(), steps=1, last_step=1.0, seconds=1.0, waited=0.0, saving=False, torch_memory=None,
+            torch_peak=None,
+        )  # fmt: skip
+        look.look([pulse], {}, 10.0)
+        (use,) = look.look([replace(pulse, steps=11, seconds=6.0, waited=waited)], {}, 20.0)
+        assert (use.step_seconds, use.wait_seconds) == (0.5, found)
