@@ -117,7 +117,7 @@ def _written(commands: Sequence[Command], n: int, lines: Sequence[str]) -> LeftS
         if file is None and ">" in text and re.search(rf"\b(?:{VARIABLE.pattern})=\S*://", content):
             return LeftSetting(line, f"`{program}` writes the variable of an index into a file", target.lstrip("> "))
         pattern = _DISTRIBUTION_SERVER if file is not None and _VENDORS.search(file[0]) else _SERVER
-        names_server = program in ("echo", "printf", "cat", "tee", "}", ")") and pattern.search(content)
+        names_server = program in ("echo", "printf", "cat", "tee", "}", ")") and pattern.search(content) is not None
     if file is None or not names_server:
         return None
     key = _from_home(file[0])
