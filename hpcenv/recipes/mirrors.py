@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-Command = tuple[int, tuple[str, ...], bool]
+ReadCommand = tuple[int, tuple[str, ...], bool]
 """The line of a command, its words without quotes, and whether it reads from a pipe."""
 
 
@@ -63,7 +63,7 @@ def copied(source: str, destination: str) -> str | None:
     return _from_home(path) if _COPIED.search(path) else None
 
 
-def left(commands: Sequence[Command], lines: Sequence[str]) -> Iterator[LeftSetting]:
+def left(commands: Sequence[ReadCommand], lines: Sequence[str]) -> Iterator[LeftSetting]:
     """Yield the settings that the commands of one stage make and do not remove again.
 
     Args:
@@ -76,7 +76,7 @@ def left(commands: Sequence[Command], lines: Sequence[str]) -> Iterator[LeftSett
             yield found
 
 
-def removed(setting: LeftSetting, commands: Sequence[Command]) -> bool:
+def removed(setting: LeftSetting, commands: Sequence[ReadCommand]) -> bool:
     """Return whether a command after the setting removes or replaces it."""
     return any(line >= setting.line and _removes(argv, setting.key) for line, argv, _ in commands)
 
@@ -90,7 +90,7 @@ def _removes(argv: Sequence[str], key: str) -> bool:
     return program in ("mv", "cp") and paths[-1:] == [key]
 
 
-def _configured(command: Command) -> LeftSetting | None:
+def _configured(command: ReadCommand) -> LeftSetting | None:
     """Return the setting that `pip config`, `conda config`, `npm config` or `git config` makes."""
     line, argv, _ = command
     text = " ".join(argv)
@@ -104,7 +104,7 @@ def _configured(command: Command) -> LeftSetting | None:
     return None
 
 
-def _written(commands: Sequence[Command], n: int, lines: Sequence[str]) -> LeftSetting | None:
+def _written(commands: Sequence[ReadCommand], n: int, lines: Sequence[str]) -> LeftSetting | None:
     """Return the file with a server that a command writes."""
     line, argv, _ = commands[n]
     text, program = " ".join(argv), argv[0].rsplit("/", 1)[-1]
@@ -117,14 +117,14 @@ def _written(commands: Sequence[Command], n: int, lines: Sequence[str]) -> LeftS
         if file is None and ">" in text and re.search(rf"\b(?:{VARIABLE.pattern})=\S*://", content):
             return LeftSetting(line, f"`{program}` writes the variable of an index into a file", target.lstrip("> "))
         pattern = _DISTRIBUTION_SERVER if file is not None and _VENDORS.search(file[0]) else _SERVER
-        names_server = program in ("echo", "printf", "cat", "tee", "}", ")") and bool(pattern.search(content))
+        names_server = program in ("echo", "printf", "cat", "tee", "}", ")") and pattern.search(content) is not None
     if file is None or not names_server:
         return None
     key = _from_home(file[0])
     return LeftSetting(line, f"`{program}` writes a server into {key[:80]}", key)
 
 
-def _content(commands: Sequence[Command], n: int, lines: Sequence[str]) -> str:
+def _content(commands: Sequence[ReadCommand], n: int, lines: Sequence[str]) -> str:
     """Return the text that a command writes: its own, that of a here-document, or that of the commands before it."""
     line, argv, piped = commands[n]
     text = " ".join(argv)

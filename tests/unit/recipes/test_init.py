@@ -325,6 +325,17 @@ def test_the_list_of_the_seeds_is_one_line(tmp_path, seeds):
         assert re.search(r"install --no-install-recommends .* libgl1 libglib2.0-0 tini=0.19.0-1$", text, re.M)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_index_still_has_the_list_of_the_seeds(tmp_path):
+    """With the index that this machine's pip is configured for. tests/cluster/test_seeds_image.py builds with a newer torch."""
+    words = {"pylock": None, "torch": "2.1.2", "apt": SEEDS_APT, "environ": dict(os.environ)}
+    made = make(tmp_path, packages=(*SEEDS, "pyarrow<26", "setuptools<82"), **words)
+    found = {*locked_in(made)}
+    assert {*SEEDS[:4], "torch==2.1.2", "torchvision==0.16.2", "numpy==1.26.4"} <= found
+    assert not any("its import fails" in note for note in made.notes)
+
+
 def test_what_fails_at_the_import_is_said_before_the_build(tmp_path, seeds):
     made = make(tmp_path, pylock=None, torch="2.1.2", packages=SEEDS, environ=seeds)
     found = [note for note in made.notes if "known trouble" in note]
