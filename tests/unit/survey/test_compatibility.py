@@ -85,6 +85,19 @@ def test_the_answers_are_those_of_the_public_pages():
 
 
 @pytest.mark.parametrize(
+    ("gpu", "driver"),
+    [
+        ("L40S", "450.80.02"), ("L4", "515.48.07"), ("H100", "470.256.02"), ("B200", "560.35.05"), ("B200", "535.183.06"),
+        ("GB200", "550.54.15"), ("RTX 5090", "550.54.14"), ("RTX 5090", "535.183.06"), ("GB300", "570.124.06"),
+    ],
+)  # fmt: skip
+def test_a_driver_that_is_older_than_the_gpu_is_refused(gpu, driver):
+    answer = ask(TABLE, CompatQuestion(gpu=gpu, driver=driver), today=TODAY)
+    assert answer.result == "mismatch"
+    assert any("is older than" in check.what for check in answer.checks)
+
+
+@pytest.mark.parametrize(
     ("question", "hint"),
     [
         (CompatQuestion(gpu="MI300X"), "the table has no GPUs of AMD"),
