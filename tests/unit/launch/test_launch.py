@@ -530,7 +530,9 @@ def test_the_very_file_that_was_checked_starts_even_if_its_name_is_taken_later(s
 
 def test_the_containers_own_tmp_and_nothing_else_is_left_of_it(sif_run):
     checked(sif_run)
-    sif_run.torchrun(f'echo "$@"; mkdir {sif_run.tmp}/hpcenv-job-77-*/closed; chmod 0 {sif_run.tmp}/hpcenv-job-77-*/closed')
+    sif_run.torchrun(
+        f'echo "$@"; mkdir {sif_run.tmp}/hpcenv-job-77-*/closed; chmod 0 {sif_run.tmp}/hpcenv-job-77-*/closed'
+    )
     done = sif_run.step("task")
     assert f'"source={sif_run.tmp}/hpcenv-job-77-' in done.stdout
     assert f"--home {sif_run.folder.home_of('n1')}:/hpcenv/home" in done.stdout
@@ -540,7 +542,9 @@ def test_the_containers_own_tmp_and_nothing_else_is_left_of_it(sif_run):
 def test_what_a_killed_job_left_on_the_node_goes_and_what_is_in_use_stays(sif_run):
     """Also what a session left: it has keys and a token."""
     checked(sif_run)
-    left, used, empty = (sif_run.tmp / name for name in ("hpcenv-session-dead", "hpcenv-job-76-used", "hpcenv-job-75-new"))
+    left, used, empty = (
+        sif_run.tmp / name for name in ("hpcenv-session-dead", "hpcenv-job-76-used", "hpcenv-job-75-new")
+    )
     for folder in (left, sif_run.tmp / "hpcenv-job-76-dead", used):
         folder.mkdir()
         (folder / "token").write_text("secret")
