@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcenv import filesystem
 
 # The first part of the names: of the folder of a session, and of the folder that is /tmp in the container of a job.
-SESSION, JOB = "hpcenv-session-", "hpcenv-job-"
+SESSION, JOB = _OURS = "hpcenv-session-", "hpcenv-job-"
 
 
 def places() -> tuple[str, ...]:
@@ -47,13 +47,15 @@ def remove_left() -> None:
 
     An empty folder is left alone, because another job may have made it at this moment, and may not have locked it yet.
     """
-    for place in places():
-        for path in (*Path(place).glob(f"{SESSION}*"), *Path(place).glob(f"{JOB}*")):
-            with contextlib.suppress(OSError):  # another job of this user may just end
-                if path.lstat().st_uid == os.getuid() and (lock := locked(path)) is not None:
-                    if os.listdir(path):
-                        shutil.rmtree(path, ignore_errors=True)
-                    os.close(lock)
+    found: list[Path] = []
+    with contextlib.suppress(OSError):  # the node has no folder for temporary files
+        found = [path for place in places() for path in Path(place).glob("hpcenv-*") if path.name.startswith(_OURS)]
+    for path in found:
+        with contextlib.suppress(OSError):  # another job of this user may just end
+            if path.lstat().st_uid == os.getuid() and (lock := locked(path)) is not None:
+                if os.listdir(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
 
 
 def locked(path: Path) -> int | None:

@@ -108,6 +108,7 @@ NOT_AT_THE_TOP = {
     ("plugins/hydra_plugins/hpcenv_launcher.py", "hpcenv.api.executor"): _HYDRA,
     ("plugins/hydra_plugins/hpcenv_launcher.py", "hpcenv.api.job"): _HYDRA,
     ("plugins/hydra_plugins/hpcenv_launcher.py", "hpcenv.errors"): _HYDRA,
+    ("steps/launch.py", "hpcenv.sessions.door"): "only the job of a session needs it, and every training would load it",
     ("steps/main.py", "hpcenv.sessions"): "a step in a job is a command: it loads its own module only",
     ("submission/submit.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,
     ("submission/sweep_job.py", "hpcenv.submission.submitit_executor"): _SUBMITIT,

@@ -230,6 +230,16 @@ def test_a_session_without_a_page_says_why(
     assert (done.status, why in done.stderr, hint in done.stderr) == (2, True, True), done.stderr
 
 
+def test_a_node_without_sshd_has_no_page_for_a_laptop_and_says_so(hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
+    folder = RunFolder(_open_session(tmp_path))
+    fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
+    save_record(replace(load_record(SessionNode, folder.session_of("n1")), sshd=""), folder.session_of("n1"))
+    done = hpcenv("session", "open", "lab", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ)
+    assert (done.status, done.stdout) == (2, ""), done.stderr
+    assert "node n1 of the session `lab` has no sshd" in done.stderr
+    assert "hpcenv attach lab gives a shell without ssh" in done.stderr
+
+
 def test_a_shell_needs_a_terminal(hpcenv: Any, slurm: Any, project: Path) -> None:
     done = hpcenv("shell", cwd=project, environ=slurm.environ)
     assert (done.status, "a shell needs a terminal" in done.stderr) == (2, True)
