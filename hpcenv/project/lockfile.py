@@ -177,7 +177,8 @@ class ContainerTable(LockTable):
     sif: SifTable
     """The file that the nodes run, and how it was made."""
     overlay: OverlayTable | None = None
-    """The squashfs that is mounted read-only over the image (`overlay` in hpcenv.toml). Its path is not locked."""
+    """The squashfs that is mounted read-only over the image (`overlay` in hpcenv.toml). The path of the squashfs is
+    not locked."""
 
     @property
     def digest(self) -> str:
