@@ -128,7 +128,8 @@ def compare(
         steps: `A:B` compares only the steps from A to B; `N` compares the steps up to N.
         metric: names of the metrics to compare; empty for all.
         rtol, atol: tolerance. If both are None, the tolerance of torch.testing.assert_close is used; if one is None,
-        it is 0. ulp: tolerance in units in the last place, instead of rtol and atol.
+            this one is 0.
+        ulp: tolerance in units in the last place, instead of rtol and atol.
 
     Raises:
         RunNotFound, RecordInvalid: a run cannot be found or read.
