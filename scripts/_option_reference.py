@@ -149,27 +149,27 @@ _PAGE_HEAD = """# Options of a submission
 
 <!-- Written by `scripts/reference-docs`; do not edit. -->
 
-One table in hpcenv holds all options of `hpcenv submit`. The command line, hpcenv.toml, site profiles
-and the Python API follow from it.
+One table in hpcenv holds all options of `hpcenv submit`. The options of the command line, hpcenv.toml, site profiles
+and the Python API are made from this table.
 
 The first of these places that sets an option decides:
 
 1. the command line of `hpcenv submit` or `hpcenv rerun`, or a keyword of `hpcenv.submit()`;
 2. the table [submit] of hpcenv.toml;
-3. a variable of sbatch in your environment, where the option has one;
+3. a variable of sbatch in your environment, if the option has such a variable;
 4. the table [submit] of the site profile.
 
-Every refusal names the place that a value comes from. In Python, `_` stands for `-`.
+If hpcenv refuses a value, the error names the place from which the value comes. In Python, `_` stands for `-`.
 
-"Spelled" names the option of sbatch, srun or torchrun that a value ends up in. The mark `=` says that
-the value is written as you gave it; otherwise hpcenv computes what it writes.
+"Spelled" names the option of sbatch, srun or torchrun to which hpcenv passes the value. The sign `=` says that hpcenv
+passes the value as you gave it; without this sign, hpcenv computes the value that it passes.
 """
 
 _PASSED_ON = """
 ## Options of sbatch and srun that are passed on
 
 `--sbatch NAME[=VALUE]` writes `#SBATCH --NAME=VALUE`; `--srun NAME[=VALUE]` adds the option to the `srun` that
-starts the training, and not to the check before it. hpcenv.toml and site profiles have tables for the same:
+starts the training, and not to the check before it. hpcenv.toml and site profiles have tables for the same options:
 
     [sbatch]
     mail-user = "alice@example.org"
@@ -179,7 +179,7 @@ starts the training, and not to the check before it. hpcenv.toml and site profil
     [srun]
     cpu-bind = "none"
 
-The places win over each other as above, name by name. hpcenv refuses the options that it sets itself:
+The order of the places above applies to each name separately. hpcenv refuses the options that it sets itself:
 
 """
 

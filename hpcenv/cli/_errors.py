@@ -192,5 +192,5 @@ def _unexpected(problem: BaseException) -> HpcenvError:
     print(_terminal.clean_text(lines), end="", file=sys.stderr, flush=True)
     return HpcenvError(
         f"this is a bug in hpcenv: {type(problem).__name__}: {problem}",
-        hint="please report it with the lines above",
+        hint="please report this bug, together with the lines above",
     )

@@ -66,7 +66,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--volume", cls=RareOption, metavar="CLAIM:PATH",
-            help="With --export to Kubernetes: the volume claim with the code, and its path in the container.",
+            help="With --export to Kubernetes: the volume claim that contains the code, and the path of this volume "
+            "in the container.",
         ),
     )):  # fmt: skip
         command = option(command)

@@ -234,7 +234,7 @@ def store_option(command: Decorated) -> Decorated:
         metavar="DIR",
         help="Folder of images. Default: the folder that HPCENV_STORE names, else the store of the project.",
     )
-    text = "Use the folder of --store even if this other user owns the folder."
+    text = "Use the folder of --store even if USER owns the folder."
     owners = click.option("--trust", cls=RareOption, metavar="USER", multiple=True, help=text)
     return cast("Decorated", store(owners(with_place)))
 

@@ -28,7 +28,7 @@ def command(run: str | None, runs: str | None, node: str | None, secrets: bool, 
         hpcenv attach
         hpcenv attach first --node n2 -- nvidia-smi
 
-    With --json, hpcenv prints the command that starts the shell, and does not start it.
+    With --json, hpcenv only prints the command line that it would start.
     """  # noqa: D301  (click's mark for "do not wrap")
     argv = after_dashes() or ()
     tty = sys.stdin.isatty() and sys.stdout.isatty()

@@ -27,12 +27,12 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
 @click.option(
     "--rtol",
     type=click.FloatRange(min=0),
-    help="Relative tolerance. Default: that of torch.testing for the type of the values.",
+    help="Relative tolerance. Default: that of torch.testing for the type of the values, but 0 if --atol is given.",
 )
 @click.option(
     "--atol",
     type=click.FloatRange(min=0),
-    help="Absolute tolerance. Default: that of torch.testing for the type of the values.",
+    help="Absolute tolerance. Default: that of torch.testing for the type of the values, but 0 if --rtol is given.",
 )
 @click.option(
     "--ulp", type=click.IntRange(min=0), help="Tolerance in units in the last place, instead of --rtol and --atol."

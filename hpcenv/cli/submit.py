@@ -52,7 +52,7 @@ def command(
     as_json: bool,
     **params: Any,
 ) -> int:
-    """Submit SCRIPT. torchrun runs it on every node, in the locked environment.
+    """Submit SCRIPT. torchrun runs SCRIPT on every node, in the locked environment.
 
     Everything after -- goes to the script, unchanged:
 

@@ -42,7 +42,7 @@ from hpcenv.submission.verify_nodes import options_to_verify, verify_environment
 @table_option("partition", "Only with --nodes.")
 @table_option("account", "Only with --nodes.")
 @table_option("time", "Only with --nodes.")
-@table_option("preflight", "Only with --nodes, although nothing is trained.")
+@table_option("preflight", "Only with --nodes. The job trains nothing.")
 @_accept.option
 @_render.json_option
 def command(

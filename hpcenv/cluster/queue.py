@@ -23,7 +23,7 @@ _REASONS = (
     ("Priority", "jobs with a higher priority go first"),
     (
         "DependencyNeverSatisfied",
-        "the job that it depends on did not end as asked, so this one does not start: cancel it",
+        "the job that it depends on did not end as asked, so this job does not start: cancel it",
     ),
     ("Dependency", "it waits for the end of another job"),
     ("BeginTime", "the time of --begin has not come, or Slurm waits before it starts a requeued job again"),
@@ -38,19 +38,19 @@ _REASONS = (
     ("Partition(Down|Inactive|Config)", "its partition starts no jobs now"),
     (
         r"\w+Per(Job|Node)\w*|MaxMemPerLimit",
-        "a part of its request exceeds a limit for one job; as it is, it does not start: cancel it, and ask for less",
+        "a part of its request exceeds a limit for one job, so Slurm does not start it: cancel it, and request less",
     ),
     (
         r"QOSMin\w*",
-        "a part of its request is below a minimum of its QOS; as it is, it does not start: cancel it, and ask for more",
+        "a part of its request is below a minimum of its QOS, so Slurm does not start it: cancel it, and request more",
     ),
     (
         "BadConstraints",
-        "no nodes have what it asks for; as it is, it does not start: cancel it, and change --constraint or the shape",
+        "no nodes have what it requests, so Slurm does not start it: cancel it, and change --constraint or the shape",
     ),
     (
         "InvalidAccount|AccountNotAllowed|InvalidQOS|QOSNotAllowed",
-        "it may not use its account or QOS; as it is, it does not start: cancel it, and change --account or --qos",
+        "it may not use its account or QOS, so Slurm does not start it: cancel it, and change --account or --qos",
     ),
     ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
 )

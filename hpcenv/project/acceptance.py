@@ -372,7 +372,9 @@ def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, g
     if given is not None:
         lines.append(f"the digest of this list is {digest_of(asked)}, not {given}")
     raise NotAccepted(
-        f"the project {root} asks for what you have not accepted; nothing was started", why="\n".join(lines), hint=hint
+        f"the project {root} needs settings that you have not accepted; nothing was started",
+        why="\n".join(lines),
+        hint=hint,
     )
 
 

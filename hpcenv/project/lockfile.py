@@ -180,7 +180,8 @@ class ContainerTable(LockTable):
     sif: SifTable
     """The file that the nodes run, and how it was made."""
     overlay: OverlayTable | None = None
-    """The squashfs that is mounted read-only over the image (`overlay` in hpcenv.toml). Its path is not locked."""
+    """The squashfs that is mounted read-only over the image (`overlay` in hpcenv.toml). The path of the squashfs is
+    not locked."""
 
     @property
     def digest(self) -> str:
@@ -416,7 +417,7 @@ class Lockfile(LockTable):
     asked: AskedTable
     """The part of hpcenv.toml that this lockfile was made for."""
     container: ContainerTable | None = None
-    """The image's identity chain, from tag to content. Only if `kind` is `sif`."""
+    """The image's identity chain, from tag to content. This table exists only if `kind` is `sif`."""
     facts: dict[str, str | int | tuple[str, ...]] = {}
     packages: PackagesTable
     """Every installed distribution."""
@@ -431,9 +432,9 @@ class Lockfile(LockTable):
     code: CodeTable | None = None
     """State of the code. This table is only in the copy of a run (`runs/NAME/lock.toml`)."""
     run: RunTable | None = None
-    """Command, nodes, GPUs and ranks. Only in the copy of a run."""
+    """Command, nodes, GPUs and ranks. This table is only in the copy of a run."""
     data: dict[str, LockedDataTable] = {}
-    """Data that `[[data]]` in hpcenv.toml names. Only in the copy of a run."""
+    """Data that `[[data]]` in hpcenv.toml names. This table is only in the copy of a run."""
     unknown: dict[str, str] = {}
     """Fields that could not be read when the environment was locked, and the reason for each field."""
     policy: dict[str, Severity] = {}

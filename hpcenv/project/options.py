@@ -262,7 +262,7 @@ OPTIONS: tuple[Option, ...] = (
     _directive(
         "time",
         "time",
-        "Time limit of the job: 90 (minutes), 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS.",
+        "Time limit of the job, for example 90 (minutes), 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS.",
         group="When and how long",
         short="t",
         environment="SBATCH_TIMELIMIT",
@@ -401,7 +401,7 @@ OPTIONS: tuple[Option, ...] = (
         name="module",
         kind="flag",
         group="What runs",
-        help="SCRIPT is the name of a Python module: package.train (torchrun -m).",
+        help="SCRIPT is the name of a Python module, for example package.train (torchrun -m).",
         letter="m",
         torchrun="module",
     ),
@@ -604,7 +604,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="seconds",
         group="When and how long",
         rare=True,
-        help="How long before the time limit the ranks get the signal to save and end: 90 (seconds), 10m, 1h. "
+        help="How long before the time limit the ranks get the signal to save and end, for example 90 (seconds), "
+        "10m or 1h. "
         "Default: 60 seconds, but at most a tenth of --time.",
         places=PROJECT,
         metavar="TIME",
@@ -615,7 +616,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="seconds",
         group="When and how long",
         rare=True,
-        help="End the run when it has used no GPU and no CPU for this time, for example 30m or 2h. 0: never. "
+        help="End the run when it has used no GPU and no CPU for this time, for example 30m or 2h. With 0, hpcenv "
+        "does not end idle runs. "
         "Default: 0.",
         places=EVERYWHERE,
         metavar="TIME",
@@ -682,7 +684,7 @@ OPTIONS: tuple[Option, ...] = (
         name="allow_dirty",
         kind="flag",
         group="What runs",
-        help="Submit code that has changes which are not committed. The run records the changes.",
+        help="Submit code that has uncommitted changes. The run records the changes.",
     ),
     # -- Many runs ------------------------------------------------------------------------
     Option(
@@ -728,7 +730,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="flag",
         group="Staging",
         rare=True,
-        help="Copy the SIF to the local disk of every node before it is used.",
+        help="Copy the SIF to the local disk of every node before the nodes use the SIF.",
     ),
     Option(
         name="stage_data",

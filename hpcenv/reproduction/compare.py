@@ -127,7 +127,8 @@ def compare(
         runs_dir: folder of runs; None for the project's folder of runs.
         steps: `A:B` compares only the steps from A to B; `N` compares the steps up to N.
         metric: names of the metrics to compare; empty for all.
-        rtol, atol: tolerance; None for the tolerance of torch.testing.assert_close.
+        rtol, atol: tolerance. If both are None, the tolerance of torch.testing.assert_close is used; if one is None,
+            this one is 0.
         ulp: tolerance in units in the last place, instead of rtol and atol.
 
     Raises:

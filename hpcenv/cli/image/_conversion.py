@@ -199,7 +199,10 @@ def convert_options(command: _render.Decorated) -> _render.Decorated:
                 "SingularityCE cannot read zstd; else zstd, because zstd is faster.",
             ),
             click.option(
-                "--no-proof", cls=RareOption, is_flag=True, help="Skip the comparison of the new SIF with the layers."
+                "--no-proof",
+                cls=RareOption,
+                is_flag=True,
+                help="Do not compare the new SIF with the layers of the image.",
             ),
             limit,
         ]
