@@ -6,13 +6,14 @@ this reader limits sizes and counts. A line in another form is recorded as a pro
 One file for each rank and attempt: `metrics/attempt-K/rank-R.jsonl`. K is the number of the attempt (0 is the first),
 R is the global rank. Each line is one JSON object with `kind`:
 
-`start`: a process of this rank begins. This line is the first of the file, and torchrun's restarts of the rank repeat it.
+`start`: a process of this rank begins. This line is the first of the file; a rank that torchrun restarts repeats it.
     {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4}
 `count`: the number from which this process counts its optimizer steps. The process writes this line at its first step.
     {"kind": "count", "before": 10, "from": "optimizer"}
     `before`: optimizer steps of the training before this process; null if this number is unknown, so that the count
-    begins at 0. `from`: how `before` is known: `start` (no state was loaded), `optimizer` (the step counter in the optimizer's
-    state), `checkpoint` (the number of the checkpoint that `hpcenv.training.resume_path` returned), or `unknown`.
+    begins at 0. `from`: how `before` is known: `start` (no state was loaded), `optimizer` (the step counter in the
+    optimizer's state), `checkpoint` (the number of the checkpoint that `hpcenv.training.resume_path` returned), or
+    `unknown`.
 `loss`: the scalar on which `backward` was called.
     {"kind": "loss", "step": 11, "index": 0, "name": "loss", "value": "0x1.9p+1", "dtype": "float32", "used": true}
     `step`: the optimizer step that this loss leads to; the first step is 1. `index`: the place of this loss among the

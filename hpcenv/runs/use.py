@@ -36,7 +36,7 @@ def newest_attempt(run: RunFolder) -> int | None:
 
 
 def asked_shape(manifest: Manifest, verdict: Verdict | None, attempt: int) -> AskedShape:
-    """Return what a run asked for. If the attempt has a verdict, add the nodes that started ranks."""
+    """Return what a run asked for, and, if the attempt has a verdict, the nodes that started ranks."""
     nodes: tuple[str, ...] = ()
     if verdict is not None and verdict.attempt == attempt:
         nodes = verdict.launched or tuple(node.node for node in verdict.nodes)

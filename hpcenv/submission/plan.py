@@ -1,4 +1,4 @@
-"""A plan: everything that a submission will write and request. It is complete before anything is done.
+"""A plan: everything that a submission will write and request, complete before anything is done.
 
 Runs on: LOGIN NODE. Pure. `--dry-run` prints the same plan that `submit` carries out.
 """
@@ -203,7 +203,7 @@ def render_script(
     Args:
         manifest: the run.
         request: what is requested from Slurm.
-        python: the interpreter for hpcenv's steps on the nodes. It is the interpreter that submits the run.
+        python: the interpreter for hpcenv's steps on the nodes. The interpreter is the same that submits the run.
         command: the command line, for a comment at the top of the script.
         replaced: name of a hole of the template -> text that replaces the value from the manifest.
     """

@@ -16,7 +16,7 @@ from hpcenv.records.manifest import WITHOUT_RANKS, Launcher
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchShape:
-    """How the script will be started. This decides whether a note applies."""
+    """How the script will be started, which decides whether a note applies."""
 
     launcher: Launcher
     nodes: int
