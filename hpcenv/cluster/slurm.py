@@ -398,7 +398,7 @@ class Found:
 def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, tuple[Found, ...]]:
     """Return the jobs that wait or run, by their working directories, with one call of squeue for all folders.
 
-    This is for runs whose submission got no answer, so that only their name and working directory are known.
+    The search is for runs whose submission got no answer, so that only their name and working directory are known.
 
     Args:
         places: working directory -> name of the job.

@@ -136,7 +136,7 @@ class HubClient:
         Args:
             wanted: the repository and the commit.
             file: the path and size of the file.
-            part: path of the partial file; a download continues it. Xet writes to a folder beside it.
+            part: path of the partial file, which a download continues. Xet writes to a folder beside the partial file.
 
         Raises:
             DataUnavailable: the hub refuses the request or cannot be reached.

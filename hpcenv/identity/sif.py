@@ -183,7 +183,7 @@ class Superblock:
 def read_header(source: SifSource) -> Header:
     """Read the header and the object table, and check that the file contains all objects in the table.
 
-    This takes two small reads, independent of the file's size.
+    The check takes two small reads, independent of the file's size.
 
     Args:
         source: path or open descriptor of a regular file.

@@ -53,7 +53,7 @@ class GpuWatch:
     """Asks NVML repeatedly what all GPUs of the job do.
 
     Args of the constructor:
-        processes: returns process id -> rank, for all processes of the job on this node. It is called at each look.
+        processes: returns process id -> rank, for all processes of the job on this node; called at each look.
     """
 
     def __init__(self, processes: Callable[[], Mapping[int, int]]) -> None:

@@ -54,8 +54,8 @@ class WorkTree:
     Attributes:
         root: the top folder, with symbolic links resolved.
         commit: the commit that is checked out; empty in a repository without commits.
-        changed: tracked files that differ from the commit, including staged, removed and conflicting files. Also
-            submodules with a different commit, and changed files of submodules.
+        changed: tracked files that differ from the commit, including staged, removed and conflicting files. This list
+            also has submodules with a different commit, and changed files of submodules.
         untracked: files, and folders (they end with `/`), that git neither tracks nor ignores.
         unfiltered: files of `changed` that may be equal after a filter. The filter was not started, because only the
             repository's own configuration names it.

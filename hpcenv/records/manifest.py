@@ -211,7 +211,7 @@ class SifIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFolder:
-    """A folder of data, packed into one tar file. Each node gets a copy of it.
+    """A folder of data, packed into one tar file, of which each node gets a copy.
 
     Attributes:
         source: absolute path of the folder. The ranks see the copy under the same path.

@@ -119,7 +119,7 @@ def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> Canno
 
 
 def _stays_without_dependency(run: Submitted) -> bool:
-    """Whether the user told Slurm to keep the job whose dependency failed. Else Slurm cancels it soon."""
+    """Whether the user told Slurm to keep the job whose dependency failed. Else Slurm cancels the job soon."""
     try:
         return "--kill-on-invalid-dep=no" in run.folder.script.read_text(errors="replace")
     except OSError:

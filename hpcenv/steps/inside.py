@@ -1,7 +1,7 @@
 """The steps `inside` and `inside-judge`: checks inside the environment, after the verdict (`--preflight full`).
 
-Also the steps `gpus` and `gpus-judge`. `verify --nodes`, which starts no training, uses the steps `gpus` and
-`gpus-judge` for the GPU check.
+This module also has the steps `gpus` and `gpus-judge`, which `verify --nodes` uses for the GPU check, because that
+command starts no training.
 
 Runs on: COMPUTE NODE.
 """

@@ -1,6 +1,6 @@
 """What all steps share: the log, the node and attempt, exit statuses given as text, and signals.
 
-Runs on: COMPUTE NODE. Every step loads this module, and the job waits for it. So this module imports little.
+Runs on: COMPUTE NODE. Every step loads this module while the job waits, so this module imports little.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], 
 
 
 def judge_libraries(locked: Lockfile, request: Request, table: Mapping[str, Any]) -> list[str]:
-    """Refuse a torchvision or torchaudio that is made for another torch. The gate would refuse it only after the queue.
+    """Refuse a torchvision or torchaudio that is made for another torch, as the gate would do only after the queue.
 
     Returns:
         Notes about packages that do not fit, but do not block the job.

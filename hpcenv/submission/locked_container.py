@@ -188,8 +188,8 @@ def _identify_overlay(
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note if the container program is too old, or cannot read the compression of the SIF.
 
-    This function may start the program to find its version. So it is not called while a run is planned, because the
-    project may name the program, and the user must accept the program before a submission.
+    This function may start the program to find its version. So this function is not called while a run is planned,
+    because the project may name the program, and the user must accept the program before a submission.
     """
     if environment.kind != "sif":
         return ()

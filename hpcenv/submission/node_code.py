@@ -127,7 +127,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _write_archive(run: RunFolder, content: bytes) -> None:
-    """Write the archive of a run, as a hard link to a shared archive with the same content. If this fails, copy it.
+    """Write the archive of a run: a hard link to a shared archive with the same content, or, if that fails, a copy.
 
     The shared file is not used if it has another owner or, after a crash or an edit, another content.
 

@@ -67,7 +67,7 @@ class CopyRules:
         ignore, include: patterns for paths that are left out, and for paths that are copied in any case.
         to_others: whether the copy is for another person. A copy for another person has no links, and no hidden files
             that git does not track.
-        secrets: files that [secrets] or --secret name, links resolved. They are never copied.
+        secrets: files that [secrets] or --secret name, links resolved; never copied.
     """
 
     project: str

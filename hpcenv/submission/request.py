@@ -59,7 +59,7 @@ class SubmitOptions(OptionValues):
 
     Attributes:
         script: what torchrun starts; None if the job only checks its nodes (`hpcenv verify --nodes`).
-        args: arguments of the script. They are passed on unchanged.
+        args: arguments of the script, passed on unchanged.
         level: how many details of the environment the nodes compare; None for the default of the environment.
         call: a Python function instead of a script.
         lockfile: path of the lockfile, with priority over `lock`.

@@ -87,7 +87,7 @@ class SweepResult:
 
 
 def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -> SweepPlan:
-    """Decide everything about a sweep. This writes and submits nothing.
+    """Decide everything about a sweep, without writing or submitting anything.
 
     Raises:
         HpcenvError: as for `plan_job`, or the values do not describe a sweep.
@@ -103,7 +103,7 @@ def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -
 def plan_calls(workspace: Workspace, options: SubmitOptions, context: Context, call: Call, count: int) -> SweepPlan:
     """Decide everything about an array that calls a function, with one run for each call.
 
-    This writes and submits nothing.
+    Nothing is written or submitted.
 
     Args:
         options: the options, without script and call. At most `max_parallel` runs are active at a time.
@@ -452,7 +452,7 @@ def counts(status: SweepStatus) -> str:
 
 
 def rerun_failed(folder: Path, context: Context) -> SweepResult:
-    """Queue the failed elements again as a new array. They keep their run folders.
+    """Queue the failed elements again as a new array, in their old run folders.
 
     When an element begins, the files of its earlier start are moved to `attempts/`. The element's record of the
     submission gets the new job id and the new time.
@@ -508,7 +508,7 @@ def _record_again(elements: Sequence[SweepElement], folder: Path, job_id: str) -
 
 
 def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, error: BaseException) -> BaseException:
-    """Cancel an array if sbatch did not report whether it is queued. Its elements keep their previous job ids.
+    """Cancel an array if sbatch did not report whether it is queued. The elements keep their previous job ids.
 
     Args:
         known: job ids of the previous arrays.

@@ -1,4 +1,4 @@
-"""`hpcenv compat`: which versions of torch, CUDA, driver, GPU and Python run together. It needs no cluster.
+"""`hpcenv compat`: which versions of torch, CUDA, driver, GPU and Python run together. No cluster is needed.
 
 Runs on: LOGIN NODE. `ask` is pure: it makes an answer from the compatibility table and a question.
 """

@@ -231,7 +231,10 @@ class Reader:
         self._at += count
 
     def _skip_padding(self) -> bool:
-        """Skip a member's padding. Return False if the stream ends within it, as Go's archive/tar and GNU tar do."""
+        """Skip a member's padding.
+
+        Return False if the stream ends in this padding, which is accepted as by Go and GNU tar.
+        """
         while self._pad > len(self._buffer) - self._at:
             self._pad -= len(self._buffer) - self._at
             if not self._more():

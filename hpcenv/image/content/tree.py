@@ -71,7 +71,8 @@ class TreeDifference:
     """One field of one path in which two trees differ.
 
     If only one tree has the path, `field` is `path`, the value of this tree is the kind of the entry, and the other
-    value is None. Otherwise `field` is the name of an attribute, and the values are those of this attribute.
+    value is None. If both trees have the path, `field` is the name of an attribute, and the values are the values of
+    this attribute.
     """
 
     path: bytes

@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. `layers` merges the indexes.
 
-An index depends only on the layer's diff_id, so all images with this layer share it. It has columns with one value per
-member, and no Python object per member. In an index of a million members, each member takes less than 250 bytes. An
-index of 37,000 members loads in some hundredths of a second.
+An index depends only on the layer's diff_id, so all images with this layer share the index. The index has columns with
+one value per member, and no Python object per member. In an index of a million members, each member takes less than 250
+bytes. An index of 37,000 members loads in some hundredths of a second.
 
 Layers are untrusted. `LayerLimits` limits the memory, disk space and time that layers may take. Every fault in a layer
 raises ImageMismatch.
@@ -138,7 +138,7 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
     Args:
         name: the limit.
         limit: its value.
-        what: what exceeds it.
+        what: what exceeds the limit.
         enough: a value that is sufficient for this image; None if that is unknown, because hpcenv stopped reading.
     """
     raise ImageMismatch(

@@ -210,7 +210,7 @@ def parse_sums(text: str) -> dict[str, str]:
 
 
 class Archive:
-    """An archive that is open for reading. All names in it were checked.
+    """An archive that is open for reading, and in which all names were checked.
 
     Attributes:
         path: path of the archive.
