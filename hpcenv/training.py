@@ -217,7 +217,7 @@ def _write_record(checkpoint: Path, global_batch: int | None) -> None:
 
 
 def save(state: Any, step: int, *, global_batch: int | None = None) -> Path | None:
-    """On one rank, write `state` with torch.save as the checkpoint of a step, and a record beside this file.
+    """Write `state` with torch.save as the checkpoint of a step, and a record beside this file. Call on one rank only.
 
     Args:
         state: the object to save.
