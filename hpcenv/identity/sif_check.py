@@ -169,7 +169,7 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
 
 
 def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
-    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change meanwhile.
+    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change.
 
     Raises:
         ImageMismatch: the file changed while it was read.

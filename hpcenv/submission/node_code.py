@@ -182,7 +182,7 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def _compiled(module: Path, source: bytes) -> bytes | None:
-    """Return the compiled code of a module; None if there is none, or if it is of another source text.
+    """Return the compiled code of a module; None if it is missing, or was compiled from another source text.
 
     In an archive, Python compares the time of the source with the time in the compiled code, with a precision of 2 s
     and in the time zone of the node (zipimport, Python 3.13). To avoid this comparison on the node, the times are
