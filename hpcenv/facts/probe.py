@@ -167,7 +167,7 @@ def run_probe(
     Args:
         probe: the text of the probe program (probe_source.py).
         level: `record`, `full` or `deep`.
-        since: for a second look, the time of the latest change that the first look saw (`Look.newest`).
+        since: for a second check, the time of the latest change that the first check saw (`Look.newest`).
         environment, environ, seconds, variables, passed, image, pass_fds, binds, data: as for `run_text`.
 
     Raises:

@@ -49,8 +49,8 @@ _UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 class HubClient:
     """A connection to a hub.
 
-    The library uses one HTTP client for the whole process. Until `close`, this HTTP client is the one that HubClient
-    makes.
+    The library uses one HTTP client for the whole process. Until `close`, the library uses the HTTP client that
+    HubClient makes.
 
     Args:
         access: hub and token.

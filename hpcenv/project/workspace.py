@@ -183,7 +183,7 @@ def read_lockfile(path: Path) -> Lockfile:
 
 
 def lockfile_bytes(path: Path) -> bytes:
-    """Return the bytes of a lockfile.
+    """Return the content of a lockfile, as bytes.
 
     Raises:
         LockfileMissing, LockfileInvalid: as `read_lockfile`.

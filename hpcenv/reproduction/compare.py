@@ -123,7 +123,7 @@ def compare(
     Args:
         reference, run: a run folder, name or job id for each run; or two sweeps.
         again: further runs with the same settings as `run`, which show whether the run repeats on this cluster.
-        project: a folder of the project; relative paths begin there.
+        project: a folder of the project; relative paths begin in this folder.
         runs_dir: folder of runs; None for the project's folder of runs.
         steps: `A:B` compares only the steps from A to B; `N` compares the steps up to N.
         metric: names of the metrics to compare; empty for all.

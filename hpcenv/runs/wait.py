@@ -89,7 +89,7 @@ class NoStart:
         Args:
             run: the run.
             status: its state now.
-            now: seconds since the first look.
+            now: seconds since the first query.
         """
         word = can_never_start(status.detail) if status.waits_on_slurm else ""
         if not word or (word == "DependencyNeverSatisfied" and not _stays_without_dependency(run)):

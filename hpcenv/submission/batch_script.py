@@ -26,7 +26,8 @@ def render(template: str, values: Mapping[str, str], *, parts: Collection[str] =
     Args:
         template: text of a template.
         values: name of a hole -> its value; a plain str is quoted for the shell.
-        parts: names of the parts to keep. A part begins with `#@if NAME` and ends with `#@end`. The others are removed.
+        parts: names of the parts to keep. A part begins with `#@if NAME` and ends with `#@end`. All other parts are
+            removed.
 
     Raises:
         ValueError: a hole has no value, or a value has no hole.

@@ -98,7 +98,7 @@ class _Wanted:
         request: what is requested from Slurm, without the values of the site profile.
         earlier: the runs of `--after`.
         script: the file that the ranks start; None if it is not known.
-        content: the bytes of this file.
+        content: the content of this file, as bytes.
     """
 
     workspace: Workspace
@@ -120,7 +120,7 @@ class _Shape:
 
     Attributes:
         path: the path of the lockfile.
-        content: the bytes of the lockfile.
+        content: the content of the lockfile, as bytes.
         edited: the fingerprint of the lockfile's content, if the lockfile names another fingerprint; else empty.
         profile: the site profile with the values for this run.
     """
@@ -169,7 +169,7 @@ class _Started:
     """The program that torchrun will start, its code and its data.
 
     Attributes:
-        content: the bytes of the program.
+        content: the content of the program, as bytes.
         place: the path of the program for the ranks; None if the script is used at its own path.
         environment: the environment, with the binds for code and data.
         data: the folders and files of [[data]] in their current state.
@@ -385,7 +385,7 @@ def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
 
 
 def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Place:
-    """Return the place of the run and its resources on the cluster; refuse a run that cannot work there."""
+    """Return the place of the run and its resources on the cluster; refuse a run that cannot work on it."""
     options, context = wanted.options, wanted.context
     run_folder = run_place.run_folder(wanted.workspace, options, context, wanted.cluster, wanted.script)
     checkpoint = resume.find_checkpoint(options, context, wanted.earlier)

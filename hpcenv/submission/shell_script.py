@@ -25,7 +25,7 @@ def refuse(script: str, content: bytes) -> None:
 
     Args:
         script: the script as the user typed it.
-        content: the bytes of the script.
+        content: the content of the script, as bytes.
 
     Raises:
         ScriptUnusable: the script is a shell script or a program. The hint is the command that submits the Python

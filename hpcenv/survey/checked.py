@@ -149,7 +149,7 @@ def of_job(manifest: Manifest, verdict: Verdict, facts: Sequence[Facts]) -> Chec
 
 
 def _inside(folder: RunFolder, node: str, verdict: Verdict) -> list[CheckOutcome]:
-    """Return the results of the checks inside a node's environment in this attempt; empty if no check ran there."""
+    """Return the results of the checks inside a node's environment in this attempt; empty if no check ran in it."""
     try:
         report = load_record(CheckReport, folder.checks_of(FAMILY, node))
     except HpcenvError:

@@ -24,7 +24,7 @@ class TreeEntry:
         mode: permission bits with setuid, setgid and sticky (07777).
         uid, gid: the ids of the owner and the group.
         mtime: seconds since 1970.
-        size: bytes of a file, else 0.
+        size: size of a file in bytes; 0 for other kinds.
         blake3: hexadecimal BLAKE3 (256 bits) of a file's content; None for other kinds.
         target: the target of a symbolic link.
         device: major and minor of a device.

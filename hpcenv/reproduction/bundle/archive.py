@@ -217,7 +217,7 @@ class Archive:
         folder: name of the folder in the archive that contains all members.
         sums: name of a file -> its sha256, according to the archive.
         links: name of a symbolic link -> its target.
-        size: bytes of all unpacked files together.
+        size: size of all unpacked files together, in bytes.
     """
 
     def __init__(self, path: Path) -> None:
