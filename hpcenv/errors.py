@@ -4,7 +4,8 @@ Runs on: everywhere (login node, compute node). Standard library only.
 
 An error has three parts. *what*: what is wrong. *why*: the cause, with the origin of the value (file
 and key, flag or variable). *hint*: the next command to type. `code` is a stable kebab-case name and
-`exit_status` a stable number. docs/reference/errors.md lists both; a test compares that page with this file.
+`exit_status` a stable number. docs/reference/errors.md lists these names and numbers, and a test compares that page
+with this file.
 
     HpcenvError              1   a bug in hpcenv
     |- UsageError            2   the arguments of a command or of an API call

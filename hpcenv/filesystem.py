@@ -99,7 +99,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def mount_of(path: Path) -> Mount | None:
-    """Return the mount that `path` is on: the one with the longest mount point; of equal mount points, the last one.
+    """Return the mount that `path` is on: the longest mount point counts, and, of equal mount points, the last mount.
 
     Args:
         path: absolute and without links; the path may be missing.
@@ -129,7 +129,7 @@ def file_time(folder: Path) -> float:
     On a network file system this is the server's clock.
 
     Raises:
-        OSError: no file can be written there.
+        OSError: no file can be written into `folder`.
     """
     probe = folder / f".{os.urandom(8).hex()}.now"
     fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -37,7 +37,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 
 def fold_hostlist(names: Iterable[str]) -> str:
-    """Return names as a host list expression, for example `n[1-3,7],gpu1`. `expand_hostlist` expands it again.
+    """Return names as a host list expression, for example `n[1-3,7],gpu1`. `expand_hostlist` does the reverse.
 
     Names that differ only in their last number become one item, at the position of the first of these names.
     """

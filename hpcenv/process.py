@@ -448,7 +448,7 @@ class _Watched:
     def pieces(self) -> Iterator[bytes]:
         """Yield the output of the program at once, until the output ends, or a short time after the program has ended.
 
-        A child of the program may keep the output open for longer. It is killed.
+        A child of the program that keeps the output open for longer is killed.
         """
         output = cast("IO[bytes]", self.child.stdout).fileno()
         ended = None

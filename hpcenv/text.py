@@ -15,7 +15,7 @@ WIDTH = 80
 
 
 class Shown:
-    """A result whose repr fits on a screen: it shows short values, and only the size or the type of a long value.
+    """A result whose repr fits on a screen: short values in full, and only the size or the type of a long value.
 
     A subclass must use `dataclass(repr=False)`. A notebook shows what `str` returns, for example the text that the
     command prints.
@@ -64,7 +64,7 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
         indent: spaces before each further line.
         width: columns.
         whole_words: do not break words, not even at hyphens or if they are longer than a line, and do not break text
-            between backticks. So the reader can copy a path or a command.
+            between backticks. With unbroken words, the reader can copy a path or a command.
     """
     if whole_words:
         text = re.sub(r"`[^`\n]+`", lambda quoted: quoted[0].replace(" ", "\0"), text)

@@ -70,12 +70,12 @@ class _State:
 def stop_requested(*, every: int = 1) -> bool:
     """Return whether the training should save a checkpoint and end now.
 
-    If torch.distributed is initialised, this is a collective operation: call it on all ranks, at the same point, once
-    per step. All ranks get the same answer, so all stop after the same step. After the first True, the answer stays
-    True.
+    If torch.distributed is initialised, this function is a collective operation: call it on all ranks, at the same
+    point, once per step. All ranks get the same answer, so all ranks stop after the same step. After the first True,
+    the answer stays True.
 
     Args:
-        every: ask the other ranks only in every N-th call; all calls between them return False.
+        every: ask the other ranks only in every N-th call; all other calls return False.
     """
     _handle_term()
     _State.calls += 1
@@ -122,7 +122,7 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
 
 
 def _given_checkpoint() -> Path | None:
-    """Return the checkpoint that `--resume-from` names; if it names a folder, the newest checkpoint in it."""
+    """Return the checkpoint that `--resume-from` names; for a folder, the newest checkpoint in this folder."""
     given = _folder("HPCENV_RESUME_FROM")
     if given is None:
         return None
@@ -146,8 +146,8 @@ def _tell(line: str) -> None:
 def checkpoint_path(step: int) -> Path | None:
     """Return the path of the complete checkpoint of a step; None outside a run.
 
-    This is for scripts that write checkpoints themselves. Such a script writes a file with another name in
-    the same folder, renames this file to the returned path, and then calls `saved`.
+    This function is for scripts that write checkpoints themselves. Such a script writes a file with another name in the
+    same folder, renames this file to the returned path, and then calls `saved`.
 
     Args:
         step: number of the step.
@@ -158,7 +158,7 @@ def checkpoint_path(step: int) -> Path | None:
 
 @contextlib.contextmanager
 def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | None]:
-    """Context manager that gives a path for a checkpoint: a file or a folder. After the block, it is complete.
+    """Context manager that gives a path for a checkpoint (a file or a folder), which is complete after the block.
 
         with training.saving(step) as path:
             torch.save(state, path)
@@ -217,7 +217,7 @@ def _write_record(checkpoint: Path, global_batch: int | None) -> None:
 
 
 def save(state: Any, step: int, *, global_batch: int | None = None) -> Path | None:
-    """Write `state` with torch.save as the checkpoint of a step, and a record beside it. Call it on one rank.
+    """Write `state` with torch.save as the checkpoint of a step, and a record beside this file. Call on one rank only.
 
     Args:
         state: the object to save.
@@ -254,7 +254,7 @@ def saved() -> None:
 
 
 def run_folder() -> Path | None:
-    """Return the folder of this run, which all its attempts and ranks share; None outside a run."""
+    """Return the folder of this run, which all attempts and ranks of the run share; None outside a run."""
     return _folder("HPCENV_RUN_FOLDER")
 
 
@@ -290,7 +290,7 @@ def log_metrics(step: int, **values: Any) -> None:
 
         training.log_metrics(step, loss=loss, accuracy=correct / total)
 
-    The loss on which `backward` is called is recorded without this.
+    The loss on which `backward` is called is recorded without this function.
 
     Args:
         step: number of the step, as the script counts.
@@ -308,9 +308,9 @@ def log_metrics(step: int, **values: Any) -> None:
 def seed_everything(seed: int | None = None, *, determinism: str | None = None) -> int:
     """Seed Python, NumPy and torch in this rank, and set the switches of a determinism profile.
 
-    In a run with a profile (`hpcenv submit --determinism bitwise`), hpcenv has already done this before the script
-    began. Call this function if the script chooses the seed. It cannot set `PYTHONHASHSEED` and other environment
-    variables of the profile, because Python has already started.
+    In a run with a profile (`hpcenv submit --determinism bitwise`), hpcenv has already set seed and switches before the
+    script began. Call this function if the script chooses the seed. The function cannot set `PYTHONHASHSEED` and other
+    environment variables of the profile, because Python has already started.
 
     Args:
         seed: base seed, 0 to 2^32-1; the default is the seed of the run, or else 0. Each rank gets
@@ -355,7 +355,7 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
 
 
 def _start_hook() -> Any:
-    """Return the hook's session of this rank; None without a session. The hook's modules have other names there."""
+    """Return the hook's session of this rank; None without one. In a rank, the hook's modules have other names."""
     module = sys.modules.get("_hpcenv_start_hook.session")
     return None if module is None else module.current()
 
@@ -399,7 +399,7 @@ def _node() -> str:
 
 
 def _handle_term() -> None:
-    """Treat SIGTERM as a stop request: at some sites, Slurm sends it at a preemption."""
+    """Treat SIGTERM as a stop request, because at some sites Slurm sends SIGTERM at a preemption."""
     if _State.handles_term or _folder("HPCENV_STOP_FOLDER") is None:
         return
     _State.handles_term = True
@@ -413,7 +413,7 @@ def _on_term(_number: int, _frame: Any) -> None:
 
 
 def _requested_here(*, looks: bool = True) -> bool:
-    """Look once a second for this node's request file. A process on this node writes it, so it is visible at once."""
+    """Look once a second for the request file, which a process on this node writes, so that it is visible at once."""
     folder = _folder("HPCENV_STOP_FOLDER")
     due = time.monotonic() - _State.looked >= _SECONDS_BETWEEN_LOOKS
     if not _State.requested and looks and folder is not None and due:

@@ -36,8 +36,8 @@ KEYWORDS = frozenset(option.name for option in in_place("python"))
 class Executor(ScriptExecutor):
     """Submits functions as `submitit.SlurmExecutor` does. The nodes of each job are checked before the function starts.
 
-    A job starts the function only if every node agrees with the project's lockfile. Otherwise the job ends with exit
-    status 90, and `job.result()` raises an error with the table of differences.
+    A job starts the function only if every node agrees with the project's lockfile. If a node differs, the job ends
+    with exit status 90, and `job.result()` raises an error with the table of differences.
 
     Args:
         folder: the folder for functions, results and logs, in submitit's layout. All nodes must see this folder.
@@ -131,8 +131,8 @@ class Executor(ScriptExecutor):
 class AutoExecutor(submitit.AutoExecutor):
     """`submitit.AutoExecutor` for programs that set `slurm_*` parameters.
 
-    submitit ignores `slurm_*` parameters if the cluster is not `slurm`. This class hands them to hpcenv, so
-    `slurm_partition=...` has an effect, and so has `partition=...`.
+    submitit ignores `slurm_*` parameters if the cluster is not `slurm`. This class hands `slurm_*` parameters to
+    hpcenv, so `slurm_partition=...` has an effect, and so has `partition=...`.
 
     Args:
         folder: the folder for functions, results and logs.

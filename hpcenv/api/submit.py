@@ -34,7 +34,7 @@ def plan_job(
 
     Args:
         script: the training script; relative to `project`.
-        args: arguments for the script. They are passed literally. Values that are not text are converted with `str()`.
+        args: arguments for the script, passed literally. Values that are not text are converted with `str()`.
         project: the folder to submit from.
         options: the options of `hpcenv submit`, with `_` for `-`.
 

@@ -37,7 +37,7 @@ def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Seq
 
     Args:
         given: the digest after `--accept`.
-        as_json: whether the command prints JSON. Then the user is not asked.
+        as_json: whether the command prints JSON, in which case the user is not asked.
         more: what the record of a run asks for, in addition to hpcenv.toml.
 
     Raises:
@@ -49,8 +49,8 @@ def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Seq
 def require_paths(given: str | None, *, as_json: bool) -> None:
     """Like `require`, but only for the folders of [paths], to which hpcenv will write.
 
-    This is for commands that start nothing, but write or remove files in these folders. Outside a project, the user
-    need not accept anything.
+    The function is for commands that start nothing, but write or remove files in these folders. Outside a project, the
+    user need not accept anything.
     """
     here = _render.cwd()
     if any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):

@@ -8,7 +8,7 @@ _KEY = "hpcenv.after-dashes"
 
 
 class KnowsDashes(click.Command):
-    """Stores which arguments were typed after `--`, because click does not distinguish them from the others."""
+    """Stores which arguments were typed after `--`, because click does not distinguish them from other arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _remember(ctx, args)

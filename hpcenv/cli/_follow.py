@@ -25,7 +25,7 @@ def follow(result: SubmitResult, word: str, wait: Wait, *, as_json: bool, verb: 
     """Print the log of a run until it has ended; return the exit status of the run.
 
     Raises:
-        WaitTimeout: the run has not ended in time. It continues.
+        WaitTimeout: the run has not ended in time, and continues.
     """
     run = open_run(result.run_folder)
     tail, show, waiting = LogTail(run.folder.log), LogPrinter(run), PendingLine(os.environ)

@@ -13,7 +13,7 @@ from hpcenv.cli import _other_words
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are in a table. Its `--help` imports no module of a command.
+    """A click group whose commands are in a table, and whose `--help` imports no module of a command.
 
     Args:
         verbs: name of a command -> its one-line help, in the order of the help.

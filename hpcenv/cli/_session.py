@@ -87,7 +87,7 @@ def _require_programs(manifest: Manifest, services: Sequence[SessionService]) ->
 
 
 def wait_open(result: SubmitResult, name: str, *, as_json: bool) -> tuple[int, SessionNode | None]:
-    """Wait until the session is open; return the exit status, and the record of its node. If it fails, print why."""
+    """Wait until the session is open; return the exit status, and the record of its node. Print why a session fails."""
     run, line = open_run(result.run_folder), PendingLine(os.environ)
     told: list[tuple[str, str]] = []
 

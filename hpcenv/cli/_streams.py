@@ -66,7 +66,8 @@ class _StandardStream(io.TextIOWrapper):
 def prepare() -> None:
     """Replace standard output and standard error by `_StandardStream`. Closed standard streams become /dev/null.
 
-    Otherwise the next opened file would get the number of the closed stream, and programs would write into this file.
+    If a stream stayed closed, the next opened file would get the number of the stream, and programs would write into
+    this file.
     """
     for descriptor in (0, 1, 2):
         try:

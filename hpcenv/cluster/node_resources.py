@@ -51,7 +51,7 @@ class PartitionShares:
     Attributes:
         default: whether jobs without `--partition` run in this partition.
         cpus_per_gpu, memory_per_gpu: DefCpuPerGPU and DefMemPerGPU (MiB) of the partition. If the partition does not
-            set them, the values of the cluster; None if the cluster does not set them either.
+            set these values, the values of the cluster; None if neither sets them.
         most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
         most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
         whole_nodes: whether every job gets whole nodes (OverSubscribe=EXCLUSIVE).

@@ -109,9 +109,9 @@ def job_state(job_id: str, environ: Mapping[str, str]) -> JobState:
 def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, JobState]:
     """Return the states of jobs from squeue, then sacct: one call of each command for any number of jobs.
 
-    A job that neither command knows is `unknown`, with the reasons of both. sacct is asked only about
-    jobs that squeue does not list, or lists as ended. squeue still lists a job for MinJobAge after
-    its end, but does not print the exit status.
+    A job that neither command knows is `unknown`, with the reasons of both commands. sacct is asked only about jobs
+    that squeue does not list, or lists as ended. squeue still lists a job for MinJobAge after its end, but does not
+    print the exit status.
 
     Args:
         job_ids: `123`, or `123_4` for an element of an array.
@@ -262,7 +262,7 @@ _NEVER_STARTED = re.compile(r"([0-9]{1,18})_\[([0-9,:-]{1,200000})(?:%[0-9]{1,9}
 
 
 def _elements(job_id: str, wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return those of the wanted ids that a line of sacct describes.
+    """Return the wanted ids that a line of sacct describes.
 
     Args:
         job_id: the job id in the line, which may stand for several elements of an array.
@@ -398,7 +398,7 @@ class Found:
 def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, tuple[Found, ...]]:
     """Return the jobs that wait or run, by their working directories, with one call of squeue for all folders.
 
-    This is for runs whose submission got no answer, so that only their name and working directory are known.
+    The search is for runs whose submission got no answer, so that only their name and working directory are known.
 
     Args:
         places: working directory -> name of the job.

@@ -299,9 +299,9 @@ def source_date_epoch(
 ) -> int:
     """Return the SOURCE_DATE_EPOCH for an image: a time of the image, not of the build.
 
-    mksquashfs sets later file times back to this time. It must not be earlier than the image's
-    newest file. Otherwise Python considers its compiled files outdated, compiles them again at each start and cannot
-    write the result (seen: `import torch` takes twice as long).
+    mksquashfs sets later file times back to this time. This time must not be earlier than the image's newest file. With
+    an earlier time, Python considers its compiled files outdated, compiles them again at each start and cannot write
+    the result (seen: `import torch` takes twice as long).
 
     The rule: take the image's `created`, rounded up to the second. If this time is missing or before 1980 (Bazel,
     Kaniko and Nix write 1970 or year 1), take the newest usable `created` in the image's history. If there is no such

@@ -133,8 +133,8 @@ def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[
     """Return the variables of a container, and add the variables through which programs find the content of an overlay.
 
     A virtual environment is treated as active. If the user or the project sets PYTHONPATH, it replaces the image's
-    PYTHONPATH, as with every variable, and is searched before the packages of an overlay. Otherwise the image's
-    PYTHONPATH is searched after these packages.
+    PYTHONPATH, as with every variable, and is searched before the packages of an overlay. Without such a setting, the
+    image's PYTHONPATH is searched after these packages.
     """
     overlay = environment.overlay
     if overlay is None:
@@ -225,7 +225,7 @@ def _host_defaults(environment: Environment, kept: Mapping[str, str]) -> dict[st
 
 
 def own_folders(manifest: Manifest) -> tuple[Bind, ...]:
-    """Return the binds of the run's folders at their own paths. They may hide folders of the image.
+    """Return the binds of the run's folders at their own paths. These binds may hide folders of the image.
 
     The project's folders are included, because links in the run's copy of the code lead to them.
     """

@@ -130,7 +130,7 @@ class StartGate:
 
 
 def leads_to(checked: CheckedSif, descriptor: int) -> bool:
-    """Whether the name of a checked SIF leads to the open file, and both are unchanged since the check."""
+    """Whether the name of a checked SIF leads to the open file, and name and file are unchanged since the check."""
     try:
         other = os.open(checked.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

@@ -36,7 +36,7 @@ sys.exit(main(sys.argv[1:], os.environ))
 
 
 def check_archive() -> bytes:
-    """Return the bytes of the archive. One version of hpcenv always makes the same bytes.
+    """Return the content of the archive. One version of hpcenv always makes the same bytes.
 
     Raises:
         OSError: a module cannot be read.

@@ -36,7 +36,7 @@ def export_training(
     """Write the folder; start nothing.
 
     Args:
-        folder: the new folder. It must not exist.
+        folder: the new folder, which must not exist.
         engine: one of `ENGINES`.
         volume: `CLAIM:/path`, the claim of a Kubernetes cluster that has the code, and its path.
 

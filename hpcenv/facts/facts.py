@@ -71,7 +71,7 @@ _BIND_CONTENT = "container.bind-content"
 
 
 class _Gathered:
-    """The facts that were read so far. At the end, a record `Facts` is made from them."""
+    """The facts that were read so far. At the end, a record `Facts` is made from these facts."""
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
@@ -197,7 +197,7 @@ class _Outside(threading.Thread):
     A driver may take seconds to answer. The Python modules for this work are also loaded in this thread.
 
     Attributes:
-        found, network, fabric, checks, rank_cpus: the results. Do not read them before the thread has ended.
+        found, network, fabric, checks, rank_cpus: the results. Do not read the results before the thread has ended.
     """
 
     def __init__(

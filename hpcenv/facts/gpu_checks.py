@@ -206,7 +206,7 @@ _RULES: dict[str, tuple[str, _Bad]] = {
 
 
 def _same_links(gpus: Sequence[GpuHealth]) -> CheckOutcome:
-    """Compare the numbers of NVLink links of the GPUs. A GPU with a broken link has fewer links than the others."""
+    """Compare the numbers of NVLink links of the GPUs. A GPU with a broken link has fewer links than the other GPUs."""
     name = "gpu.nvlink"
     counts = {gpu: gpu.numbers["nvlink"] for gpu in gpus if "nvlink" in gpu.numbers}
     unread = {gpu: gpu.unread["nvlink"] for gpu in gpus if "nvlink" in gpu.unread}

@@ -119,7 +119,10 @@ _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Connect to several addresses at once. Return the addresses that answer, and why the other addresses do not."""
+    """Connect to several addresses at once.
+
+    Return the addresses that answer, and why the other addresses do not answer.
+    """
     waiting: dict[int, tuple[str, socket.socket]] = {}
     ended: dict[str, int] = {}
     for address in addresses:

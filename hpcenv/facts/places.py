@@ -119,7 +119,7 @@ class FolderAnswer:
     Attributes:
         hangs: whether no answer came within the time limit.
         problem: why the folder could not be used; empty if the folder could be used.
-        free: bytes that this user may still write; None if unknown.
+        free: how many bytes this user may still write; None if unknown.
         files: how many more files fit into the file system; None if not limited or unknown.
         clock: this node's clock minus the clock that sets the times of the folder's files, in seconds; None if nothing
             was written.

@@ -167,7 +167,7 @@ def run_probe(
     Args:
         probe: the text of the probe program (probe_source.py).
         level: `record`, `full` or `deep`.
-        since: for a second look, the time of the latest change that the first look saw (`Look.newest`).
+        since: for a second check, the time of the latest change that the first check saw (`Look.newest`).
         environment, environ, seconds, variables, passed, image, pass_fds, binds, data: as for `run_text`.
 
     Raises:
@@ -210,7 +210,7 @@ def run_text(
     Args:
         environment: the environment in which the program runs.
         environ: the environment variables of this process.
-        text: the text of the program. It is sent through stdin, so no file has to be mounted.
+        text: the text of the program, which is sent through stdin, so that no file has to be mounted.
         words: the arguments of the program.
         seconds: time limit.
         variables: variables that will be set for the ranks.
@@ -218,7 +218,7 @@ def run_text(
         image: path of the SIF; None for the SIF of `environment`. If the path names an open file, `pass_fds` contains
             the descriptor of that file.
         binds: folders that the ranks will see and that may hide parts of the image.
-        data: binds of copied data folders. They replace other binds with the same target.
+        data: binds of copied data folders, which replace other binds with the same target.
 
     Raises:
         HpcenvError: the program could not be started, or did not end in time.

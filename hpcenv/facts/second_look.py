@@ -1,4 +1,4 @@
-"""A second look at a host environment, when the run ends.
+"""A second check of a host environment, when the run ends.
 
 Runs on: COMPUTE NODE. The check step hashes every file before the training. The size and the times of a file show
 whether it changed during the training. Only changed files are read again.
@@ -23,11 +23,11 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class SecondLook:
-    """The result of a second look.
+    """The result of a second check.
 
     Attributes:
         changed: at most 20 files that changed, then the number of further files.
-        skipped: why there was no second look; empty if there was a second look, or if the run needs no second look.
+        skipped: why there was no second check; empty if there was a second check, or if the run needs no second check.
     """
 
     changed: tuple[str, ...] = ()
@@ -35,13 +35,13 @@ class SecondLook:
 
 
 def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, str], *, asked: bool) -> SecondLook:
-    """Look at the environment of this node again.
+    """Check the environment of this node again.
 
     Args:
         manifest: the run.
         facts: what the check step of this attempt found on this node.
         environ: the environment variables of the step.
-        asked: whether the job was asked to end; there is no time for a second look then.
+        asked: whether the job was asked to end, so that there is no time for a second check.
     """
     if manifest.environment.kind != "host" or manifest.probe_level == "record":
         return SecondLook()
@@ -75,7 +75,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
 
 
 def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
-    """Return lines for the log. A skipped look is named only in the report, not in the log."""
+    """Return lines for the log. A skipped check is named only in the report, not in the log."""
     if look.changed:
         return (f"hpcenv: node {node}: the environment changed while it ran: {', '.join(look.changed)}",)
     return ()
@@ -84,7 +84,7 @@ def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
 def _named(look: Mapping[str, object], first: Look, added: int) -> tuple[str, ...]:
     """Return the changed files, or how many files are missing. A file whose content is unchanged is not named.
 
-    A file that could not be opened at the first look either does not count as changed.
+    A file that could not be opened at the first check, either, does not count as changed.
     """
     names, count = look.get("changed"), look.get("count")
     told = [str(name) for name in names] if isinstance(names, list) else []

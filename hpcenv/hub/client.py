@@ -49,8 +49,8 @@ _UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 class HubClient:
     """A connection to a hub.
 
-    The library uses one HTTP client for the whole process. Until `close`, this HTTP client is the one that HubClient
-    makes.
+    The library uses one HTTP client for the whole process. Until `close`, the library uses the HTTP client that
+    HubClient makes.
 
     Args:
         access: hub and token.
@@ -136,7 +136,7 @@ class HubClient:
         Args:
             wanted: the repository and the commit.
             file: the path and size of the file.
-            part: path of the partial file; a download continues it. Xet writes to a folder beside it.
+            part: path of the partial file, which a download continues. Xet writes to a folder beside the partial file.
 
         Raises:
             DataUnavailable: the hub refuses the request or cannot be reached.

@@ -26,7 +26,7 @@ class DataState:
     Attributes:
         digest: digest over names and sizes; with `size-and-time` also over times, with `sha256` also over the content.
         files: the number of files.
-        size: bytes of all files together.
+        size: size of all files together, in bytes.
     """
 
     digest: str

@@ -183,7 +183,7 @@ class Superblock:
 def read_header(source: SifSource) -> Header:
     """Read the header and the object table, and check that the file contains all objects in the table.
 
-    This takes two small reads, independent of the file's size.
+    The check takes two small reads, independent of the file's size.
 
     Args:
         source: path or open descriptor of a regular file.
@@ -221,7 +221,7 @@ def _as_uuid(identity: bytes) -> str:
 
 
 def _begins_as_sif(fd: int, name: str, file_size: int) -> bool:
-    """Return whether the file has the magic number, or has a part of it because the file is cut off there."""
+    """Return whether the file has the magic number, or, because the file is cut off, only a part of this number."""
     begin = _read(fd, name, 0, min(file_size, _MAGIC_AT + len(_MAGIC)))
     return _MAGIC.startswith(begin[_MAGIC_AT:]) and (file_size > _MAGIC_AT or _LAUNCH.startswith(begin.rstrip(b"\0")))
 
@@ -288,7 +288,7 @@ def _primary(name: str, objects: tuple[Object, ...]) -> Object:
 
 
 def read_object(source: SifSource, entry: Object, *, limit: int = _OBJECT_LIMIT) -> bytes:
-    """Return the bytes of a small object (definition file, JSON, signature).
+    """Return the content of a small object (definition file, JSON, signature).
 
     Args:
         entry: one of `read_header(source).objects`.
@@ -489,7 +489,7 @@ def _objects_at() -> int:
 
 
 def _front(arch: bytes, squashfs_offset: int, file_size: int, objects: Sequence[NewObject]) -> bytes:
-    """Return the bytes of everything before the squashfs."""
+    """Return everything before the squashfs, as bytes."""
     kinds = {known: code for code, known in _KINDS.items() if known not in ("partition", "signature")}
     if len(objects) > _MOST_WRITTEN:
         raise UsageError(f"{len(objects)} objects are too many for one SIF")

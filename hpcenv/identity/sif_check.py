@@ -4,8 +4,8 @@ Runs on: COMPUTE NODE, and on the login node when a run is planned. Standard lib
 
 The whole file is hashed once, at submission, and the manifest contains its identity: inode, size, times of the last
 change of content and of status, and a digest of header, table and superblock. A node that opens a file with the same
-identity reads the same bytes: no user can set `ctime`, so every change to a file and every replacement changes it. This
-is true only where the kernel answers with the values of the storage, and where the clock has ticked since the last
+identity reads the same bytes: no user can set `ctime`, so every change to a file and every replacement changes `ctime`.
+This is true only where the kernel answers with the values of the storage, and where the clock has ticked since the last
 change:
 
 - The kind of file system must keep `ctime` and inode numbers itself and report equal values to every client. NFS asks
@@ -169,7 +169,7 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
 
 
 def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
-    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change meanwhile.
+    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change.
 
     Raises:
         ImageMismatch: the file changed while it was read.

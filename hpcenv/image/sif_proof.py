@@ -30,8 +30,8 @@ class Proof:
 
     Attributes:
         equal: whether every path is as in the layers.
-        exact: whether the comparison includes owners, times, extended attributes, devices and hard links. It includes
-            them for a SIF that hpcenv made; `apptainer build` does not preserve them.
+        exact: whether the comparison includes owners, times, extended attributes, devices and hard links. For a SIF
+            that hpcenv made, the comparison includes these values, which `apptainer build` does not preserve.
         expected, found: tree digests of the layers and of the SIF.
         paths: the number of paths in the layers.
         differences: one line for each difference, sorted by path.

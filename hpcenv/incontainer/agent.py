@@ -9,11 +9,11 @@ Runs on: inside the image (or in a host environment). Needs only the standard li
 With --start-gate, the agent imports torch and waits in FOLDER for the launch step outside, before it starts anything
 (start_gate.py in this folder; container/start_gate.py is the other side).
 
-The agent calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). It ends with the status
-of the rank that failed first, 128 + N for signal N. torchrun itself would end with 1 in every case. The agent finds out
-itself which rank failed first, because torch checks its ranks only ten times a second. For a rank without an error
-file, torch gives the time of that check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the order
-cannot be determined, the agent behaves as torchrun does, and the record has no times.
+The agent calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). The agent ends with the
+status of the rank that failed first, 128 + N for signal N. torchrun itself would end with 1 in every case. The agent
+finds out itself which rank failed first, because torch checks its ranks only ten times a second. For a rank without an
+error file, torch gives the time of that check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the
+order cannot be determined, the agent behaves as torchrun does, and the record has no times.
 
 RECORD is a JSON file. The agent writes RECORD after a failure, and if no rank joined a process group (then `joined` is
 0). RECORD has `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end) and

@@ -4,8 +4,9 @@ Runs on: inside the image (or in a host environment), once for each task or rank
 copies of submitit and cloudpickle in the folder of this file; Python 3.8 to 3.14.
 
 This folder also contains call.json (see `prepare`), packages/ and fallback/. packages/ has submitit and cloudpickle,
-which hide those of the environment. fallback/ has packages that submitit needs; packages of the environment hide them.
-The function, its arguments and its result are in the executor's folder, with the names that submitit gives them.
+which hide submitit and cloudpickle of the environment. fallback/ has further packages that submitit needs, for an
+environment that lacks these packages. The function, its arguments and its result are in the executor's folder, with the
+names that submitit gives them.
 """
 
 import importlib

@@ -2,7 +2,7 @@
 
 Runs on: INSIDE THE IMAGE, once on each node after the verdict. Python 3.8 and newer, standard library; it imports the
 environment's own torch. Each group of checks runs in a child with a time limit, because CUDA may hang, and because a
-crash of one group must not hide the results of the others.
+crash of one group must not hide the results of other groups.
 
     python node_checks.py --gpus N --ranks N --backend nccl|gloo [--only GROUP]
 

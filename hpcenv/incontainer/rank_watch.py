@@ -120,7 +120,7 @@ class RankWatch:
 
 
 def _open(pid: int) -> int:
-    """Return a descriptor that becomes readable when the process ends (pidfd_open(2)); -1 if there is none."""
+    """Return a descriptor that becomes readable when the process ends (pidfd_open(2)); -1 without a descriptor."""
     try:
         return int(os.pidfd_open(pid))  # type: ignore[attr-defined,unused-ignore]  # Python 3.9, Linux 5.3
     except (AttributeError, OSError):

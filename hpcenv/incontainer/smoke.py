@@ -174,7 +174,7 @@ def compare_values(group: Group) -> Dict[str, Any]:
 
 
 def use_two_groups(first: Group, seconds: float) -> Dict[str, Any]:
-    """Make a second group of the same ranks, and use both at the same time."""
+    """Make a second group of the same ranks, and use both groups at the same time."""
     limit = timedelta(seconds=seconds)
     made = first.distributed.new_group(list(range(first.size)), timeout=limit)
     second = Group(first.torch, first.backend, first.device, made)

@@ -156,7 +156,7 @@ def run(argv: List[str], rank_watch: Any, proc: Any) -> Dict[str, Any]:
 
 
 def _wait(tasks: List[Task], watch: Any) -> None:
-    """Wait for all tasks. If one fails, end the others."""
+    """Wait for all tasks. If one task fails, end the other tasks."""
     deadline = None  # type: Any
     signalled = set()  # type: Set[Tuple[int, int]]
     while not all([task.look() for task in tasks]):

@@ -343,7 +343,7 @@ def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Ite
 
 
 def _both(value: Callable[[int], float | None], rank: int, others: Sequence[int]) -> tuple[float, float]:
-    """Return a value of a rank, and the median of the others' values. Unknown is NaN, so no comparison is true."""
+    """Return a value of a rank, and the median of the other ranks' values. Unknown is NaN, so no comparison is true."""
     own, their = value(rank), [one for other in others if (one := value(other)) is not None]
     return math.nan if own is None else own, median(their) if their else math.nan
 
@@ -646,7 +646,7 @@ def _judged(seen: _Seen, rules: Iterable[UseRule]) -> Iterator[UseSentence]:
 def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
     """Yield the sentences of a rule.
 
-    Instead of too many sentences, yield the worst one, which also names the others.
+    Instead of too many sentences, yield the worst one, which also names the other GPUs or ranks.
     """
     shown = found if len(found) <= _MOST_SENTENCES else found[:1]
     for one in shown:

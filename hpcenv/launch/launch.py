@@ -598,7 +598,7 @@ def _cpus_of_ranks(node: _Node) -> tuple[str, ...]:
 
 
 def _hold(staged: Staged, stack: ExitStack) -> None:
-    """Lock the mark files of the copies on this node's disk, so that no other job removes a copy that is in use."""
+    """Lock the `.used` files of the copies on this node's disk, so that no other job removes a copy that is in use."""
     for mark in staged.marks:
         try:
             descriptor = os.open(mark, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -37,8 +37,8 @@ def ranks_below(pid: int) -> tuple[int, ...]:
     """Return the ranks that torchrun `pid` started, without the processes that the ranks started.
 
     A rank has LOCAL_RANK in its environment, and its parent, torchrun, does not. The children of
-    a rank, for example the workers of a data loader, inherit the variable. The script of Ray counts as a rank, too. It
-    has another variable (incontainer/ray_node.py).
+    a rank, for example the workers of a data loader, inherit the variable. The script of Ray, which has another
+    variable (incontainer/ray_node.py), counts as a rank, too.
     """
     return tuple(rank for rank in below(pid) if _has_rank(rank) and not _has_rank(parent_of(rank)))
 

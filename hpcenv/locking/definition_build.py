@@ -172,7 +172,7 @@ def _registry_sources(build: DefinitionBuild) -> dict[str, Reference]:
 
 
 def _uses_plain_http(build: DefinitionBuild) -> bool:
-    """Return whether Apptainer must use http. Its option for http applies to all sources of a file."""
+    """Return whether Apptainer must use http. Apptainer's option for http applies to all sources of a file."""
     registries = {reference.registry for reference in _registry_sources(build).values()}
     plain = sorted(registries & set(build.access.plain_http))
     secure = sorted(registries - set(build.access.plain_http))

@@ -1,6 +1,6 @@
 """The environment of a project: a Python of the host, or a SIF.
 
-Runs on: LOGIN NODE. Every submission imports this module. So it imports nothing that is needed only for locking, for
+Runs on: LOGIN NODE. Every submission imports this module, so it imports nothing that is needed only for locking, for
 converting and for images.
 """
 

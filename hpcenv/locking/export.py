@@ -104,7 +104,7 @@ def _is_replaceable(path: Path, exporter: Exporter) -> bool:
     """Return whether an export of this format exists at the path; False if nothing exists there.
 
     Raises:
-        WouldOverwrite: something else exists there.
+        WouldOverwrite: the path names something else.
     """
     if not os.path.lexists(path):
         return False

@@ -134,7 +134,7 @@ def proved_sha256(dist: DistTable) -> str | None:
 
 
 def direct_url_of(dist: DistTable) -> str | None:
-    """Return the URL that a wheel was installed from, if other users can download it there; otherwise None."""
+    """Return the URL that a wheel was installed from, if other users can download from this URL; otherwise None."""
     direct = dist.direct_url
     if direct is None or not direct.url or proved_sha256(dist) is None or not direct.url.endswith(".whl"):
         return None

@@ -58,7 +58,7 @@ class InspectedImage:
     """What is known of a SIF; the content of its file system is not read.
 
     Attributes:
-        size: bytes of the file.
+        size: size of the file, in bytes.
         sha256, partition_sha256: digests of the file and of the file system; None without `hashes`.
         signatures: the number of signature objects; they are not verified.
         squashfs: None if the partition is not squashfs 4.0.

@@ -33,7 +33,7 @@ def find_sif(name: str, cwd: Path, place: StorePlace) -> Path:
 
     Raises:
         ImageUnavailable: the name is neither a file nor an image in the store.
-        FileUnusable: others could change the SIF in the store.
+        FileUnusable: other users could change the SIF in the store.
         UsageError: the name is a folder, or fits several images in the store.
     """
     path = Path(os.path.abspath(cwd / name))
@@ -63,7 +63,7 @@ def find_path(place: StorePlace, name: str) -> Path:
 
     Raises:
         ImageUnavailable: the store has no such SIF.
-        FileUnusable: others could change the SIF.
+        FileUnusable: other users could change the SIF.
         UsageError: the name fits several images; the message lists them.
     """
     store = _open(place, hint=_pull_command(name))
@@ -95,7 +95,7 @@ def find_locked(place: StorePlace, locked: Lockfile, *, origin: Path, root: Path
     Raises:
         UsageError: the lockfile names no image.
         ImageUnavailable: the SIF is neither in the store nor in the project.
-        FileUnusable: others could change the SIF.
+        FileUnusable: other users could change the SIF.
         ImageMismatch: the SIF's size or record does not agree with the lockfile.
     """
     if locked.container is None:

@@ -61,7 +61,7 @@ class GpuWatch:
     """Asks NVML repeatedly what all GPUs of the job do.
 
     Args of the constructor:
-        processes: returns process id -> rank, for all processes of the job on this node. It is called at each look.
+        processes: returns process id -> rank, for all processes of the job on this node; called at each query.
     """
 
     def __init__(self, processes: Callable[[], Mapping[int, int]]) -> None:
@@ -148,7 +148,7 @@ class _Nvml:
         return {"ranks": tuple(sorted(ours)), "others": sum(pid not in processes for pid in pids)}
 
     def _busy(self, index: int, gpu: Any, whole: Any, unknown: dict[str, str]) -> dict[str, Any]:
-        """Return how busy the SMs, the tensor cores and the memory were since the last look."""
+        """Return how busy the SMs, the tensor cores and the memory were since the last query."""
         nvml = self._nvml
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(whole).isSupportedDevice:

@@ -89,7 +89,7 @@ def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
 
 
 def asked_paths(workspace: Workspace) -> tuple[Asked, ...]:
-    """Return the folders of [paths] that are outside the project, for commands that only write or remove there."""
+    """Return the folders of [paths] outside the project, for commands that only write or remove files in them."""
     paths = workspace.project.paths
     named = (("runs", paths.runs), ("store", paths.store), ("lockfiles", paths.lockfiles))
     means = "hpcenv writes there, outside the project"

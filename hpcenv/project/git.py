@@ -54,8 +54,8 @@ class WorkTree:
     Attributes:
         root: the top folder, with symbolic links resolved.
         commit: the commit that is checked out; empty in a repository without commits.
-        changed: tracked files that differ from the commit, including staged, removed and conflicting files. Also
-            submodules with a different commit, and changed files of submodules.
+        changed: tracked files that differ from the commit, including staged, removed and conflicting files. This list
+            also has submodules with a different commit, and changed files of submodules.
         untracked: files, and folders (they end with `/`), that git neither tracks nor ignores.
         unfiltered: files of `changed` that may be equal after a filter. The filter was not started, because only the
             repository's own configuration names it.
@@ -74,7 +74,7 @@ class WorkTree:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracked:
-    """The tracked files of a work tree, including those of its initialised submodules.
+    """The tracked files of a work tree, including the files of its initialised submodules.
 
     Attributes:
         files: in git's order.
@@ -140,7 +140,7 @@ ReadTree = tuple[WorkTree, Tracked]
 
 
 def read_tree(folder: Path, environ: Mapping[str, str]) -> ReadTree | None:
-    """Return the work tree that a folder is in, and the files that git tracks there; None outside of a repository.
+    """Return the work tree that a folder is in, and the files that git tracks in it; None outside of a repository.
 
     Raises:
         ToolMissing: there is a repository, but git is not on PATH.
@@ -314,7 +314,7 @@ def _parse_status(said: bytes) -> _Status:
 
 
 def _parse_files(root: Path, said: bytes) -> tuple[dict[str, str], dict[str, str], Tracked]:
-    """Return submodules (path -> commit in the index), files (path -> blob), and the paths of both."""
+    """Return submodules (path -> commit in the index), files (path -> blob), and the paths of files and submodules."""
     files, unwatched, left_out, links, blobs = [], [], [], {}, {}
     for entry in said.split(b"\0"):
         words, _, name = entry.partition(b"\t")

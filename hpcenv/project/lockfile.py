@@ -752,7 +752,7 @@ def env_expectations(lockfile: Lockfile, env: Mapping[str, str], *, origin: str)
 
 
 def not_locked(lockfile: Lockfile) -> tuple[str, ...]:
-    """Return the fields that this lockfile does not have because its revision is older. They are not compared."""
+    """Return the fields that this lockfile lacks because its revision is older, and that are not compared."""
     if lockfile.kind != "host":
         return ()
     return tuple(

@@ -285,7 +285,7 @@ class Project(Document):
         site: name or path of the site profile. Without `site`, the profile that fits this cluster is used.
         env: variables for the ranks, as literal text. These variables override what hpcenv detects.
         secrets: secret variables for the ranks: file:PATH or env:VARIABLE. Only the nodes read the values.
-        policy: field -> severity in the gate. The lockfile records it.
+        policy: field -> severity in the gate. The lockfile records this severity.
         environment: name of a lockfile -> the values of its environment that replace the values here.
     """
 

@@ -22,7 +22,7 @@ def fill(template: str, values: Mapping[str, str], *, parts: Collection[str] = (
     Args:
         template: the text of the template.
         values: the text for each hole, written unchanged.
-        parts: names of the `#@if NAME` ... `#@end` parts to keep; the others are left out.
+        parts: names of the `#@if NAME` ... `#@end` parts to keep; all other parts are left out.
 
     Returns:
         The filled text.

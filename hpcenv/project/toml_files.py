@@ -39,7 +39,7 @@ def read(path: Path, *, error: type[HpcenvError], hint: Hint | None = None, most
 
 
 def read_bytes(path: Path, *, error: type[HpcenvError], hint: Hint | None = None, most: int = LONGEST) -> bytes:
-    """Return the bytes of a TOML file.
+    """Return the content of a TOML file, as bytes.
 
     Args:
         error: what to raise if the file cannot be read.

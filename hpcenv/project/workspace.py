@@ -29,8 +29,8 @@ class Workspace:
     """A project folder with its parsed hpcenv.toml.
 
     Attributes:
-        find_store: a function that returns the folder of blobs and SIFs, and the users who are trusted to own it. It is
-            called only when images are needed, because it may read a site profile.
+        find_store: a function that returns the folder of blobs and SIFs, and the users who are trusted to own it. This
+            function is called only when images are needed, because it may read a site profile.
         overlays: the overlays of all environments, if the project has several environments.
     """
 
@@ -183,7 +183,7 @@ def read_lockfile(path: Path) -> Lockfile:
 
 
 def lockfile_bytes(path: Path) -> bytes:
-    """Return the bytes of a lockfile.
+    """Return the content of a lockfile, as bytes.
 
     Raises:
         LockfileMissing, LockfileInvalid: as `read_lockfile`.

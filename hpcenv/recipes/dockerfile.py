@@ -48,7 +48,7 @@ class Instruction:
     """An instruction of a Dockerfile.
 
     Attributes:
-        line: number of its first line, counted from 1.
+        line: number of the instruction's first line, counted from 1.
         name: the instruction's name in upper case.
         flags: the `--name=value` words before the arguments, in order.
         arguments: the text after the flags. Continued lines are joined, but their line breaks stay. Comment lines

@@ -61,7 +61,7 @@ class BaseImage:
         reference: repository with its registry, without tag; or the path of a SIF.
         tag: the tag that was resolved, as information for readers; empty without a tag.
         digest: the image's digest, or the sha256 of the SIF.
-        is_sif: whether it is a SIF.
+        is_sif: whether the image is a SIF.
     """
 
     reference: str

@@ -29,7 +29,7 @@ _DEFAULT_PLATFORM = Platform()
 
 @dataclass(frozen=True, kw_only=True)
 class LintedPath:
-    """A path that was checked, and the kind of recipe or image that was found there."""
+    """A path that was checked, and the kind of recipe or image that this path names."""
 
     path: str
     kind: RecipeOrImage

@@ -29,7 +29,7 @@ class CheckedSif:
     Attributes:
         path: path of the checked file: the shared file, or the node's own copy of the shared file.
         staged: whether the file is the node's own copy.
-        checked: how the hash of the file is known. `identity`: the file is the one that was hashed at submission, or
+        checked: how the hash of the file is known. `identity`: the file is the same that was hashed at submission, or
             while it was copied to this node. `node-record`: an earlier job on this node hashed the file, which has not
             changed since. `full`: the check read and hashed the file now.
         why: why the faster ways could not be used.

@@ -82,7 +82,7 @@ class Staged:
         data: source folder -> the node's copy of this folder.
         marks: lock files. While these files are locked, no job removes the copies.
         problems: why the SIF or a folder is used from the shared file system and not from the node's disk.
-        how: how each copy came to the node: `present` (it was already there), `sbcast` or `copy`.
+        how: how each copy came to the node: `present` (the node already had the copy), `sbcast` or `copy`.
         seconds: how long each part took.
     """
 

@@ -76,7 +76,7 @@ class ProcessState:
         wchan: the kernel function in which the process sleeps; empty if unknown.
         call: the system call that the process is in; empty if it is in no call, or if this user cannot read it.
         file, mount: the file of the system call, and type and place of the mount that holds this file.
-        written: bytes that the process read or wrote; None if unknown.
+        written: how many bytes the process read or wrote; None if unknown.
         busy, cpu, total: CPU seconds of the process's children, of its main thread, and of all its threads.
     """
 
@@ -94,7 +94,7 @@ class ProcessState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStacks:
-    """One look at one rank.
+    """One reading of one rank's stacks.
 
     Attributes:
         stack: stack of the rank's main thread, the innermost line first; empty if the rank gave no stack.
@@ -103,7 +103,7 @@ class RankStacks:
             has the reason.
         workers: child processes of the rank, for example workers of a DataLoader.
         saving: whether the rank is inside `hpcenv.training.saving`.
-        moves: whether the lines of the stack changed within a second after this look.
+        moves: whether the lines of the stack changed within a second after this reading.
     """
 
     rank: int
@@ -125,7 +125,7 @@ class StackRequest:
         asked: time of the request, in seconds since the epoch.
         stalled: for how many seconds a rank made no step; None if a person made the request.
         looks: how often each node reads the stacks.
-        gap: seconds between two looks.
+        gap: seconds between two readings.
     """
 
     id: str
@@ -137,7 +137,7 @@ class StackRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StackAnswer:
-    """What one node answered at one look."""
+    """What one node answered at one reading."""
 
     node: str
     look: int
@@ -147,7 +147,7 @@ class StackAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class HangFound:
-    """The result of two looks at all ranks, in words: first the conclusion, then one line for each different stack.
+    """The result of two readings of all ranks, in words: first the conclusion, then one line for each different stack.
 
     The kind `idle` means that the run used no GPU and no CPU (`WatchOptions.idle_end`).
     """

@@ -211,14 +211,14 @@ class SifIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFolder:
-    """A folder of data, packed into one tar file. Each node gets a copy of it.
+    """A folder of data, packed into one tar file, of which each node gets a copy.
 
     Attributes:
         source: absolute path of the folder. The ranks see the copy under the same path.
         listing_sha256: sha256 over the names, sizes and times of the files when the folder was packed.
         tar: path of the tar file on the shared file system; empty in a dry run.
         sha256, size: sha256 of the tar file, and its size in bytes.
-        unpacked: bytes that the unpacked files need.
+        unpacked: how many bytes the unpacked files need.
     """
 
     source: str
@@ -498,7 +498,7 @@ class Manifest:
         unlocked_binds: targets of binds that are not in the lockfile: the site profile or a later edit added them.
         hides: one phrase for each file of the project that hides a locked package or a standard library module.
         lockfile_edited: the fingerprint of the lockfile's content if the lockfile states another fingerprint; empty if
-            both are equal.
+            these fingerprints are equal.
         start_hook_sha256: sha256 over the files that Python runs at the start of every rank; empty without such files.
         chain: how many jobs of a chain continue this run one after the other; 0 without a chain.
         fingerprint: fingerprint of the lockfile's content; empty in an older manifest.

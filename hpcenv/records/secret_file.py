@@ -1,4 +1,4 @@
-"""The file that keeps the values of `env:NAME` secrets from submission to launch. Only its user can read it.
+"""The file that keeps the values of `env:NAME` secrets from submission to launch, and that only its user can read.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. Each run has its own file. The file is in the user's state
 folder, because others may be able to read the run folder. The file is written before the job is queued, read at each

@@ -64,7 +64,7 @@ class SessionFolder:
 
     @property
     def home(self) -> Path:
-        """The home folder in the session: editors keep their servers there."""
+        """The home folder in the session, in which editors keep their servers."""
         return self.path / "home"
 
     @property

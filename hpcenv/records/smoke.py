@@ -145,8 +145,8 @@ class SmokeReport:
             signal asked this step to end. `other-ended`: the ranks waited for the ranks of a node that could not
             continue.
         problem: the reason for the value of `ended`; empty for `done`.
-        moved_bytes: bytes that the interface sent and received in the last seconds before the ranks were killed; None
-            if unknown.
+        moved_bytes: how many bytes the interface sent and received in the last seconds before the ranks were killed;
+            None if unknown.
         ras: what NCCL's RAS service reported about a hang, or why the service was not asked.
         diagnostics: lines of NCCL's diagnostics; empty if NCCL has no diagnostics (before 2.31).
         seconds: time from the start of the container to the end of the test.

@@ -118,12 +118,12 @@ def compare(
 ) -> RunComparison | SweepComparison:
     """Compare the results of a run with the results of a reference, or the results of two sweeps over seeds.
 
-    This is `hpcenv compare`.
+    This function does the same as `hpcenv compare`.
 
     Args:
         reference, run: a run folder, name or job id for each run; or two sweeps.
         again: further runs with the same settings as `run`, which show whether the run repeats on this cluster.
-        project: a folder of the project; relative paths begin there.
+        project: a folder of the project; relative paths begin in this folder.
         runs_dir: folder of runs; None for the project's folder of runs.
         steps: `A:B` compares only the steps from A to B; `N` compares the steps up to N.
         metric: names of the metrics to compare; empty for all.
@@ -364,8 +364,8 @@ def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause
 def _replays(sides: Sequence[Side], found: _Found) -> Answered:
     """Answer whether a restart gives the same results again.
 
-    The answer comes from steps that a run computed twice. Without such steps, it comes from an equal run without
-    restart.
+    The answer comes from steps that a run computed twice. Without such steps, the answer comes from an equal run
+    without restart.
     """
     question: Question = "restart-replays"
     restarted = [side for side in sides if len(side.measured.starts) > 1]

@@ -24,7 +24,7 @@ class Cost:
         nodes, gpus_per_node: the size of the job; 0 without a job.
         minutes: the time of the job, without its time in the queue.
         gpu_hours: GPU hours of the job; 0 for a job without GPUs.
-        fetch_bytes: bytes of the image's compressed layers; 0 if the image is already on this cluster.
+        fetch_bytes: size of the image's compressed layers, in bytes; 0 if the image is already on this cluster.
         basis: a text that says from which recorded values the estimate comes.
     """
 
@@ -37,7 +37,7 @@ class Cost:
 
 
 def proofs_cost() -> Cost:
-    """Return the cost of rung 0."""
+    """Return the cost of `--rung 0`."""
     return Cost(nodes=0, gpus_per_node=0, minutes=0.0, gpu_hours=0.0, fetch_bytes=0, basis="files are read, no job")
 
 

@@ -103,7 +103,7 @@ def steps_to_trace(reference: Side, other: Side, compared: RunComparison | None)
     """Return the steps after the last equal state, up to the first difference, but at most MOST_STEPS.
 
     The repetition begins with the newest checkpoint of an equal state that both runs have. Without such a checkpoint,
-    it begins at the start of the training.
+    the repetition begins at the start of the training.
 
     Args:
         compared: the comparison of the runs; None if they have no metric in common.

@@ -63,7 +63,7 @@ class ReproductionWish:
     """How the user wants a run to be repeated.
 
     Attributes:
-        steps: how many optimizer steps rungs 1 and 2 repeat.
+        steps: how many optimizer steps are repeated with `--rung 1` and `--rung 2`.
         options: the options of `submit` that the user gave, by name.
         args: arguments for the script; None keeps the arguments of the run.
         copy_to: a new folder for the run's own copy of its code. None uses the project around the current folder, if

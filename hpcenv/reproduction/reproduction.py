@@ -154,7 +154,7 @@ def _target_of(folder: Path, *, compared: bool) -> Target:
 
 
 def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Reproduction:
-    """Return the result of rung 0."""
+    """Return the result of `--rung 0`."""
     wrong = [one for one in proofs if one.result == "differs"]
     unknown = [one for one in proofs if one.result == "unknown"]
     good = len(proofs) - len(wrong) - len(unknown)

@@ -1,7 +1,7 @@
 """The values of `reproduce --rung`: how much of a run is repeated, and with which options. Pure. Runs on: LOGIN NODE.
 
-Rung 0: proofs from the files alone. Rung 1: the first optimizer steps on one node, with the same global batch. Rung 2:
-the first steps in the same shape. Rung 3: the whole run.
+`--rung 0` gives proofs from the files alone. `--rung 1` repeats the first optimizer steps on one node, with the same
+global batch. `--rung 2` repeats the first steps in the same shape. `--rung 3` repeats the whole run.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def plan_rung(
         steps: how many optimizer steps are repeated if `rung` is 1 or 2.
 
     Raises:
-        UsageError: rung 1 cannot keep the global batch.
+        UsageError: `rung` is 1, and the global batch cannot be kept.
     """
     nodes, nproc = shape
     options, left_out = _without_cluster(old)

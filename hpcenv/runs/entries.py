@@ -74,7 +74,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Unrecorded:
-    """The folder of a run or sweep whose submission was not recorded. Its job id is unknown.
+    """The folder of a run or sweep whose submission was not recorded, so that the job id is unknown.
 
     Attributes:
         run: name of the run, and of its job.

@@ -24,7 +24,7 @@ class Outputs:
     Attributes:
         names: the first few names, relative to the run folder.
         count: number of all such files.
-        size: bytes of all such files.
+        size: size of all such files, in bytes.
         changed: copied files that the script has changed, as recorded at the end of the last attempt.
     """
 

@@ -1,7 +1,8 @@
 """`hpcenv list`: one line for each run of a project.
 
 Runs on: LOGIN NODE. One call of squeue and sacct is enough for all runs. Only small records are read in
-each run folder. The long manifest of a run is read only if a condition, the sorting or a column needs it.
+each run folder. The long manifest of a run is read only if a condition, the sorting or a column needs a value in the
+manifest.
 """
 
 from __future__ import annotations
@@ -136,7 +137,10 @@ def _folder_of(entry: Submitted | Sweep) -> Path:
 
 
 def _entries(folder: Path, entry: Submitted | Sweep | None, fingerprint: str, *, each_run: bool) -> list[Entry]:
-    """Return the runs of a sweep, or the entries of a folder. If `each_run` is set, its runs replace a sweep."""
+    """Return the runs of a sweep, or the entries of a folder.
+
+    If `each_run` is set, the runs of a sweep replace the sweep.
+    """
     found: list[Entry] = list_runs(folder) if entry is None else [*runs_of(entry)]
     if fingerprint:
         found = [one for one in found if _fingerprint_of(one) == fingerprint]
@@ -171,7 +175,7 @@ def lines_of(
     within: Path,
     values: Mapping[str, dict[str, str]] | None = None,
 ) -> tuple[RunLine, ...]:
-    """Return the lines of some entries. Slurm is asked once for all of them.
+    """Return the lines of some entries. Slurm is asked once for all entries.
 
     Args:
         entries: runs and sweeps.

@@ -44,13 +44,13 @@ class RunState:
         state: Slurm's job state in lower case; `rejected` if the gate stopped the run; `not-queued`
             if the run never became a job.
         detail: the reason for the state, as text.
-        exit_status: exit status of the batch script; None if unknown. It is 90 or 91 if the gate stopped
+        exit_status: exit status of the batch script; None if unknown. The exit status is 90 or 91 if the gate stopped
             the run, otherwise the status of the training.
         attempt: number of this attempt. The first attempt has number 0.
         nodes: nodes of the job; empty while they are not known.
         elapsed: elapsed time as Slurm prints it, `D-HH:MM:SS`; empty if unknown.
-        waits_again: whether the run is queued again, or its new attempt has not started. Then the records
-            in its folder are from the previous attempt.
+        waits_again: whether the run is queued again, or its new attempt has not started, so that the records in the run
+            folder are from the previous attempt.
         gone: whether Slurm no longer knows the job, and no record says how the job ended.
     """
 
@@ -81,7 +81,7 @@ class ResolvedState:
     Attributes:
         job_id: for a chain, the job that decides the state.
         finished: record of how the last attempt of that job ended; empty while the attempt has not ended.
-        waited: whether the job ended while it was queued again. Then the records are from the previous attempt.
+        waited: whether the job ended while it was queued again, so that the records are from the previous attempt.
     """
 
     job_id: str
@@ -169,7 +169,7 @@ def _last_started_job(run: Submitted, started: Mapping[str, Any] | None, otherwi
 
 
 def _ended_in_queue(job: JobState, last_end: Mapping[str, Any]) -> bool:
-    """Whether a job ended, or is gone, while it was queued again. Then the last attempt's record does not say how."""
+    """Whether a job ended, or is gone, while it was queued again, so that the last attempt's record cannot say how."""
     # A job that completed was not queued again.
     over = job.state != "completed" if job.ended else job.gone or job.no_slurm
     return last_end.get("again") is True and over
@@ -195,7 +195,7 @@ def _waits_again(
 
 
 def _will_run_again(job: JobState, finished: Mapping[str, Any] | None) -> bool:
-    """Whether a job was requeued, but Slurm does not show this yet: a job is `completing` before it is `pending`."""
+    """Whether a job was requeued, but Slurm does not show it yet, because a job is `completing` before `pending`."""
     unsure = job.state == "completing" or (job.state == "unknown" and not job.gone and not job.no_slurm)
     return unsure and finished is not None and finished.get("again") is True
 

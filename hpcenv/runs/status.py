@@ -143,7 +143,7 @@ def _open_nodes(run: Submitted, state: RunState, verdict: Verdict | None) -> tup
 
 
 def _not_started(state: RunState, verdict: Verdict | None) -> str:
-    """Return why srun could not start the check on a node; empty if srun could, or if `state` has the reason."""
+    """Return why srun could not start the check on a node; empty if it could, or if `state` has the reason."""
     if state.state != "rejected" or verdict is None or SRUN_GAVE_UP in state.detail:
         return ""
     finding = next((one for one in verdict.findings if one.found.startswith(SRUN_GAVE_UP)), None)
@@ -151,7 +151,7 @@ def _not_started(state: RunState, verdict: Verdict | None) -> str:
 
 
 def _alone(run: Submitted, exits: Sequence[NodeExit]) -> str:
-    """Return a note if no rank joined a process group. Then each rank did the same work alone."""
+    """Return a note if no rank joined a process group, so that each rank did the same work alone."""
     if not any(record.alone for record in exits) or not isinstance(run, Run) or run.manifest.session is not None:
         return ""
     ranks = len(exits) * run.manifest.nproc_per_node

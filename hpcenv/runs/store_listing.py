@@ -47,7 +47,7 @@ class ListedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreListing:
-    """The content of a store. `exists` is False if there is no store yet.
+    """The content of a store. `exists` is False if the store does not exist yet.
 
     Attributes:
         origin: the setting that names the folder. For the default folder, the reason for this default.

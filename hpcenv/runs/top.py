@@ -78,9 +78,9 @@ class RunTop(Shown):
 def find_watched(
     start: Path, word: str | None, *, environ: Mapping[str, str], runs: str | None = None
 ) -> tuple[Run, ...]:
-    """Return the run that `word` names. If it is None, return the runs of the project that run now.
+    """Return the run that `word` names. If `word` is None, return the runs of the project that run now.
 
-    In the second case, a run with a damaged manifest is left out.
+    If `word` is None, a run with a damaged manifest is left out.
 
     Raises:
         RunNotFound, RecordInvalid, UsageError: see `hpcenv.runs.find.find_run`.
@@ -203,7 +203,7 @@ def _counts(top: RunTop) -> str:
 
 
 def _grouped(nodes: Sequence[NodeNow]) -> list[list[NodeNow]]:
-    """Return groups of nodes, one for each line: each node alone, or unusual nodes alone and the others together."""
+    """Return groups of nodes, one for each line: each node alone, or unusual nodes alone and usual nodes together."""
     if len(nodes) <= _MOST_LINES:
         return [[node] for node in nodes]
     odd = [node for node in nodes if node.odd]
@@ -259,7 +259,7 @@ def _rank_row(group: Sequence[RankNow]) -> tuple[str, ...]:
 
 
 def _range(values: Sequence[float | None], unit: float = 1) -> str:
-    """Return smallest and largest value as text. If they are equal, return one value; if none is known, `?`."""
+    """Return smallest and largest value as text; if they are equal, one value; if no value is known, `?`."""
     known = [f"{value / unit:.0f}" for value in sorted(one for one in values if one is not None)]
     if not known:
         return "?"

@@ -30,7 +30,7 @@ def wait_for(
     on_status: Callable[[RunStatus], None],
     timeout: float | None = None,
 ) -> tuple[RunStatus, ...]:
-    """Wait until each run has ended, or Slurm no longer knows it. Return the last statuses.
+    """Wait until each run has ended, or Slurm no longer knows the job of the run. Return the last statuses.
 
     A run that is requeued, or whose state is unknown for a moment, has not ended.
 
@@ -89,7 +89,7 @@ class NoStart:
         Args:
             run: the run.
             status: its state now.
-            now: seconds since the first look.
+            now: seconds since the first query.
         """
         word = can_never_start(status.detail) if status.waits_on_slurm else ""
         if not word or (word == "DependencyNeverSatisfied" and not _stays_without_dependency(run)):
@@ -119,7 +119,7 @@ def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> Canno
 
 
 def _stays_without_dependency(run: Submitted) -> bool:
-    """Whether the user told Slurm to keep the job whose dependency failed. Else Slurm cancels it soon."""
+    """Whether the user told Slurm to keep the job whose dependency failed. Else Slurm cancels the job soon."""
     try:
         return "--kill-on-invalid-dep=no" in run.folder.script.read_text(errors="replace")
     except OSError:
@@ -135,7 +135,7 @@ def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:
 
 
 def exit_status_of(status: RunStatus) -> int:
-    """Return the exit status of `wait` and `submit --wait`: the run's status, or that of `RunEndUnknown` if unknown."""
+    """Return the exit status of `wait` and `submit --wait`: the run's status; if unknown, that of `RunEndUnknown`."""
     if status.exit_status is not None:
         return status.exit_status
     return 0 if status.state == "completed" else RunEndUnknown.exit_status
@@ -149,6 +149,6 @@ def wait(
     on_status: Callable[[RunStatus], None],
     timeout: float | None = None,
 ) -> RunStatus:
-    """Wait until the run in `run_folder` has ended, or Slurm no longer knows it; see `wait_for`."""
+    """Wait until the run in `run_folder` has ended, or Slurm no longer knows the run's job; see `wait_for`."""
     run = open_run(run_folder)
     return wait_for([run], environ=environ, pause=pause, on_status=on_status, timeout=timeout)[0]

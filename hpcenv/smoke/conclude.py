@@ -95,12 +95,13 @@ def _without_port(verdict: Verdict, now: float) -> SmokeResult:
 def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float) -> Concluded:
     """Combine the reports of all nodes; write the result and, if there are findings, a new verdict.
 
-    If pairs of nodes must be tested first, only the folder for them is made. It tells the batch script to test pairs.
+    If pairs of nodes must be tested first, only the folder for the pairs is made, which tells the batch script to test
+    pairs.
 
     Args:
         manifest: of the run.
         this_node: the batch node and this attempt.
-        wait: seconds to wait for a missing file, because a network file system may show it late.
+        wait: seconds to wait for a missing file, because a network file system may show a new file late.
         now: the time, in seconds since the epoch.
 
     Raises:

@@ -1,7 +1,7 @@
 """Run the checks inside the environment on this node, after the verdict (`--preflight full`).
 
 Runs on: COMPUTE NODE, one task per node. The container is started as for the training: from the checked file, and with
-the same variables and binds. But it gets no secrets.
+the same variables and binds. But the container gets no secrets.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ask NCCL's RAS service what hanging ranks wait for.
 
 Runs on: COMPUTE NODE. Standard library only. Since NCCL 2.24 each process answers on port 28028, or at the address in
-NCCL_RAS_ADDR. The protocol is that of the client `ncclras`: one line with the request, then text until the connection
-ends (NVIDIA/nccl docs/userguide/source/troubleshooting/ras.rst, read on 2026-11-20). A container of Apptainer has
-the network of its node, so no client in the image is needed.
+NCCL_RAS_ADDR. The protocol is the same as for the client `ncclras`: one line with the request, then text until the
+connection ends (NVIDIA/nccl docs/userguide/source/troubleshooting/ras.rst, read on 2026-11-20). A container of
+Apptainer has the network of its node, so no client in the image is needed.
 """
 
 from __future__ import annotations

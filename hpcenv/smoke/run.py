@@ -294,7 +294,7 @@ def _last_lines(path: Path) -> list[str]:
 
 
 def _end(begun: Begun) -> None:
-    """End the agent and its ranks. They have nothing to save."""
+    """End the agent and its ranks, which have nothing to save."""
     child = begun.child
     if child.poll() is None:
         processes.send((*below(child.pid), child.pid), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the ranks of a smoke test report while they run, and the limits that they cannot enforce themselves.
+"""What the ranks of a smoke test report while they run, and the limits that ranks cannot enforce themselves.
 
 Runs on: COMPUTE NODE. Standard library only. incontainer/smoke.py writes the files that are read here.
 """
@@ -61,7 +61,7 @@ class Watch:
         return all(self._place(rank) not in (("start", "begin"), ("start", "failed")) for rank in self._ranks)
 
     def begun(self) -> bool:
-        """Whether a rank runs: with torchrun, the agents of all nodes have then met."""
+        """Whether a rank runs, which with torchrun means that the agents of all nodes have met."""
         return any(read_lines(self._file(rank)) for rank in self._ranks)
 
     def _place(self, rank: int) -> tuple[str, str]:
@@ -81,7 +81,7 @@ class Watch:
 
 
 def _next_of(place: tuple[str, str]) -> str:
-    """Return the phase in which a rank is. A rank that has ended one phase is in the next one."""
+    """Return the phase in which a rank is. A rank that has ended one phase is in the next phase."""
     order = ("start", "init", "correct", "second-group", "bandwidth", "all")
     phase, state = place
     if state != "end" or phase not in order[:-1]:
@@ -187,7 +187,7 @@ class Others:
         """Return the report of a node that could not continue.
 
         Args:
-            ranks_run: whether ranks of this node run. They get some seconds to end by themselves, because their
+            ranks_run: whether ranks of this node run. Such ranks get some seconds to end by themselves, because their
                 messages often name the peer.
         """
         now = time.monotonic()
@@ -208,7 +208,7 @@ class Others:
 
 
 def moved_bytes(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
-    """Return how many bytes an interface has sent and received since it came up; None if that is unknown."""
+    """Return how many bytes an interface has sent and received since it came up; None if the number is unknown."""
     total = 0
     for name in ("rx_bytes", "tx_bytes"):
         try:

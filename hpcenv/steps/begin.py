@@ -1,6 +1,6 @@
 """The steps `begin` and `former`: decide whether the attempt has work to do, and prepare its folder.
 
-Runs on: COMPUTE NODE. `begin` is the first step, and the job waits for it. So it loads only what every run needs.
+Runs on: COMPUTE NODE. `begin` is the first step, and the job waits for it. So `begin` loads only what every run needs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _forget_other_attempts(run: RunFolder) -> None:
-    """Remove the record of the code copy if the last attempt did not write it, because its node failed before that."""
+    """Remove the record of the code copy if it is not from the last attempt, whose node failed before the record."""
     try:
         written = load_record(CopyAfterAttempt, run.listing_after).started
     except RecordInvalid:
@@ -74,7 +74,7 @@ def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, envi
     """Record a job that Slurm queued, although `hpcenv submit` got no answer from sbatch (SubmitUncertain).
 
     A job of a chain is not recorded, because the other jobs of the chain are not known here. If `hpcenv submit` still
-    runs on the login node, it replaces this record by one that also has the command line.
+    runs on the login node, `hpcenv submit` replaces this record by a record that also has the command line.
     """
     if manifest.chain:
         return

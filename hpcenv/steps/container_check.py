@@ -1,7 +1,7 @@
 """The check before an exported training: `python3 -I check.pyz LOCK -- COMMAND...` (exports/archive.py).
 
 Runs on: INSIDE A CONTAINER that another engine has started: compose, Kubernetes or SkyPilot. This container is compared
-with the lockfile. If it matches, COMMAND replaces this process; else nothing of the training runs.
+with the lockfile. If the container matches, COMMAND replaces this process; else nothing of the training runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         arguments: the file of the lock, `--` and the command of the training.
 
     Returns:
-        90 if the container differs, 91 if that is unknown; if it matches, this function does not return.
+        90 if the container differs, 91 if a difference is unknown; if the container matches, this function does not
+        return.
     """
     try:
         if len(arguments) < 3 or arguments[1] != "--":
@@ -58,7 +59,7 @@ def judge_container(manifest: Manifest, environ: Mapping[str, str]) -> Verdict:
 
     Args:
         manifest: the lock, made by exports/lock_of.py.
-        environ: environment variables of this process. The ranks and the probe get all of them.
+        environ: environment variables of this process. The ranks and the probe get all these variables.
     """
     python = shutil.which(manifest.environment.python, path=environ.get("PATH"))
     if python is None:

@@ -98,7 +98,7 @@ def _is_last(run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeu
 
 
 def _let_verdict_follow(run: RunFolder, manifest: Manifest, place: ThisNode) -> None:
-    """Replace the verdict if a node refused to start after it, for example because the SIF was replaced."""
+    """Replace the verdict if a node refused to start afterwards, for example because the SIF was replaced."""
     exits = node_exit.read_all(run, place)
     refused = [record for record in exits if record.refused]
     try:
@@ -161,7 +161,7 @@ def _stopped_before(
     status: int,
     environ: Mapping[str, str],
 ) -> stopping.Reason | Literal[""]:
-    """Return why this attempt was asked to end before its training began; empty if it was not."""
+    """Return why this attempt was asked to end before its training began; empty without such a request."""
     if exits:
         # The launch has begun, and its records say whether it was stopped. A node may have recorded a later request
         # that came from srun itself: srun ends the other nodes if one node refuses to start.

@@ -1,6 +1,7 @@
 """The steps `inside` and `inside-judge`: checks inside the environment, after the verdict (`--preflight full`).
 
-Also the steps `gpus` and `gpus-judge`. `verify --nodes`, which starts no training, does the GPU check with them.
+This module also has the steps `gpus` and `gpus-judge`, which `verify --nodes` uses for the GPU check, because that
+command starts no training.
 
 Runs on: COMPUTE NODE.
 """
@@ -25,7 +26,7 @@ _GPUS = "gpus"
 
 
 def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Run the checks inside this node's environment. The status is 0 even if they fail: the judge step judges them."""
+    """Run the checks inside this node's environment. The status is always 0, as the judge step judges the results."""
     end_in_order()
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
@@ -34,7 +35,7 @@ def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def try_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Let torch start CUDA or HIP on this node. The status is 0 even if this fails: the judge step judges it."""
+    """Let torch start CUDA or HIP on this node. The status is always 0, as the judge step judges the result."""
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     outcome = launch.try_gpus(manifest, place, environ, say=say)
@@ -51,7 +52,7 @@ def _save(run: RunFolder, family: str, report: CheckReport) -> None:
 
 
 def judge_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Add to the verdict what torch saw on the nodes; the return value is that of `judge_inside`."""
+    """Add to the verdict what torch saw on the nodes; return the same values as `judge_inside`."""
     return _judge(run, environ, _GPUS)
 
 

@@ -1,7 +1,7 @@
 """Run a job without Slurm (`--cluster local`), with N emulated nodes on this machine.
 
 Runs on: THIS MACHINE, from the run folder's copy of the code. This module replaces the batch script and
-srun. It runs the same check, decide and launch steps, with one process per emulated node.
+srun. The module runs the same check, decide and launch steps, with one process per emulated node.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _take_gpus(run: RunFolder, manifest: Manifest, tasks: _Tasks) -> int:
-    """Wait until this run has its GPUs; return 0, or the exit status of the run if it cannot have them."""
+    """Wait until this run has its GPUs; return 0, or the exit status of the run if it cannot have the GPUs."""
     if not manifest.gpus_per_node:
         return 0
     told = ""
@@ -169,7 +169,7 @@ class _Tasks:
         return self._run.smoke_pairs.exists()
 
     def use(self, held: free_gpus.HeldGpus | None) -> None:
-        """Give GPUs to the steps. A step that outlives this process keeps them."""
+        """Give GPUs to the steps. A step that outlives this process keeps its GPUs."""
         if held is None:
             return
         self._held = held

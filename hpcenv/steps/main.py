@@ -26,11 +26,11 @@ class Step:
     """Where the code of a step is.
 
     Attributes:
-        module: name of its module. Every step is a separate process that loads only this module, because the job waits
-            for it.
-        function: name of its function, which takes the run folder, the environment and the further arguments, and
-            returns the exit status.
-        takes: its further arguments: none, an exit status, a folder, or a command to start.
+        module: name of the step's module. Every step is a separate process that loads only this module, because the job
+            waits for it.
+        function: name of the step's function, which takes the run folder, the environment and the further arguments,
+            and returns the exit status.
+        takes: the step's further arguments: none, an exit status, a folder, or a command to start.
         lasting: whether the step must survive TERM, because it records how a job ended. Slurm sends TERM to every
             process of the batch script, and KILL only seconds later (KillWait).
     """

@@ -2,7 +2,7 @@
 
 Runs on: COMPUTE NODE (the batch node).
 
-A node that loses power and restarts within seconds has lost its tasks. Slurm does not notice this, because the node
+A node that loses power and restarts within seconds has lost its tasks. Slurm does not notice the loss, because the node
 answers, and srun waits for these tasks until the time limit (seen with Slurm 24.11, 2026-11). So srun is ended a minute
 after the first recorded failure of a node: the tasks of healthy nodes have ended by then (`SECONDS_AFTER_TERM`).
 """
@@ -42,10 +42,10 @@ _ENDED_SRUN = (signal.SIGTERM, signal.SIGKILL)
 
 
 def run_tasks(run: RunFolder, environ: Mapping[str, str], *command: str) -> int:
-    """Run srun with the tasks of all nodes; return the exit status of the rank which failed first.
+    """Run srun with the tasks of all nodes; return the exit status of the rank that failed first.
 
     srun returns the highest status of all tasks. With --kill-on-bad-exit srun ends the other nodes,
-    and their status (143, 135 ...) is higher than that of the failure.
+    and the status of these nodes (143, 135 ...) is higher than the status of the failure.
 
     Args:
         command: srun and its arguments.

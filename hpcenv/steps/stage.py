@@ -15,7 +15,7 @@ from hpcenv.steps.this_step import end_in_order, find_place
 
 
 def look(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Record which files this node already has on its disk, and for which ones it has space."""
+    """Record which files this node already has on its disk, and for which files the disk has space."""
     end_in_order()
 
     manifest = open_manifest(run, environ)

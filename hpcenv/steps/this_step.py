@@ -1,6 +1,6 @@
 """What all steps share: the log, the node and attempt, exit statuses given as text, and signals.
 
-Runs on: COMPUTE NODE. Every step loads this module, and the job waits for it. So this module imports little.
+Runs on: COMPUTE NODE. Every step loads this module while the job waits, so this module imports little.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def find_place(run: RunFolder, manifest: Manifest, environ: Mapping[str, str]) -
 
 
 def launched_nodes(run: RunFolder, place: ThisNode) -> tuple[str, ...]:
-    """Return the nodes that train, without those that a spare node replaces. Without a verdict, return all nodes."""
+    """Return the nodes that train, without nodes that a spare node replaces. Without a verdict, return all nodes."""
     with contextlib.suppress(HpcenvError):
         return load_record(Verdict, run.verdict).launched or place.nodes
     return place.nodes
 
 
 def started_at(run: RunFolder) -> float | None:
-    """Return when the current attempt began, in seconds since the epoch; None if that cannot be read."""
+    """Return when the current attempt began, in seconds since the epoch; None if the time cannot be read."""
     try:
         return float(read_json(run.started)["time"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -22,7 +22,7 @@ from hpcenv.submission.request import Cluster, SubmitOptions
 
 
 def find(options: SubmitOptions, context: Context, cluster: Cluster) -> EarlierRuns:
-    """Return the runs that `--after` names, and which of them have not ended.
+    """Return the runs that `--after` names, and which of these runs have not ended.
 
     Raises:
         RunNotFound: there is no run with such a name.

@@ -42,7 +42,7 @@ class Answers:
 def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[Answers]:
     """Start sinfo, scontrol and git, which run in parallel with the block.
 
-    At the end of the block, kill those that still run.
+    At the end of the block, kill the programs that still run.
     """
     on_slurm, stop, environ = cluster == "slurm", threading.Event(), context.environ
     folder = None if options.copied is not None else code_folder(options, context.cwd)

@@ -26,7 +26,8 @@ def render(template: str, values: Mapping[str, str], *, parts: Collection[str] =
     Args:
         template: text of a template.
         values: name of a hole -> its value; a plain str is quoted for the shell.
-        parts: names of the parts to keep. A part begins with `#@if NAME` and ends with `#@end`. The others are removed.
+        parts: names of the parts to keep. A part begins with `#@if NAME` and ends with `#@end`. All other parts are
+            removed.
 
     Raises:
         ValueError: a hole has no value, or a value has no hole.
@@ -53,10 +54,9 @@ def lines(words: Sequence[str]) -> ShellText:
 def directives(pairs: Sequence[tuple[str, str | None]]) -> ShellText:
     """Return `#SBATCH` lines.
 
-    sbatch has its own parser for them (proc_args.c, `get_argument`, Slurm 22.05 to 26.05):
-    a blank ends an argument, quotes and backslashes are special, and a newline begins another
-    directive. Values with such characters are refused. Values with blanks are written in
-    double quotes.
+    sbatch has its own parser for these lines (proc_args.c, `get_argument`, Slurm 22.05 to 26.05): a blank ends an
+    argument, quotes and backslashes are special, and a newline begins another directive. Values with such characters
+    are refused. Values with blanks are written in double quotes.
 
     Raises:
         UsageError: a value cannot be written.
@@ -77,5 +77,5 @@ def _value(name: str, value: str) -> str:
 
 
 def filename_pattern(path: str) -> str:
-    """Return a path for --output: `%` begins a pattern there (sbatch(1), filename pattern)."""
+    """Return a path for --output, in which `%` begins a pattern (sbatch(1), filename pattern)."""
     return path.replace("%", "%%")

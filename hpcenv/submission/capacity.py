@@ -86,7 +86,7 @@ def _of(offered: Sequence[Offer], partition: str) -> list[Offer]:
 
 
 def _partitions(request: Request, origins: Mapping[str, str], offered: Sequence[Offer]) -> list[str]:
-    """Return the partitions in which the job may run: those in the request, else the default partition.
+    """Return the partitions in which the job may run: the partitions in the request, else the default partition.
 
     Raises:
         SubmitRejected: a requested partition does not exist, or the cluster has no default partition.
@@ -154,7 +154,7 @@ def _fault(
     wanted: frozenset[str],
     excluded: frozenset[str],
 ) -> _Fault | None:
-    """Return why a partition cannot run the job; None if it can."""
+    """Return why a partition cannot run the job; None if the partition can run the job."""
     name, show = offers[0].partition, f"sinfo --partition={offers[0].partition} --Node --long"
     problem = _rules(request, origins, offers[0])
     if problem is not None:
@@ -290,7 +290,7 @@ def _conditions(request: Request, origins: Mapping[str, str]) -> list[_OfferCond
 def feature_sets(constraint: str | None) -> list[frozenset[str]]:
     """Return sets of features.
 
-    A node must have all features of one set. Empty for expressions that only Slurm parses.
+    A node must have all features of one set. The result is empty for expressions that only Slurm parses.
     """
     if constraint is None or not re.fullmatch(r"[\w.:-]+([&,|][\w.:-]+)*", constraint):
         return []
@@ -302,7 +302,7 @@ def feature_sets(constraint: str | None) -> list[frozenset[str]]:
 
 
 def mebibytes(mem: str | None) -> float | None:
-    """Return the value of sbatch's `--mem` in MiB; None for all memory of a node (`0`), and if it cannot be parsed.
+    """Return the value of sbatch's `--mem` in MiB; None for all memory of a node (`0`), or an unknown form.
 
     The value is a number with K, M, G or T; a number without a unit is in MiB (sbatch(1)).
     """

@@ -66,7 +66,7 @@ def find(named: str | None, origin: str, root: Path | None, context: Context) ->
 
 
 def named_outside(root: Path | None, site: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the name of the profile from HPCENV_SITE or hpcenv.toml, and which of the two gave the name.
+    """Return the name of the profile from HPCENV_SITE or hpcenv.toml, and which of these two gave the name.
 
     Args:
         root: folder of hpcenv.toml; None outside a project.
@@ -177,7 +177,7 @@ def for_run(
     Args:
         nodes, partition, gpu_type: as requested; None if Slurm chooses.
         now: the current date. `left_out` of the result names values whose date for a new check is past. If `now` is
-            None, it names no such values.
+            None, `left_out` names no such values.
     """
     support = lock_model.gpu_support(locked)
     gpu = gpu_type or locked.host.gpu or None

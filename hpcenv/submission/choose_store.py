@@ -1,8 +1,8 @@
 """The folder of images if neither the user nor the project names a folder: from the site profile, or the default.
 
-Runs on: LOGIN NODE. HPCENV_SITE or `site` in hpcenv.toml names the profile; without a name, it is the profile for this
-cluster. The option `--site` of a submission has no effect here, because all submissions share the images, and `lock`
-and `image build` have no such option.
+Runs on: LOGIN NODE. HPCENV_SITE or `site` in hpcenv.toml names the profile; without a name, the profile for this
+cluster is used. The option `--site` of a submission has no effect here, because all submissions share the images, and
+`lock` and `image build` have no such option.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcenv.submission import choose_site
 
 
 def find_store(context: Context, root: Path | None, site: str | None) -> tuple[Path, str]:
-    """Return the folder of images, and a text that says why it is this folder.
+    """Return the folder of images, and a text that says why this folder was chosen.
 
     Args:
         root: folder of hpcenv.toml; None outside a project.
@@ -40,7 +40,7 @@ def find_store(context: Context, root: Path | None, site: str | None) -> tuple[P
 
 
 def _may_be_named(context: Context, root: Path | None, site: str | None) -> bool:
-    """Return whether a site profile may exist. Most users have none, and a search for one takes time."""
+    """Return whether a site profile may exist. Most users have no profile, and a search takes time."""
     if site is not None or context.environ.get("HPCENV_SITE"):
         return True
     return any(site_files.in_folder(folder) for folder in site_files.folders(root, context.environ))

@@ -1,8 +1,8 @@
 """Find names of files, lines of text and arguments of a script that look like credentials. Pure.
 
-Runs on: LOGIN NODE. For files that git neither tracks nor ignores, this module decides which of them are not copied,
-because other people may read the copies. It guesses by names and by the form of values: it can miss a credential, and
-it can suspect a harmless value.
+Runs on: LOGIN NODE. Of the files that git neither tracks nor ignores, this module decides which ones are not copied,
+because other people may read the copies. This module guesses by names and by the form of values, so it can miss a
+credential, and it can suspect a harmless value.
 
 hpcenv/records/variables.py has the names that stand for credentials.
 """
@@ -129,7 +129,7 @@ def _pairs(text: str, *, bare: bool) -> Iterator[int]:
 
 
 def is_pair(name: str, value: str) -> bool:
-    """Return whether a name and its value look like a credential. A value that is only a placeholder does not."""
+    """Return whether a name and its value look like a credential. A mere placeholder is no credential."""
     value = value.strip().rstrip(",;").strip("\"'")
     if (
         len(value) < _SHORTEST
@@ -144,7 +144,8 @@ def is_pair(name: str, value: str) -> bool:
 def arguments(words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of a script's arguments that look like credentials, never their values.
 
-    It finds `--hf-token VALUE`, `--hf-token=VALUE`, `hf_token=VALUE`, and a word that has the form of a token.
+    The function finds `--hf-token VALUE`, `--hf-token=VALUE`, `hf_token=VALUE`, and a word that has the form of a
+    token.
     """
     found = []
     for number, word in enumerate(words):

@@ -90,5 +90,5 @@ def variables(determinism: DeterminismOptions) -> tuple[Setting, ...]:
 
 
 def origin_of(determinism: DeterminismOptions) -> str:
-    """Return the origin of the variables of the profile. judge/network/lint.py recognises the first words of it."""
+    """Return the origin of the profile's variables. judge/network/lint.py recognises the first words of this origin."""
     return f"base seed {determinism.seed}" if determinism.seeds else f"determinism profile {determinism.profile}"

@@ -1,4 +1,4 @@
-"""Checks before a job is queued. They refuse a job that would otherwise fail after its wait in the queue.
+"""Checks that refuse a job before it is queued, if the job would otherwise fail after its wait in the queue.
 
 Runs on: LOGIN NODE. Each check returns notes or raises an error. No check writes anything.
 """
@@ -72,13 +72,13 @@ _ONLY_PARSE = 0x400
 
 
 def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchShape) -> list[str]:
-    """Refuse a script with a syntax error, because the job would find it only after its wait in the queue.
+    """Refuse a script with a syntax error, because the job would find the error only after its wait in the queue.
 
     This Python knows only its own grammar. If the environment has a newer Python, a syntax error
     gives only a note.
 
     Args:
-        shape: how the script will be started. Notes name code that does not fit to this.
+        shape: how the script will be started. Notes name code that does not fit to the way of the start.
     """
     try:
         with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool,
 
     Args:
         local: whether the ranks run on this machine.
-        as_here: whether the job has the variables of this process, because no module and no `setup` adds others.
+        as_here: whether the job has the variables of this process, because no module and no `setup` adds variables.
 
     Raises:
         UsageError: a variable is not set.

@@ -93,8 +93,8 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
     """Pickle a `submitit.helpers.DelayedSubmission`.
 
     If the ranks have the same minor version of Python, cloudpickle pickles the code of the function. So lambdas and
-    functions of a notebook work, too. Otherwise only the name of the function is pickled, and the ranks import the
-    function from its file.
+    functions of a notebook work, too. For another version, only the name of the function is pickled, and the ranks
+    import the function from its file.
 
     Raises:
         UsageError: the function or an argument cannot be pickled, or the ranks would submit again.
@@ -119,8 +119,8 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
 def _dump_by_value(submission: Any, path: Path) -> None:
     """Pickle as submitit does, but keep the name of the file in code objects.
 
-    cloudpickle 3.1.3 replaces this name by `<dynamic-code>` (cloudpickle pull request 560). Then the traceback of a
-    function that fails on a rank would show neither the file nor the text of the line.
+    cloudpickle 3.1.3 replaces this name by `<dynamic-code>` (cloudpickle pull request 560). With `<dynamic-code>`, the
+    traceback of a function that fails on a rank would show neither the file nor the text of the line.
     """
     import cloudpickle  # type: ignore[import-untyped]
 
@@ -208,7 +208,7 @@ def _source(name: str) -> bytes:
 
 
 def _packages() -> dict[str, bytes]:
-    """Return the source files of submitit and cloudpickle, because the image may have other versions of them, or none.
+    """Return the source files of submitit and cloudpickle, because the image may lack the same versions.
 
     Both packages are pure Python.
     """

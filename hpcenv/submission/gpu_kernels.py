@@ -36,9 +36,9 @@ def refuse_gpu_without_kernels(
     table: Mapping[str, Any],
     offers: Sequence[node_types.Offer],
 ) -> list[str]:
-    """Refuse GPUs for which torch has no kernels. The nodes would refuse them, too, but only after the queue.
+    """Refuse GPUs for which torch has no kernels. The nodes would refuse such GPUs, too, but only after the queue.
 
-    This is possible only if the name of the GPU is known here, from hpcenv.toml or sinfo.
+    GPUs can be refused here only if their name is known from hpcenv.toml or sinfo.
     """
     cuda, arch_list = lock_model.cuda_of(locked), lock_model.arch_list_of(locked)
     if not request.gpus_per_node or cuda is None or not arch_list:
@@ -93,7 +93,7 @@ def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], 
 
 
 def judge_libraries(locked: Lockfile, request: Request, table: Mapping[str, Any]) -> list[str]:
-    """Refuse a torchvision or torchaudio that is made for another torch. The gate would refuse it after the queue, too.
+    """Refuse a torchvision or torchaudio that is made for another torch, as the gate would do only after the queue.
 
     Returns:
         Notes about packages that do not fit, but do not block the job.

@@ -50,7 +50,7 @@ def export_job(workspace: Workspace, options: SubmitOptions, context: Context, f
     """Write the files that `submit` would give to Slurm into a folder; submit nothing.
 
     Args:
-        folder: the new folder. It must not exist.
+        folder: the new folder, which must not exist.
 
     Raises:
         HpcenvError: as for `plan_job`.

@@ -44,7 +44,8 @@ def hidden_names(folder: Path | None, locked: Lockfile, packages: Path | None) -
 
     Args:
         folder: the folder in which Python looks first; None if there is no such folder.
-        locked: the lockfile. It has the names of packages; if a module has another name, only common ones are known.
+        locked: the lockfile. The lockfile has the names of packages. Of modules with another name, only common ones are
+            known.
         packages: the folder with the packages of a host environment, which shows the names of the modules; None if it
             is not known.
     """

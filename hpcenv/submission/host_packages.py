@@ -97,7 +97,7 @@ def _seems_locked(info: str, known: dict[str, PackageExpectation]) -> bool:
 
 
 def _difference(dist: Dist, locked: PackageExpectation | None) -> Difference | None:
-    """Return how a package differs from the locked package; None if it is equal, or if this is not known."""
+    """Return how a package differs from the locked package; None for no difference, or if none is known."""
     field = package_field(dist.name)
     if not dist.version:
         return None

@@ -79,7 +79,7 @@ def import_packages(manifest: Manifest, environ: Mapping[str, str]) -> tuple[Pac
 
 
 def _parse(output: str) -> list[PackageImport]:
-    """Return the results. Other lines are skipped, because code that runs at the start of Python may print lines."""
+    """Return the results; skip all other lines, because code that runs at the start of Python may print lines."""
     results = []
     for line in output.splitlines():
         try:

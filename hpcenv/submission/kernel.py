@@ -1,7 +1,7 @@
 """A Jupyter kernel that starts in the locked environment, for a Jupyter of the site. Pure. Runs on: LOGIN NODE.
 
-`hpcenv run` starts the kernel. So each start is checked like a job. If the machine differs from the lockfile, the
-kernel does not start, and Jupyter's log has the table of differences.
+`hpcenv run` starts the kernel, so each start of the kernel is checked like a job. If the machine differs from the
+lockfile, the kernel does not start, and Jupyter's log has the table of differences.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def check_torchrun_args(words: Sequence[str], *, torch: str = "") -> None:
 
 
 def cpu_binding(asked: CpuBinding | None, torchrun_args: Sequence[str], srun: Mapping[str, object]) -> CpuBinding:
-    """Return how the ranks are bound to CPUs. This is `off` if torchrun or srun binds the ranks to CPUs or GPUs.
+    """Return how the ranks are bound to CPUs. The result is `off` if torchrun or srun binds the ranks to CPUs or GPUs.
 
     Args:
         asked: what the user asks for; None for the default.

@@ -1,7 +1,8 @@
 """Load the environment modules of a site profile without a batch script, for `hpcenv run`.
 
 Runs on: LOGIN NODE, or the node of an allocation on which the user types. The batch script uses the same shell code,
-steps/modules.sh. So both load the modules, find out what the modules set, and report errors in the same way.
+steps/modules.sh. So `hpcenv run` and a job load the modules, find out what the modules set, and report errors in the
+same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits for memory and CPUs of a run without Slurm: a scope of the user's systemd, if the machine has it.
+"""Limits for memory and CPUs of a run without Slurm: a scope of the user's systemd, if the machine has systemd.
 
 Runs on: LOGIN NODE, the machine of `--cluster local`. `systemd-run --user --scope` needs no administrator. A trial
 scope shows which limits are in effect, because systemd may accept a limit that it cannot pass on to the kernel
@@ -50,7 +50,7 @@ class _Limit:
 
 
 def scope_for(manifest: Manifest, environ: Mapping[str, str]) -> LocalScope:
-    """Return how to start a run with its limits. If a limit cannot be set, a note says so; the run starts without it.
+    """Return how to start a run with its limits. Without a limit that cannot be set, the run starts with a note.
 
     Args:
         environ: the environment of the run, through which systemd is found.
@@ -98,7 +98,10 @@ def _limits(manifest: Manifest) -> tuple[list[_Limit], list[str]]:
 
 
 def _try(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
-    """Start a trial scope. Return the limits that are in effect there, and why the start failed; empty if it worked."""
+    """Start a trial scope.
+
+    Return the limits that are in effect in the scope, and why the start failed (empty if it worked).
+    """
     try:
         process.find_tool(_TOOL, needed_for="limit a run", path=environ.get("PATH"))
         return process.run([*argv, "--", "sh", "-c", _READ], env=environ, timeout=_SECONDS).stdout, ""

@@ -157,7 +157,7 @@ def project_binds(workspace: Workspace) -> tuple[Bind, ...]:
 def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...]:
     """Return the targets of binds that are not in the lockfile.
 
-    They are from the site profile or from --bind, or were added to hpcenv.toml after the lock (--frozen).
+    Such binds are from the site profile or from --bind, or were added to hpcenv.toml after the lock (--frozen).
     """
     known = {bind.target for bind in locked.bind}
     targets = {os.path.normpath(bind.target) for bind in environment.binds}
@@ -187,7 +187,7 @@ def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | 
 def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
     """Return the variables of the ranks, with hpcenv's own variables added, and notes.
 
-    If a variable is in both, the given value is used. A note says so if the values differ.
+    If `given` and `own` have the same variable, the given value is used. A note says so if the values differ.
 
     Args:
         given: the variables that the user, the project or the site profile gives.
@@ -237,7 +237,7 @@ def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]
 
 
 def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint: str) -> None:
-    """Refuse GPUs that the locked torch cannot use. They would stay idle, although the verdict would be `match`.
+    """Refuse GPUs that the locked torch cannot use, which would stay idle although the verdict would be `match`.
 
     Args:
         gpus: how many GPUs are requested on each node.
@@ -259,7 +259,7 @@ def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint:
 def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNeeds | None:
     """Return the requirements for drivers and GPUs of the nodes.
 
-    None if the run has no GPUs, or if neither torch nor JAX uses CUDA.
+    The result is None if the run has no GPUs, or if neither torch nor JAX uses CUDA.
     """
     cuda, jax_cuda = lock_model.cuda_of(locked), lock_model.jax_cuda_of(locked)
     if not gpus or (cuda is None and jax_cuda is None):

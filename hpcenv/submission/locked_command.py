@@ -39,7 +39,7 @@ class CurrentAllocation:
     """The allocation in which this process runs (salloc, srun or sbatch).
 
     Attributes:
-        gpus: number of GPUs on each node; None if Slurm does not say it.
+        gpus: number of GPUs on each node; None if Slurm does not report this number.
     """
 
     job_id: str
@@ -78,9 +78,9 @@ class CheckedPlace:
     """The nodes, or this machine, after the gate has accepted them.
 
     Attributes:
-        nodes: the names of the nodes, in Slurm's order. On this machine, the name of an emulated node.
+        nodes: the names of the nodes, in Slurm's order; on this machine, the name of an emulated node.
         notes: what the user should know.
-        environ: the environment for the command: that of the user, changed by the modules of the site profile.
+        environ: the environment for the command: the user's environment, changed by the modules of the site profile.
     """
 
     plan: Plan
@@ -139,8 +139,8 @@ class _Steps:
     """Starts the steps of a job that checks its nodes. The output of the steps is written to the run's log.
 
     Attributes:
-        environ: the environment of the steps. After the check, it has the variables that the modules of the site
-            profile set.
+        environ: the environment of the steps; after the check, with the variables that the modules of the site profile
+            set.
         modules_failed: whether the modules could not be loaded.
     """
 
@@ -268,7 +268,7 @@ def start_argv(
     """Return the command line that starts a command in the checked environment, and its variables.
 
     Args:
-        command: the command; if it is empty, a shell is started.
+        command: the command; if `command` is empty, a shell is started.
         count: the command starts on the first `count` nodes.
         pty: whether the command gets a terminal.
 

@@ -62,7 +62,7 @@ def find_sif(workspace: Workspace, container: ContainerTable, *, lock: str) -> P
 
 
 def with_locked_overlay(environment: Environment, workspace: Workspace, container: ContainerTable) -> Environment:
-    """Return a container's environment with the overlay of the lockfile, if it has one.
+    """Return a container's environment with the overlay of the lockfile, if the lockfile has an overlay.
 
     Raises:
         SpecError: hpcenv.toml names no overlay, or the locked overlay is not a squashfs with a target.
@@ -83,7 +83,7 @@ def with_wrapper(environment: Environment, profile: Profile | None) -> Environme
 
 
 def program_of(named: str | None, profile: Profile | None, environ: Mapping[str, str]) -> str:
-    """Return the program that starts containers; empty if no source names it. The caller then searches PATH.
+    """Return the program that starts containers; empty if no source names one, so that the caller searches PATH.
 
     The program may exist only on the nodes, where a module provides it.
 
@@ -170,7 +170,7 @@ def _identify_overlay(
     *,
     lock: str,
 ) -> tuple[SifIdentity | None, tuple[str, ...]]:
-    """Return the identity of the squashfs over the SIF (None if there is no overlay), and notes about it."""
+    """Return the identity of the squashfs over the SIF (None if there is no overlay), and notes about the overlay."""
     if environment.overlay is None or container.overlay is None:
         return None, ()
     for bind in environment.binds:
@@ -188,8 +188,8 @@ def _identify_overlay(
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note if the container program is too old, or cannot read the compression of the SIF.
 
-    This may start the program to find its version, so it is not called while a run is planned: the project may name the
-    program, and the user must accept it before a submission.
+    This function may start the program to find its version. So this function is not called while a run is planned,
+    because the project may name the program, and the user must accept the program before a submission.
     """
     if environment.kind != "sif":
         return ()

@@ -75,7 +75,7 @@ def require_in_environment(
 
 
 def _file_of(module: str, folder: Path) -> Path | None:
-    """Return the file that `-m` starts; for a package, this is `__main__.py`. Python prefers a package to a file."""
+    """Return the file that `-m` starts, which is `__main__.py` for a package. Python prefers a package to a file."""
     base = _place_of(module, folder)
     main, own = base / "__main__.py", base.with_name(f"{base.name}.py")
     if _is_package(base):

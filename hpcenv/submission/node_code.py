@@ -1,4 +1,4 @@
-"""The node code, a copy of hpcenv's code in the run folder: whole rooms, unchanged, in one archive.
+"""The node code, a copy of hpcenv's code in the run folder: whole packages, unchanged, in one archive.
 
 Runs on: LOGIN NODE. Because of the copy, an upgrade of hpcenv does not change a job that waits in the
 queue, and the nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.md).
@@ -127,7 +127,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _write_archive(run: RunFolder, content: bytes) -> None:
-    """Write the archive of a run, as a hard link to a shared archive with the same content. If this fails, copy it.
+    """Write the archive of a run: a hard link to a shared archive with the same content, or, if that fails, a copy.
 
     The shared file is not used if it has another owner or, after a crash or an edit, another content.
 
@@ -161,7 +161,7 @@ def packed(package: Path, modules: Sequence[str]) -> bytes:
 
     Args:
         package: the folder of the package.
-        modules: paths relative to it.
+        modules: paths relative to `package`.
 
     Raises:
         OSError: a module cannot be read.
@@ -182,11 +182,11 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def _compiled(module: Path, source: bytes) -> bytes | None:
-    """Return the compiled code of a module; None if it does not exist, or if it was compiled from another source text.
+    """Return the compiled code of a module; None if it is missing, or was compiled from another source text.
 
     In an archive, Python compares the time of the source with the time in the compiled code, with a precision of 2 s
-    and in the time zone of the node (zipimport, Python 3.13). To avoid this, the times are compared here, and the
-    header of the compiled code gets a hash that Python does not check.
+    and in the time zone of the node (zipimport, Python 3.13). To avoid this comparison on the node, the times are
+    compared here, and the header of the compiled code gets a hash that Python does not check.
     """
     try:
         compiled = Path(cache_from_source(str(module))).read_bytes()

@@ -1,8 +1,8 @@
 """CPUs and memory for a job that does not request them: the share of a node that belongs to the job's GPUs.
 
-Runs on: LOGIN NODE. By default, Slurm gives one CPU to each task, so all ranks of a node would share one core. OLCF's
-guide to PyTorch on Frontier reports 10 minutes instead of 10 seconds for this (pytorch_frontier.rst, 2026-11). See also
-Lightning#18650 (2023-09) and NVIDIA/srt-slurm#254 (2026).
+Runs on: LOGIN NODE. By default, Slurm gives one CPU to each task, so all ranks of a node would share one core. For such
+a start, OLCF's guide to PyTorch on Frontier reports 10 minutes instead of 10 seconds (pytorch_frontier.rst, 2026-11).
+See also Lightning#18650 (2023-09) and NVIDIA/srt-slurm#254 (2026).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NodeShare:
         cpus: the number of CPUs; None for Slurm's default.
         mem: the memory in the form of sbatch's --mem; None for Slurm's default.
         cpus_origin, mem_origin: how the value was computed, or why it is not requested; may be empty.
-        note: one line about both values, for the user; may be empty.
+        note: one line about CPUs and memory, for the user; may be empty.
         expedite: whether Slurm starts the job first when it queues the job again after a node failure.
     """
 
@@ -239,12 +239,12 @@ def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
 def refuse_shared_cores(
     request: Request, origin: str, offers: Sequence[Offer], *, launcher: str, skipped: Sequence[str]
 ) -> None:
-    """Refuse a request in which ranks would share a core. If this is not known here, the check of the nodes finds it.
+    """Refuse a request in which ranks would share a core. What is not known here, the check of the nodes finds.
 
     Args:
         origin: where the number of CPUs comes from.
         launcher: what starts the ranks.
-        skipped: ids of skipped checks. If `sys.affinity` is one of them, ranks may share cores.
+        skipped: ids of skipped checks. If `sys.affinity` is skipped, ranks may share cores.
 
     Raises:
         UsageError: ranks would share a core, or srun could not start its tasks.

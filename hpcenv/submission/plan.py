@@ -1,4 +1,4 @@
-"""A plan: everything that a submission will write and request. It is complete before anything is done.
+"""A plan: everything that a submission will write and request, complete before anything is done.
 
 Runs on: LOGIN NODE. Pure. `--dry-run` prints the same plan that `submit` carries out.
 """
@@ -136,7 +136,7 @@ class PlannedSource:
         record: the description of the copy in the manifest.
         script: the path of the script in the copy; None if the run has no file of code.
         files: path in the run folder -> the file to copy.
-        texts: files that may change at any time: path -> the content that was read. This content is written.
+        texts: files that may change at any time: path -> the content that was read, which is also what is written.
         listing: the content of the copy; paths that are not in `files` are links.
         workdir: the working directory, relative to the run folder.
         roots: name of a folder in the run folder -> the folder of which it is a copy, links resolved.
@@ -171,7 +171,7 @@ class Call:
             `module` for the ranks.
         module: the file of the function; None if there is nothing to copy.
         folder: the folder for the pickles of the function and of its results.
-        outputs: a folder that the function writes to. It has no code.
+        outputs: a folder, without code, that the function writes to.
         launcher: the program that starts the processes that call the function, see `LaunchOptions`.
     """
 
@@ -186,7 +186,7 @@ class Call:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Further folders that every node must see. They have no code."""
+        """Further folders, without code, that every node must see."""
         return tuple(folder for folder in (self.folder, self.outputs) if folder is not None)
 
 
@@ -203,7 +203,7 @@ def render_script(
     Args:
         manifest: the run.
         request: what is requested from Slurm.
-        python: the interpreter for hpcenv's steps on the nodes. It is the interpreter that submits the run.
+        python: the interpreter for hpcenv's steps on the nodes. The interpreter is the same that submits the run.
         command: the command line, for a comment at the top of the script.
         replaced: name of a hole of the template -> text that replaces the value from the manifest.
     """

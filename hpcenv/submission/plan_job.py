@@ -94,11 +94,11 @@ class _Wanted:
     """The merged options, the project and the site profile of a run.
 
     Attributes:
-        profile: the site profile. Its values for this run are not yet selected.
+        profile: the site profile, whose values for this run are not yet selected.
         request: what is requested from Slurm, without the values of the site profile.
         earlier: the runs of `--after`.
         script: the file that the ranks start; None if it is not known.
-        content: the bytes of this file.
+        content: the content of this file, as bytes.
     """
 
     workspace: Workspace
@@ -120,7 +120,7 @@ class _Shape:
 
     Attributes:
         path: the path of the lockfile.
-        content: the bytes of the lockfile.
+        content: the content of the lockfile, as bytes.
         edited: the fingerprint of the lockfile's content, if the lockfile names another fingerprint; else empty.
         profile: the site profile with the values for this run.
     """
@@ -169,7 +169,7 @@ class _Started:
     """The program that torchrun will start, its code and its data.
 
     Attributes:
-        content: the bytes of the program.
+        content: the content of the program, as bytes.
         place: the path of the program for the ranks; None if the script is used at its own path.
         environment: the environment, with the binds for code and data.
         data: the folders and files of [[data]] in their current state.
@@ -186,9 +186,9 @@ class _Started:
 
 
 def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
-    """Decide everything about a run. This writes and submits nothing.
+    """Decide everything about a run, without writing or submitting anything.
 
-    It does not start programs that the project names, because the user may not have accepted them yet (`--dry-run`).
+    No program that the project names is started, because the user may not have accepted it yet (`--dry-run`).
 
     Raises:
         HpcenvError: the login node found a reason why the job would fail.
@@ -298,7 +298,7 @@ def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...
 
 
 def _shape(wanted: _Wanted) -> _Shape:
-    """Read the lockfile and return the request; refuse one that the locked environment cannot meet."""
+    """Read the lockfile and return the request; refuse a request that the locked environment cannot meet."""
     workspace, options = wanted.workspace, wanted.options
     read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
     path, content, lockfile, edited = read.path, read.content, read.lockfile, read.edited
@@ -385,7 +385,7 @@ def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
 
 
 def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Place:
-    """Return the place of the run and its resources on the cluster; refuse a run that cannot work there."""
+    """Return the place of the run and its resources on the cluster; refuse a run that cannot work on it."""
     options, context = wanted.options, wanted.context
     run_folder = run_place.run_folder(wanted.workspace, options, context, wanted.cluster, wanted.script)
     checkpoint = resume.find_checkpoint(options, context, wanted.earlier)
@@ -488,8 +488,8 @@ def plan_code(
 ) -> tuple[Code, str]:
     """Decide only which files of the project a run of a script gets.
 
-    This is for a comparison, or for an engine other than Slurm. It needs neither the image nor Slurm, and starts only
-    git.
+    The function is for a comparison, or for an engine other than Slurm. The function needs neither the image nor Slurm,
+    and starts only git.
 
     Args:
         run_folder: the folder into which the code will be copied; None if it will not be copied.

@@ -62,11 +62,12 @@ class CopyRules:
         links: absolute path -> target of the link that the copy has at this path: for data, live folders and staged
             folders.
         skipped: folders of hpcenv, links resolved: for example the folder of runs and the store.
-        lockfiles: the folder of lockfiles, relative to `project`. It is not copied: a run has its own lockfile.
+        lockfiles: the folder of lockfiles, relative to `project`. This folder is not copied, because a run has its own
+            lockfile.
         ignore, include: patterns for paths that are left out, and for paths that are copied in any case.
-        to_others: whether the copy is for another person. Then it has no links, and no hidden files that git does not
-            track.
-        secrets: files that [secrets] or --secret name, links resolved. They are never copied.
+        to_others: whether the copy is for another person. A copy for another person has no links, and no hidden files
+            that git does not track.
+        secrets: files that [secrets] or --secret name, links resolved; never copied.
     """
 
     project: str
@@ -91,7 +92,7 @@ class CopyContent:
         live: path of a link in the copy -> target of the link.
         uncovered: those paths of `live` that no node compares.
         untracked: copied files that Python can import and that git does not track.
-        known: path -> information on a file that git does not track. The file may be copied or not.
+        known: path -> information on a file that git does not track, whether the file is copied or not.
         ignored: copied files that git ignores and that `--include` names.
         unasked: work trees for which git does not tell which files it ignores.
         left_out: paths that a copy for others does not contain.
@@ -131,7 +132,7 @@ def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ig
 
 
 def require_bounded(root: Path, tracked: Sequence[str]) -> None:
-    """Refuse a repository that is too large to be copied. This reads the sizes of the files, not the files.
+    """Refuse a repository that is too large to be copied, by the sizes of its files, without reading the files.
 
     Raises:
         UsageError: there are too many files, or they are too large.
@@ -156,7 +157,7 @@ class _LooseFile:
     """An untracked file that is treated differently if git ignores it.
 
     Attributes:
-        place: the path at which the file is read. It is outside of the folder if a link leads to the file.
+        place: the path at which the file is read, which is outside of the folder if a link leads to the file.
         asked: pairs of a work tree and a path in this work tree. git is asked about each pair: about the path of the
             file, and about the path of each link or nested work tree that leads to the file.
     """
@@ -345,7 +346,7 @@ class _ProjectWalk:
     def _ignored(self) -> frozenset[str]:
         """Return which files of `_loose_files` git ignores.
 
-        If git does not answer for a work tree, return all of them.
+        If git does not answer for a work tree, return all loose files of this work tree.
         """
         questions: dict[str, list[str]] = {}
         for file in self._loose_files:
@@ -434,7 +435,7 @@ class _ProjectWalk:
     def _linked_folder(self, real: str, path: str) -> None:
         """Add the content of a folder outside of the project, as if the folder were at `path`.
 
-        If the folder is large, or contains the project, add only a link to it.
+        If the folder is large, or contains the project, add only a link to the folder.
         """
         leads_back = any(_is_in(one, real) for one in (self._root, *self._outside))
         if leads_back or _names_below(real, _MOST_BEHIND_LINK) is None:
@@ -445,7 +446,7 @@ class _ProjectWalk:
         self._outside.pop()
 
     def _require_own_links(self) -> None:
-        """Change links whose target is not in the copy: they then lead to the live project."""
+        """Change links whose target is not in the copy, so that they lead to the live project."""
         have = {*self.found.contents, *self.found.live}
         have |= {parent for path in [*have] for parent in _parents(path)}
         for path, target in self._own_links.items():

@@ -45,8 +45,8 @@ class CopiedCode:
 
     Attributes:
         root: the folder of the copy.
-        files: the files in the list of the copy that exist, relative to `root`. They replace the list of tracked
-            files: git is not asked, even if the folder is in a work tree.
+        files: the files in the list of the copy that exist, relative to `root`. These files replace the list of tracked
+            files, so that git is not asked, even if the folder is in a work tree.
     """
 
     root: Path
@@ -59,10 +59,10 @@ class SubmitOptions(OptionValues):
 
     Attributes:
         script: what torchrun starts; None if the job only checks its nodes (`hpcenv verify --nodes`).
-        args: arguments of the script. They are passed on unchanged.
+        args: arguments of the script, passed on unchanged.
         level: how many details of the environment the nodes compare; None for the default of the environment.
         call: a Python function instead of a script.
-        lockfile: path of the lockfile; it has priority over `lock`.
+        lockfile: path of the lockfile, with priority over `lock`.
         copied: the copy of the code of another run, if this copy is the project; else None.
         handover: whether the run folder is for somebody else, who has different variables and files.
         allocated: whether the nodes are already allocated (`hpcenv run` in an allocation), so nothing is requested.
@@ -83,7 +83,7 @@ class SubmitOptions(OptionValues):
 
     @property
     def trains(self) -> bool:
-        """Whether the job starts a training or is a session. Otherwise it only checks its nodes."""
+        """Whether the job starts a training or is a session; any other job only checks its nodes."""
         return self.script is not None or self.call is not None or self.session is not None
 
 
@@ -115,7 +115,7 @@ def from_keywords(script: str | None, args: Sequence[object], keywords: Mapping[
     """Return the options that a Python program gave to `hpcenv.submit`.
 
     Args:
-        args: arguments of the script. Each is converted with `str()`.
+        args: arguments of the script. Each argument is converted with `str()`.
         keywords: option name -> value; None if the option is not given.
 
     Raises:
@@ -153,7 +153,7 @@ def _parse(values: Mapping[str, tuple[object, str]], hint: Hint = _HELP) -> dict
         hint: where the user finds a description of the options.
 
     Raises:
-        UsageError: values are not valid. The error has one line for each of them.
+        UsageError: values are not valid. The error has one line for each wrong value.
     """
     parsed: dict[str, OptionValue] = {}
     problems = []
@@ -197,7 +197,7 @@ class MergedOptions:
     """The values of all options, merged from command line, project, site profile and defaults.
 
     Attributes:
-        origins: option name -> the origin of its value. Options that are not set are not in it.
+        origins: option name -> the origin of its value. Options that are not set have no entry.
         notes: what the user should know about the origins.
     """
 
@@ -266,7 +266,7 @@ def _of_project(option: Option, workspace: Workspace) -> Any:
 
 
 def _joined(option: Option, candidates: Sequence[tuple[Any, str]]) -> tuple[Any, str]:
-    """Return the effective value and its origin. This is the first value; lists and tables are joined instead."""
+    """Return the effective value and its origin. The first value is effective; lists and tables are joined."""
     if option.kind == "texts":
         # The values of the project come before typed values, as if the user had typed them first.
         value: Any = tuple(item for given, _origin in reversed(candidates) for item in given)

@@ -206,7 +206,7 @@ def notes_on_gone(folder: Path) -> tuple[str, ...]:
     """Return a note for each option of a run that hpcenv no longer has, if the option had an effect on the run.
 
     Args:
-        folder: the folder of the run or sweep. `read_options` has read its options before.
+        folder: the folder of the run or sweep. `read_options` has already read the options of this run or sweep.
     """
     return without_gone(load_record(RequestRecord, RunFolder(folder).request).options)[1]
 
@@ -241,7 +241,7 @@ def change(
         given: option name -> new value. Of variables, secrets, options for sbatch and srun, and sweeps, only the
             entries with the same name are replaced.
         without: names of options that the new run does not get, with or without `--`.
-        args: arguments of the script; None keeps those of the old run.
+        args: arguments of the script; None keeps the arguments of the old run.
 
     Raises:
         UsageError: `without` names an unknown option, or an option that the old run did not have.
@@ -286,7 +286,7 @@ def asked_by_record(options: SubmitOptions, given: Mapping[str, Any]) -> tuple[A
 
     Args:
         options: the options of the new run.
-        given: options that the user typed. The user need not accept them.
+        given: options that the user typed, and so need not accept.
     """
     return asked_by_options(only_recorded(options, given), "the record of the run", script=options.script)
 
@@ -332,7 +332,7 @@ def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]
     """Return the context of the new run: relative paths begin in the folder where the old run was submitted.
 
     Raises:
-        FileUnusable: this folder is missing, or the user cannot look into it.
+        FileUnusable: this folder is missing, or the user cannot read this folder.
     """
     folder = Path(manifest.submitted_in or manifest.workdir)
     here = ("run it in your own copy of the project: ", Command(*command))
@@ -349,7 +349,7 @@ def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]
 
 
 def changed_inputs(before: Manifest, now: Manifest) -> tuple[ChangedInput, ...]:
-    """Return which inputs of a run have changed since it was submitted. Pure."""
+    """Return which inputs of a run have changed since the submission. Pure."""
     pairs = [("the script", before.script_sha256, now.script_sha256), ("the module", before.module, now.module)]
     pairs.append(("the console script", before.entry, now.entry))
     if before.source is not None and now.source is not None:
@@ -373,7 +373,7 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
 
     Args:
         allow: whether changes are allowed.
-        other_lock: whether the user names another lockfile. Then another environment is expected.
+        other_lock: whether the user names another lockfile, so that another environment is expected.
 
     Raises:
         UsageError: an input has changed, and changes are not allowed.
@@ -418,7 +418,7 @@ def _shown(value: str) -> str:
 
 
 def free_name(name: str, folder: Path) -> str:
-    """Return a name for a run that repeats the run `name`: `name` itself if it is free, else for example `name-2`."""
+    """Return a name for a run that repeats the run `name`: `name` itself if not in use, else for example `name-2`."""
     if not os.path.lexists(folder / name):
         return name
     # The name after `first-2` is `first-3` if there is a run `first`. If there is no run `seed`, the name after

@@ -27,8 +27,8 @@ from hpcenv.submission.request import SubmitOptions
 def find_checkpoint(options: SubmitOptions, context: Context, earlier: EarlierRuns) -> Path | None:
     """Return the absolute path of the checkpoint that `--resume-from` names; None without the option.
 
-    If the option names a run or a folder with checkpoints, this is the newest checkpoint. If `--after` waits for the
-    run, it is the folder of checkpoints, because the ranks take the newest checkpoint when they start.
+    If the option names a run or a folder with checkpoints, the newest checkpoint is returned. If `--after` waits for
+    the run, the folder of checkpoints is returned, because the ranks take the newest checkpoint when they start.
 
     Raises:
         RunNotFound: neither a path nor a run has this name.

@@ -107,5 +107,5 @@ def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace,
 
 
 def packed_folder(run_folder: Path) -> Path:
-    """Return the folder for packed data. It is in the folder of runs, and all runs share it."""
+    """Return the folder for packed data, which is in the folder of runs, and which all runs share."""
     return run_folder.parent / ".data"

@@ -127,7 +127,7 @@ def _without_shape(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shape(given: Mapping[str, str]) -> Iterator[str]:
-    """Yield the options for GPUs, ranks and CPUs of each node. sbatch counts some of them per job or per task."""
+    """Yield the options for GPUs, ranks and CPUs of each node, some of which sbatch counts per job or per task."""
     nodes = _number(given.get("nodes", "")) or 1
     tasks = _number(given.get("ntasks-per-node", "")) or _number(given.get("ntasks", "")) // nodes
     items = given.get("gres", "").split(",") if given.get("gres") else []

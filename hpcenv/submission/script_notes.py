@@ -16,7 +16,7 @@ from hpcenv.records.manifest import WITHOUT_RANKS, Launcher
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchShape:
-    """How the script will be started. This decides whether a note applies."""
+    """How the script will be started, which decides whether a note applies."""
 
     launcher: Launcher
     nodes: int
@@ -34,7 +34,7 @@ def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list
 
     Args:
         script: the name of the script, for the notes.
-        content: the bytes of the script.
+        content: the content of the script, as bytes.
         tree: the result of `compile`. The module `ast` is not needed, and its import would cost time.
         shape: how the script will be started. With `--launcher none` and `ray` the program starts the ranks itself, so
             there are only notes on relative imports.

@@ -1,4 +1,4 @@
-"""A session as a run: its options, its lasting folder, and the public keys that may connect to it.
+"""A session as a run: its options, its lasting folder, and the public keys that may connect to the session.
 
 Runs on: LOGIN NODE.
 """

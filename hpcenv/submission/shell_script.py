@@ -25,11 +25,11 @@ def refuse(script: str, content: bytes) -> None:
 
     Args:
         script: the script as the user typed it.
-        content: the bytes of the script.
+        content: the content of the script, as bytes.
 
     Raises:
-        ScriptUnusable: it is a shell script or a program. The hint is the command that submits the Python script that
-            the shell script starts.
+        ScriptUnusable: the script is a shell script or a program. The hint is the command that submits the Python
+            script that the shell script starts.
     """
     found = _SHELL.match(content)
     if found is None and not script.endswith((".sh", ".bash", ".sbatch", ".slurm")):
@@ -76,7 +76,7 @@ def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequenc
 
 
 def _hint(text: str) -> Hint:
-    """Return the command that submits the Python script that a shell script starts, as far as its text shows this."""
+    """Return the command that submits the Python script that a shell script starts, as far as the text shows it."""
     program, args = next(_python_commands(text), (("SCRIPT",), ("--", "ARGS")))
     given = sbatch_directives.read(text)
     options, left = sbatch_directives.translate(given)

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. `find` reads the project and decides what is copied; `make` copies.
 
-Files that git tracks are copied as they are in the work tree. For a file of Git LFS this is its content,
+Files that git tracks are copied as they are in the work tree. For a file of Git LFS, the copy gets the file's content,
 or the pointer file if the content was not fetched. `project_files` decides what else the copy has.
 """
 
@@ -50,7 +50,7 @@ class Code:
         source: the copy to make; None if the script runs in the live project.
         tree: the work tree of the script; None outside of a repository.
         diff: the difference of the work tree from its commit; empty if there is no difference.
-        reason: why the commit of the code is not known; None if it is known.
+        reason: why the commit of the code is not known; None if the commit is known.
         notes: what the user should know.
     """
 
@@ -118,7 +118,7 @@ class _Committed:
     Attributes:
         files: the files that git tracks, and the files in `new`.
         new: the script, if git does not track it.
-        reason: why the code has no commit; None if it has one.
+        reason: why the code has no commit; None if it has a commit.
         notes: what the user should know.
     """
 
@@ -155,7 +155,7 @@ def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
 
 
 def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
-    """Return the state of the code in git. Refuse code that differs from its commit if the user does not allow this."""
+    """Return the state of the code in git. Refuse code that differs from its commit without --allow-dirty."""
     script, options = place.script, place.options
     if options.copied is not None:
         return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of that of another run")
@@ -341,7 +341,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _store(workspace: Workspace) -> tuple[Path, ...]:
-    """Return the folder of images; empty if it is not known. In that case, a run with a SIF is refused elsewhere."""
+    """Return the folder of images; empty if it is unknown, in which case another check refuses a run with a SIF."""
     try:
         return (workspace.store,)
     except HpcenvError:
@@ -528,7 +528,7 @@ def require_unchanged(source: PlannedSource, script_sha256: str, environ: Mappin
     """Check that the code has not changed since it was read.
 
     Args:
-        script_sha256: the sha256 of the script when it was read; empty if it was not read.
+        script_sha256: the sha256 of the script when it was read; empty if the script was not read.
 
     Raises:
         ScriptUnusable: the code has changed.

@@ -130,7 +130,7 @@ def pack_data(plan: Plan) -> Plan:
 
 
 def make_folder(path: Path) -> None:
-    """Make the run folder. After this call the submission may remove it."""
+    """Make the run folder, which a failed submission may remove after this call."""
     try:
         path.mkdir(parents=True)
         # If the submission is killed later, this folder remains, and `runs/entries.py` recognises the run by it.
@@ -145,8 +145,8 @@ def make_folder(path: Path) -> None:
 def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     """Wait until the files that the first step of the job reads are on the disk.
 
-    A new file may be only in the memory of this node, although other nodes see it. If the login node then failed, a
-    queued job would find no manifest.
+    A new file may be only in the memory of this node, although other nodes see the file. If the login node failed
+    before the file is on the disk, a queued job would find no manifest.
 
     Args:
         elements: for a sweep, the folders of its elements, in which jobs also begin.
@@ -187,7 +187,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
 
 
 def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job_ids: Sequence[str]) -> BaseException:
-    """Cancel the jobs and remove the run folder of a failed submission, so that neither remains without the other.
+    """Cancel the jobs and remove the run folder of a failed submission, so that neither jobs nor folder remain.
 
     Args:
         job_ids: jobs that are known to be queued.

@@ -91,10 +91,10 @@ def queue_script(
     """Submit a batch script of a run folder.
 
     Args:
-        script: the file. Its `#SBATCH` lines describe the job, and the array if there is one.
-        environ: the user's environment. The job gets it without variables of Slurm, of outer launchers, and without
-            credentials.
-        options: options for sbatch. They override the lines of the script.
+        script: the file. The `#SBATCH` lines of this script describe the job, or the array.
+        environ: the user's environment. The job gets this environment without variables of Slurm, of outer launchers,
+            and without credentials.
+        options: options for sbatch, which override the lines of the script.
         passed: names or patterns of variables that the ranks get from the job (--pass-env).
 
     Raises:

@@ -87,7 +87,7 @@ class SweepResult:
 
 
 def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -> SweepPlan:
-    """Decide everything about a sweep. This writes and submits nothing.
+    """Decide everything about a sweep, without writing or submitting anything.
 
     Raises:
         HpcenvError: as for `plan_job`, or the values do not describe a sweep.
@@ -103,7 +103,7 @@ def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -
 def plan_calls(workspace: Workspace, options: SubmitOptions, context: Context, call: Call, count: int) -> SweepPlan:
     """Decide everything about an array that calls a function, with one run for each call.
 
-    This writes and submits nothing.
+    Nothing is written or submitted.
 
     Args:
         options: the options, without script and call. At most `max_parallel` runs are active at a time.
@@ -187,7 +187,7 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
 def _source(base: Manifest, folder: str) -> Source | None:
     """Return the description of an element's copy of the project.
 
-    The element makes it from the sweep's copy when it begins.
+    When an element begins, it makes this copy from the sweep's copy.
     """
     if base.source is None:
         return None
@@ -210,10 +210,10 @@ def _settings(base: Manifest, element: SweepElement) -> tuple[Setting, ...]:
 
 
 def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
-    """Write the folders of all elements and submit the array. If this fails, nothing remains.
+    """Write the folders of all elements and submit the array. If the submission fails, nothing remains.
 
     Raises:
-        LockfileStale: the packages of the host environment are not the locked ones; nothing is queued.
+        LockfileStale: the packages of the host environment are not the locked packages; nothing is queued.
         SubmitRejected, ToolMissing: nothing is queued, and the folder is removed.
         WouldOverwrite: a folder with the name of the sweep was made in the meantime.
     """
@@ -285,7 +285,10 @@ def _materialize(sweep: SweepPlan, run: RunFolder, context: Context) -> None:
 
 
 def _add_call(sweep: SweepPlan, shared: Path, folder: Path) -> None:
-    """Make a folder for one call, with links to the files of the sweep. The executor writes the job id into it."""
+    """Make a folder for one call, with links to the files of the sweep.
+
+    The executor writes the job id into the folder.
+    """
     place = Path(sweep.call).parent
     (folder / place).mkdir()
     for path in (shared / place).iterdir():
@@ -363,7 +366,7 @@ class SweepStatus:
 
 
 def read_sweep(folder: Path, environ: Mapping[str, str]) -> SweepStatus:
-    """Return the state of a sweep. This calls squeue and sacct once for all elements.
+    """Return the state of a sweep, with one call of squeue and sacct for all elements.
 
     Raises:
         RecordInvalid: the record of the sweep is damaged.
@@ -449,9 +452,9 @@ def counts(status: SweepStatus) -> str:
 
 
 def rerun_failed(folder: Path, context: Context) -> SweepResult:
-    """Queue the failed elements again as a new array. They keep their run folders.
+    """Queue the failed elements again as a new array, in their old run folders.
 
-    When an element begins, the files of its earlier start are moved to `attempts/`. Its record of the
+    When an element begins, the files of its earlier start are moved to `attempts/`. The element's record of the
     submission gets the new job id and the new time.
 
     Raises:
@@ -505,7 +508,7 @@ def _record_again(elements: Sequence[SweepElement], folder: Path, job_id: str) -
 
 
 def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, error: BaseException) -> BaseException:
-    """Cancel an array if sbatch did not report whether it is queued. Its elements keep their previous job ids.
+    """Cancel an array if sbatch did not report whether it is queued. The elements keep their previous job ids.
 
     Args:
         known: job ids of the previous arrays.

@@ -40,7 +40,7 @@ def parse(text: str, cwd: Path) -> Bind:
 
 
 def add(environment: Environment, typed: Sequence[str], cwd: Path) -> tuple[Environment, tuple[str, ...]]:
-    """Return the environment with the binds that the user typed, and notes. They replace binds with the same target.
+    """Return the environment with the binds that the user typed (in place of binds with the same target), and notes.
 
     A note names each source that does not exist on this machine.
 

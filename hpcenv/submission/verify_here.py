@@ -1,7 +1,7 @@
 """`hpcenv verify`: compare an environment, a SIF or nodes with the lockfile.
 
-Runs on: LOGIN NODE, or on any machine that is verified. It uses the same facts and the same rules as the gate of a job.
-To verify nodes, `verify_nodes.py` submits a job that ends after the verdict.
+Runs on: LOGIN NODE, or on any machine that is verified. This module uses the same facts and the same rules as the gate
+of a job. To verify nodes, `verify_nodes.py` submits a job that ends after the verdict.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile)
 def _without_modules(profile: Profile | None) -> tuple[str, ...]:
     """Return a note if jobs load modules.
 
-    This command does not load them, because it does not start the user's shell.
+    `verify` does not load modules, because it does not start the user's shell.
     """
     if profile is None or not profile.modules:
         return ()

@@ -61,7 +61,7 @@ def options_to_verify(
 ) -> SubmitOptions:
     """Return the options of a verification.
 
-    With `nodes` they are the options of a job; if it is None, this machine is verified.
+    With `nodes`, these are the options of a job; if `nodes` is None, this machine is verified.
 
     Args:
         of_jobs: the values of the options in OF_JOBS.
@@ -137,7 +137,7 @@ def verify_nodes(
         on_submitted: called when the job is queued.
 
     Raises:
-        SubmitRejected: Slurm or hpcenv refused the job, or it ended without a verdict.
+        SubmitRejected: Slurm or hpcenv refused the job, or the job ended without a verdict.
         Interrupted: the user stopped the wait; the job is cancelled.
     """
     options = replace(options, nproc=_ranks_per_node(workspace, options))

@@ -53,8 +53,8 @@ class CheckedMachines:
     """The results of the preflight checks of one machine, or of the nodes of one job.
 
     Attributes:
-        result: `mismatch`: a check with severity `must` failed. `unknown`: such a check could not measure, or a node
-            reported nothing. `match`: all other cases.
+        result: `mismatch`: a check with severity `must` failed. `unknown`: a check with severity `must` could not
+            measure, or a node reported nothing. `match`: all other cases.
         silent: node that reported nothing -> the reason.
         skipped: the checks that `--skip-check` names.
         seconds: node -> how long its checks on the host took.
@@ -149,7 +149,7 @@ def of_job(manifest: Manifest, verdict: Verdict, facts: Sequence[Facts]) -> Chec
 
 
 def _inside(folder: RunFolder, node: str, verdict: Verdict) -> list[CheckOutcome]:
-    """Return the results of the checks inside a node's environment in this attempt; empty if no check ran there."""
+    """Return the results of the checks inside a node's environment in this attempt; empty if no check ran in it."""
     try:
         report = load_record(CheckReport, folder.checks_of(FAMILY, node))
     except HpcenvError:

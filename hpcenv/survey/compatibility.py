@@ -1,4 +1,4 @@
-"""`hpcenv compat`: which versions of torch, CUDA, driver, GPU and Python run together. It needs no cluster.
+"""`hpcenv compat`: which versions of torch, CUDA, driver, GPU and Python run together. No cluster is needed.
 
 Runs on: LOGIN NODE. `ask` is pure: it makes an answer from the compatibility table and a question.
 """
@@ -88,7 +88,7 @@ class BuildAnswer:
         cuda: CUDA release of the build; `cpu` for a build without CUDA.
         python: the first and the last Python version for which there are wheels.
         default: whether the default index has this build.
-        what: why the build does not run, or what is not known; empty if it runs.
+        what: why the build does not run, or what is not known; empty if the build runs.
         hint: what would make the build run.
     """
 
@@ -214,7 +214,7 @@ def _overall(checks: list[CompatCheck], builds: tuple[BuildAnswer, ...]) -> Resu
 
 
 def _read(compat: Compat, question: CompatQuestion) -> tuple[CompatQuestion, TorchRelease | None, list[str]]:
-    """Return the question with exact versions, the torch release (None if it is not in the table), and notes."""
+    """Return the question with exact versions, the torch release (None if the table lacks it), and notes."""
     if question.machine and question.machine not in MACHINES:
         raise UsageError(
             f"`{question.machine}` is no architecture of the table", hint=f"--machine {' or '.join(MACHINES)}"
@@ -316,7 +316,7 @@ def _about_build(
 
 
 def _missing_build(release: TorchRelease, cuda: str, machine: str) -> Judgement | None:
-    """Return why a build for this CUDA release does not exist; None if it exists.
+    """Return why a build for this CUDA release does not exist; None if the build exists.
 
     If `cuda` is `cpu`, the build on the default index has no CUDA.
     """
@@ -388,7 +388,7 @@ def _jax_cuda(name: str) -> str:
 
 
 def _judge_jax(compat: Compat, asked: CompatQuestion, package: str, cuda: str) -> Judgement:
-    """Return whether JAX's plug-in runs with driver and GPU of the question. It compiles its kernels when it runs."""
+    """Return whether JAX's plug-in, which compiles kernels when it runs, works with driver and GPU of the question."""
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     judged = []
     if asked.driver:

@@ -43,7 +43,8 @@ def check_this_machine(
     The checks write a file to TMPDIR and to the folder of run folders, and remove both files.
 
     Args:
-        workspace: the project; None outside of a project. The current folder is then used as the folder of runs.
+        workspace: the project. Outside of a project, `workspace` is None, and the current folder is used as the folder
+            of runs.
         store: the folder in which images are kept.
         skipped: checks that must not run.
     """

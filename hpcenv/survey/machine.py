@@ -81,7 +81,7 @@ def seen_in_file(path: Path) -> SeenMachine:
 def given_settings(environ: Mapping[str, str], pairs: Sequence[str]) -> tuple[Setting, ...]:
     """Return the variables that tune the network, from an environment and from --env (NAME=VALUE).
 
-    If both have a variable, --env is used.
+    If a variable is in the environment and in --env, the value in --env is used.
 
     Raises:
         UsageError: a pair has no `=`.

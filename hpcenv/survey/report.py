@@ -34,10 +34,10 @@ class Fact:
     """One property of the cluster.
 
     Attributes:
-        group: the heading under which it is printed.
+        group: the heading under which the property is printed.
         name: name of the property, in a few words.
-        value: the value; `unknown` if it could not be found.
-        how: the source of the value. If the value is unknown, the reason.
+        value: the value; `unknown` if the value could not be found.
+        how: the source of the value; the reason if the value is unknown.
     """
 
     group: str
@@ -56,7 +56,8 @@ class Trouble:
     """A problem for runs on this cluster, and what to do about it.
 
     Attributes:
-        blocking: whether the problem prevents all runs. If not, it affects only some runs or features.
+        blocking: whether the problem prevents all runs. A problem that is not blocking affects only some runs or
+            features.
     """
 
     what: str
@@ -214,7 +215,10 @@ def _slurm(
 
 
 def _version(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the version of Slurm's commands on this machine, and how it was found. If unknown, return "" and why."""
+    """Return the version of Slurm's commands on this machine, and how it was found.
+
+    If unknown, return "" and the reason.
+    """
     try:
         tool = process.find_tool("sbatch", needed_for="submit jobs", path=environ.get("PATH"))
         said = process.run([tool, "--version"], timeout=_SECONDS, env=slurm_command.clean_environment(environ)).stdout

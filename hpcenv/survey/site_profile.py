@@ -22,7 +22,7 @@ def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) 
 
     Args:
         path: a file, or a folder for the file; None for the folder of the user's profiles.
-        force: whether to replace an existing profile. Changes that the user made in it are lost.
+        force: whether to replace an existing profile. Changes that the user made in the replaced profile are lost.
 
     Raises:
         EnvironmentUnreadable: the name of the cluster is unknown, or the values do not fit into a site profile.

@@ -25,7 +25,7 @@ class FoundProfile:
     """A site profile that --site can name.
 
     Attributes:
-        cluster: the cluster on which the profile is used automatically; empty if it is only used by name.
+        cluster: the cluster on which the profile is used automatically; empty if the profile is only used by name.
         problem: why the profile cannot be used; empty if it can be used.
     """
 
@@ -36,7 +36,7 @@ class FoundProfile:
 
 
 def list_profiles(project: Path | None, environ: Mapping[str, str]) -> tuple[FoundProfile, ...]:
-    """Return the profiles in all searched folders. If several have the same name, --site uses the first of them."""
+    """Return the profiles in all searched folders. Of several profiles with the same name, --site uses the first."""
     shipped = site_files.shipped()
     folders = (*site_files.folders(project, environ), shipped)
     return tuple(_look(path, trusted=folder == shipped) for folder in folders for path in site_files.in_folder(folder))

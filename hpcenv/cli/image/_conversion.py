@@ -36,7 +36,7 @@ _OWN_REGISTRY = "<the registry of the reference>"
 
 
 def _check_hosts(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Reject values that are not HOST[:PORT]. Otherwise the user would not notice that a typo has no effect."""
+    """Reject values that are not HOST[:PORT], because the user would not notice that a typo has no effect."""
     for value in values:
         try:
             valid = value == _OWN_REGISTRY or parse_reference(f"docker://{value}/x").registry == value

@@ -111,8 +111,8 @@ class Item:
     Attributes:
         name: name of the copy in the folder.
         path: path of the shared file.
-        size: bytes of the shared file.
-        on_disk: bytes that are needed on the node while the item is staged.
+        size: size of the shared file, in bytes.
+        on_disk: how many bytes are needed on the node while the item is staged.
         data: record of the data folder; None for the SIF.
     """
 
@@ -293,7 +293,7 @@ def clean(folder: Path, *, keep: set[str], limit: int, missing: Sequence[Item]) 
     Args:
         folder: the user's folder.
         keep: names that this job needs.
-        limit: maximum bytes of all copies.
+        limit: the largest size of all copies together, in bytes.
         missing: items that will be added.
     """
     for name in os.listdir(folder):
@@ -481,7 +481,7 @@ def _incoming(item: Item, this_node: ThisNode) -> str:
 
 
 def keep(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Staged:
-    """Check the files that arrived, copy the others, and return the copies of this node."""
+    """Check the files that arrived, copy the missing files, and return the copies of this node."""
     started = time.monotonic()
     sending = load_record(Sending, run.sending)
     found = _read_look(manifest, run, this_node.node, this_node)

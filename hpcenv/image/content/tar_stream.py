@@ -88,9 +88,9 @@ class Member(NamedTuple):
     """One member of an archive; its name and its link target are not checked yet.
 
     Attributes:
-        size: bytes of the file, including holes.
+        size: size of the file in bytes, including holes.
         offset: the position in the stream at which the file's data begin.
-        stored: bytes of the file's data in the stream.
+        stored: size of the file's data in the stream, in bytes.
         sparse: the stored pieces of a sparse file, as (offset in the file, length); None if the file is not sparse.
     """
 
@@ -231,7 +231,10 @@ class Reader:
         self._at += count
 
     def _skip_padding(self) -> bool:
-        """Skip a member's padding. Return False if the stream ends within it, as Go's archive/tar and GNU tar do."""
+        """Skip a member's padding.
+
+        Return False if the stream ends in this padding, which is accepted as by Go and GNU tar.
+        """
         while self._pad > len(self._buffer) - self._at:
             self._pad -= len(self._buffer) - self._at
             if not self._more():

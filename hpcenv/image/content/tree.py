@@ -24,7 +24,7 @@ class TreeEntry:
         mode: permission bits with setuid, setgid and sticky (07777).
         uid, gid: the ids of the owner and the group.
         mtime: seconds since 1970.
-        size: bytes of a file, else 0.
+        size: size of a file in bytes; 0 for other kinds.
         blake3: hexadecimal BLAKE3 (256 bits) of a file's content; None for other kinds.
         target: the target of a symbolic link.
         device: major and minor of a device.
@@ -71,7 +71,8 @@ class TreeDifference:
     """One field of one path in which two trees differ.
 
     If only one tree has the path, `field` is `path`, the value of this tree is the kind of the entry, and the other
-    value is None. Otherwise `field` is the name of an attribute, and the values are those of this attribute.
+    value is None. If both trees have the path, `field` is the name of an attribute, and the values are the values of
+    this attribute.
     """
 
     path: bytes

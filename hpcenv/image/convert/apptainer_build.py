@@ -103,14 +103,14 @@ CUDA_BYTES = 20 << 30
 
 
 def space_needed(compressed: int, unpacked: int | None = None) -> int:
-    """Return the bytes of temporary space that Apptainer needs to convert an image.
+    """Return how many bytes of temporary space Apptainer needs to convert an image.
 
     Apptainer needs space for the unpacked files, for their squashfs, and for its own copy of the layers.
 
     Args:
-        compressed: bytes of all stored layers.
-        unpacked: bytes of all files. If `unpacked` is None, four times `compressed` is assumed (the factor of a torch
-            image of 367 MB is 3.2; text has a higher factor).
+        compressed: size of all stored layers, in bytes.
+        unpacked: size of all files, in bytes. If `unpacked` is None, four times `compressed` is assumed (the factor of
+            a torch image of 367 MB is 3.2; text has a higher factor).
     """
     files = 4 * compressed if unpacked is None else unpacked + unpacked // 10
     return files + 2 * compressed + (64 << 20)

@@ -616,7 +616,7 @@ def _files(image: ResolvedImage) -> RuntimeFiles:
 
 
 def added(image: ResolvedImage, merged: MergedTree) -> tuple[RuntimeFiles, tuple[RuntimeMember, ...]]:
-    """Return the files that hpcenv adds to those of the image."""
+    """Return the files that hpcenv adds to the files of the image."""
     files = _files(image)
     return files, additions(files, merged.find)
 

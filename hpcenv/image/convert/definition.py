@@ -252,8 +252,8 @@ def pin(text: str, digests: Mapping[str, str]) -> str:
 
     Args:
         text: the definition file.
-        digests: manifest digests of sources of kind `registry`, by `DefinitionSource.origin`. The digest
-            replaces the tag: Apptainer does not accept both.
+        digests: manifest digests of sources of kind `registry`, by `DefinitionSource.origin`. The digest replaces the
+            tag, because Apptainer does not accept a reference with both.
 
     Raises:
         SpecError: the `From` line of an image cannot be rewritten.

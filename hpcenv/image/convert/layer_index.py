@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. `layers` merges the indexes.
 
-An index depends only on the layer's diff_id, so all images with this layer share it. It has columns with one value per
-member, and no Python object per member. In an index of a million members, each member takes less than 250 bytes. An
-index of 37,000 members loads in some hundredths of a second.
+An index depends only on the layer's diff_id, so all images with this layer share the index. The index has columns with
+one value per member, and no Python object per member. In an index of a million members, each member takes less than 250
+bytes. An index of 37,000 members loads in some hundredths of a second.
 
 Layers are untrusted. `LayerLimits` limits the memory, disk space and time that layers may take. Every fault in a layer
 raises ImageMismatch.
@@ -89,7 +89,8 @@ class LayerLimits:
         folder_entries: the number of entries of the largest folder. For several large folders, the limit is for the
             square root of the sum of the squares of their numbers of entries, because packing takes time in proportion
             to that sum (see `squashfs`): 41 s of processor time for 60,000 empty files, some minutes for the default.
-        unpacked_bytes: uncompressed bytes of all layers; holes of sparse files count, because they are packed as zeros.
+        unpacked_bytes: uncompressed size of all layers, in bytes; holes of sparse files count, because they are packed
+            as zeros.
         ratio: the ratio of uncompressed to compressed bytes of one layer. Holes of sparse files do not count. The ratio
             is checked only if the layer has more than `ratio_from` uncompressed bytes. Deflate can reach 1030; layers
             of programs and libraries have 2 to 6, text has less than 20.
@@ -138,7 +139,7 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
     Args:
         name: the limit.
         limit: its value.
-        what: what exceeds it.
+        what: what exceeds the limit.
         enough: a value that is sufficient for this image; None if that is unknown, because hpcenv stopped reading.
     """
     raise ImageMismatch(
@@ -369,7 +370,7 @@ class LayerIndex:
 
     Attributes:
         diff_id: digest of the uncompressed layer.
-        unpacked: bytes of the uncompressed layer, including holes of sparse files.
+        unpacked: size of the uncompressed layer in bytes, including holes of sparse files.
         kinds: a letter per member.
         sizes: the sizes of files, including holes.
         offsets: where a file's data begin in the uncompressed stream.
@@ -640,7 +641,8 @@ def index_layer(
     Args:
         stream: the uncompressed layer, for example from `open_blob`.
         diff_id: the sha256 of the layer, from the image's config (`sha256:HEX`).
-        compressed_size: bytes of the blob, for `LayerLimits.ratio`. None takes the size from a stream of `open_blob`.
+        compressed_size: size of the blob in bytes, for `LayerLimits.ratio`. None takes the size from a stream of
+            `open_blob`.
         limits: see `LayerLimits`.
         on_bytes: called from time to time with the number of uncompressed bytes so far.
         sink: receives the files, before the digest of the layer is checked.

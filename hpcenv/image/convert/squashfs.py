@@ -9,8 +9,8 @@ the program's source and from tests:
   user, group and time, and removes a leading `../` from long link targets
   (`tar.c`, 4.5.1; fixed in 4.6). 4.4 and older cannot read tar.
 - 4.6.1 gives the same bytes for the same stream with any number of processors, memory, user and
-  umask. It rejects `SOURCE_DATE_EPOCH` together with `-mkfs-time`, and looks up user names of tar
-  headers on the host, so the stream must not have user names.
+  umask. 4.6.1 rejects `SOURCE_DATE_EPOCH` together with `-mkfs-time`, and looks up user names of tar headers on the
+  host, so the stream must not have user names.
 - 4.7 to 4.7.5 write damaged images without a message if there are duplicate files and limited memory:
   the test image with 4.7.5 and `-mem 256M` or `512M` has unreadable blocks, each time (seen
   2026-11-20; upstream issues 339, 344, 361 and 362 concern the same code; 4.6.1 is correct).
@@ -266,7 +266,7 @@ def pack(
         packer: the program.
         destination: the file; it is created or truncated.
         offset: a multiple of 4096.
-        write: called with a stream; it writes one whole tar archive to the stream. Its exceptions are passed on.
+        write: called with a stream; it writes one whole tar archive to the stream. Exceptions of `write` are passed on.
         epoch: time of the file system, in seconds since 1970.
         root: mode, owner and time of the root folder, which mksquashfs takes as options.
         duplicates: whether to store files of equal content only once. mksquashfs compares each file with all files of

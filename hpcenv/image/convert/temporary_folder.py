@@ -55,7 +55,7 @@ def choose_temporary(
         places: existing folders, see `candidates`.
         need_bytes: the most bytes that will be written to the folder; with `likely_bytes`, the fewest.
         likely_bytes: a number of bytes that is probably enough, if the size is not known; None if the size is known.
-        memory: bytes of free memory; None determines them.
+        memory: free memory in bytes; with None, the function determines this number.
 
     Raises:
         FileUnusable: no folder fits; the error lists the reason for each.

@@ -4,7 +4,7 @@ Runs on: LOGIN NODE. This module loads `requests` (0.1 s), so import it only whe
 
 The client follows OCI distribution-spec 1.1 (2024-02). The client fetches manifests, configurations and layers. The
 client checks the digest of each manifest and configuration; `blobs` checks layers while they arrive.
-docs/decisions/0012 says why it uses requests and no OCI library.
+docs/decisions/0012 says why the client uses requests and no OCI library.
 """
 
 from __future__ import annotations

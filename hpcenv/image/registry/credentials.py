@@ -1,6 +1,6 @@
 """Find the user's credentials for a registry in the files of docker, Apptainer and podman.
 
-Runs on: LOGIN NODE. It writes nothing.
+Runs on: LOGIN NODE. This module writes nothing.
 
 hpcenv uses the first item of this list that has credentials for the registry:
 

@@ -142,7 +142,7 @@ class Login:
             return _read_token(response)
 
     def _token_server(self, realm: str) -> str:
-        """Return the address of the token server, if it is safe to send a password there."""
+        """Return the address of the token server, if it is safe to send a password to this server."""
         if realm and "://" not in realm:
             realm = f"{'http' if self._plain_http else 'https'}://{realm}"
         try:

@@ -191,8 +191,8 @@ def read_document(body: bytes, *, origin: str, what: str) -> dict[str, Any]:
 def kind(document: Mapping[str, Any]) -> str:
     """Return `index`, `manifest` or `other`.
 
-    image-spec 1.1 says that `mediaType` SHOULD be used. Without it, a field that only an index or only a manifest has
-    decides the kind.
+    image-spec 1.1 says that `mediaType` SHOULD be used. Without `mediaType`, a field that only an index or only a
+    manifest has decides the kind.
     """
     media = document.get("mediaType")
     if media in INDEXES or (media is None and "manifests" in document):

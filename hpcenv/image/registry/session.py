@@ -68,7 +68,7 @@ def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
 
 
 def redirect_target(response: requests.Response) -> SplitResult:
-    """Return the address that a response redirects to. Its port is checked too.
+    """Return the address that a response redirects to. The port is checked, too.
 
     Raises:
         ValueError: the response does not redirect to an address.

@@ -88,7 +88,8 @@ def resolve_stored(
 ) -> ResolvedImage | None:
     """Resolve an image from the manifest and configuration of an earlier call, without its registry.
 
-    Manifest and configuration are hashed again. The result is None if one of them is missing or damaged.
+    Manifest and configuration are hashed again. The result is None if the manifest or the configuration is missing or
+    damaged.
 
     Args:
         reference: the image that the user requested.

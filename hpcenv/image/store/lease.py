@@ -505,7 +505,7 @@ def _forget(path: Path) -> None:
 def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Watch], stale_after: float) -> bool:
     """Remove a stale lease; return False if another process is removing it.
 
-    `seen.key` is never used twice, and only one process can create the claim file with this key in its name. A later
+    `seen.key` is never used twice, and only one process can create the file `.NAME.break-KEY` with this key. A later
     process finds another key in `path`, and does not remove the lease with that key.
     """
     claim = path.with_name(f".{path.name}.break-{seen.key}")

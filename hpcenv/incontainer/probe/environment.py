@@ -63,7 +63,7 @@ class Dist:
         unhashed: the paths of the files that its RECORD lists without a hash.
         record, content: the two digests; None for an unknown digest.
         modified_count: number of files that differ from the RECORD; None if the files were not read.
-        requires: its `Requires-Dist` lines without those of extras; empty at level record.
+        requires: the distribution's `Requires-Dist` lines, without lines for extras; empty at level record.
         outside_rows: number of listed files outside of the environment, which are never read.
         programs: its files in bin/ without the launchers of entry points; None if the files were not read.
         linked_outside: number of files that were read through a link that leads out of the environment.

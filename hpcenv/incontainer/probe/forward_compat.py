@@ -60,7 +60,7 @@ def _packages() -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _is_first(env: ProbedEnvironment, folder: str) -> bool:
-    """Return whether the loader finds the libcuda of the package before that of the node."""
+    """Return whether the loader finds the libcuda of the package before the libcuda of the node."""
     for path, _ in Loader(env).places(LIBCUDA, None):
         if env.elf(path) is not None:
             return (

@@ -120,7 +120,7 @@ def changed_files(status: bytes) -> Iterator[str]:
 
 
 def tracked_files(listed: bytes) -> tuple[set[str], set[str]]:
-    """Return the tracked files that git checks for changes, and those that git was configured not to check."""
+    """Return the tracked files that git checks for changes, and the files that git was configured not to check."""
     known = set()
     unwatched = set()
     for path, tag, _ in _entries(listed):

@@ -4,8 +4,8 @@ Runs on: inside the image; also LOGIN NODE, for the code of a run.
 
 A repository's configuration can name programs in many keys: filters, hooks, transports, difference tools, agents.
 New versions of git add keys. So git gets a new, temporary folder as GIT_COMMON_DIR (gitrepository-layout(5)). The
-configuration there has only the keys of KEPT, which say how files are compared, and no hooks. The folder has links to
-the data of the repository. The configuration of the user and of the system works as always.
+configuration in this folder has only the keys of KEPT, which say how files are compared, and no hooks. The folder has
+links to the data of the repository. The configuration of the user and of the system works as always.
 """
 
 from __future__ import annotations

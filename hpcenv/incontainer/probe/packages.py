@@ -119,7 +119,7 @@ def _head(data: bytes) -> dict[str, str]:
 
 
 def _requirements(data: bytes) -> list[str]:
-    """Return the Requires-Dist lines of METADATA, without those of extras."""
+    """Return the Requires-Dist lines of METADATA, without lines for extras."""
     header = data.partition(b"\n\n")[0].decode("utf-8", "surrogateescape")
     lines = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Requires-Dist:")]
     return [printable(line)[:REQUIREMENT_LENGTH] for line in lines if "extra ==" not in line][:REQUIREMENTS]

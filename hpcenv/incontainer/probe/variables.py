@@ -33,7 +33,7 @@ _PYTHON = (
 
 
 def probe_variables(env: ProbedEnvironment) -> Facts:
-    """Return the variables that change what Python imports, and those of the loader."""
+    """Return the variables that change what Python imports, and the variables of the loader."""
     return {
         "python.variables": [
             name + "=" + printable(env.shown(value) if value.startswith("/") else value)

@@ -1,7 +1,7 @@
 """Find the place of a call of an operation: module, line of the script, and phase of the step.
 
-The place is read from Python's frames. In the backward pass, it is found by the number that torch's autograd gives to
-each operation of the forward pass. No hook is put into modules, because backward hooks change the graph, and
+The place is read from Python's frames. In the backward pass, the place is found by the number that torch's autograd
+gives to each operation of the forward pass. No hook is put into modules, because backward hooks change the graph, and
 torch.compile inspects forward hooks.
 """
 

@@ -52,7 +52,7 @@ def begin_stacks(folder: str, rank: int) -> None:
 
 
 def _answer(folder: str, rank: int, number: int, without_lock: int, descriptor: int) -> None:
-    """Write the mark of this process, then answer each request until the process ends."""
+    """Write the file that marks this process, then answer each request until the process ends."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {without_lock, *_OF_THREAD})
     mark = {
         "pid": os.getpid(),

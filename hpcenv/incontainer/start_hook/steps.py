@@ -267,7 +267,10 @@ class StepWatch:
         self._optimizers = []
 
     def _gone(self, _reference: Any) -> None:
-        """Tell the session that the training has ended if the last optimizer was deleted. It hashes the parameters."""
+        """Tell the session that the training has ended if the last optimizer was deleted.
+
+        The session hashes the parameters.
+        """
         if all(reference() is None for reference, _ in self._optimizers):
             self._session.trained()
 

@@ -2,8 +2,8 @@
 
 A dispatch mode of torch (torch.utils._python_dispatch) sees each operation that goes through torch's dispatcher, below
 autograd: the operations of the forward pass, the backward pass and the optimizer. The mode calls each operation
-unchanged, so the results equal those of a step without the trace. The hash is sha256 over the bytes of a tensor in
-order, cut to 128 bits.
+unchanged, so the results equal the results of a step without the trace. The hash is sha256 over the bytes of a tensor
+in order, cut to 128 bits.
 
 Tried with torch 2.13 on CPU, 2026-11-23. torch's own DebugMode (2.10 to 2.13) hashes only returned tensors: it misses
 what fused optimizers write in place, and its hash ignores the order of the elements.

@@ -54,7 +54,7 @@ def compare_clocks(
     Args:
         facts: node -> its facts, which compare the node's clock with the clock of the shared file system.
         window: begin of this attempt and the present time, by the batch node's clock. All facts were written between
-            these two times. None if they are not known.
+            these two times. `window` is None if these times are not known.
     """
     name = "time.nodes"
     if name not in [check.id for check in active(manifest)]:

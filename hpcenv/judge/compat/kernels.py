@@ -34,8 +34,8 @@ def covers(
         arch_list: result of `torch.cuda.get_arch_list()`, for example `sm_80` and `compute_90`.
         compute_capability: compute capability of the GPU, for example `9.0`.
         gpu: name of the GPU, for the message.
-        cuda, driver: CUDA runtime version of the image, and driver version of the node. If only PTX fits, both are
-            needed to say whether the driver compiles PTX of this toolkit.
+        cuda, driver: CUDA runtime version of the image, and driver version of the node. If only PTX fits, these
+            versions are needed to say whether the driver compiles PTX of this toolkit.
         machine: architecture of the processors, used to name a build that would run.
         subject: what contains the kernels, for the message.
     """

@@ -43,8 +43,8 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
 def versions_of(facts: Mapping[str, Value], packages: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return name -> version of the libraries and packages that the table judges.
 
-    If a library itself reports a version, this version is used, not the version of its package, because this library
-    is the one that is loaded.
+    If a library itself reports a version, this version is used, not the version of its package, because this library is
+    what the loader loads.
 
     Args:
         facts: fields of the environment.

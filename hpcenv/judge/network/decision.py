@@ -288,7 +288,7 @@ def _given_row(setting: Setting) -> NetworkRow:
 
 
 def _settings(rows: Sequence[NetworkRow], given: Mapping[str, Setting]) -> tuple[Setting, ...]:
-    """Return the variables of a node: those that the rows set, and all other variables that are given."""
+    """Return the variables of a node: the variables that the rows set, and all other variables that are given."""
     chosen = {
         row.name: Setting(name=row.name, value=row.value, origin=row.origin, reason=row.reason)
         for row in rows

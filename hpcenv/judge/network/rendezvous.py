@@ -33,7 +33,7 @@ class Choice:
     """The network decision.
 
     Attributes:
-        rendezvous: the rendezvous; None if none was possible. Then `problems` says why.
+        rendezvous: the rendezvous; None if no rendezvous was possible, for the reasons in `problems`.
         settings: node -> its variables, each with origin and reason.
         local_addresses: node -> its address, which torchrun announces to the other nodes.
         problems: node -> why no rendezvous is possible.

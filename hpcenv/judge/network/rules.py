@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only. Pure.
 
 NCCL's authors advise against most tuning variables ("should not be used in production nor retained in scripts",
-env.rst). So there are few rules. Each rule has a source with its date. If a variable is left out on purpose, the
+env.rst). So this module has few rules. Each rule has a source with its date. If a variable is left out on purpose, the
 decision has a row with the reason for this variable, too. docs/reference/network-rules.md is made from RULES.
 """
 

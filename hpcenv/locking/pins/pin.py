@@ -31,7 +31,7 @@ class Pin:
         hashes: `ALGORITHM:HEX` for every file that may be installed.
         manager: the tool that installs the package: pip (or a similar tool), or conda.
         build: conda's build string; empty if conda is not the manager.
-        files: file name and sha256 of every file that has both.
+        files: file name and sha256 of every file that has a name and a sha256.
         source: file and line (or entry) of the pin.
         required: False for a constraint, and for a package that is needed only by extras or groups that were not
             selected.

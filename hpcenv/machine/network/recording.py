@@ -53,7 +53,7 @@ def record(
     """Return a recording of a host. The recording does not contain the user's own configuration of NCCL.
 
     Args:
-        tree: the files of the host. `detect` reads them here.
+        tree: the files of the host, which `detect` reads here.
         name: name for the machine.
         date: the date of today.
         gpus: what NVML reports about each GPU.

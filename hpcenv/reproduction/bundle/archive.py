@@ -210,14 +210,14 @@ def parse_sums(text: str) -> dict[str, str]:
 
 
 class Archive:
-    """An archive that is open for reading. All names in it were checked.
+    """An archive that is open for reading, and in which all names were checked.
 
     Attributes:
         path: path of the archive.
         folder: name of the folder in the archive that contains all members.
         sums: name of a file -> its sha256, according to the archive.
         links: name of a symbolic link -> its target.
-        size: bytes of all unpacked files together.
+        size: size of all unpacked files together, in bytes.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Verify a bundle: check its checksums, and that the lockfile, the code and the image in it belong together.
 
-Runs on: LOGIN NODE, or any computer. The check needs no Slurm, no container runtime and no GPU. It does not execute
-code from the bundle.
+Runs on: LOGIN NODE, or any computer. The check needs no Slurm, no container runtime and no GPU, and executes no code
+from the bundle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BundleCheck:
 
     Attributes:
         name: a short name for the check.
-        result: the result. `absent` means that the bundle does not have this part, so nothing was compared. This is no
+        result: the result. `absent` means that the bundle does not have this part, so nothing was compared, which is no
             error.
         detail: a sentence about what was compared.
     """

@@ -261,7 +261,7 @@ class _LogSearch:
                 self.found[key] = replace(later, count=found.count, peers=found.peers, after=after)
 
     def _test(self, candidate: int, block: _LogBlock, number: int, position: int) -> bool:
-        """Return whether a line matches a pattern. If it does, record the line."""
+        """Return whether a line matches a pattern, and record a line that matches."""
         raw, pattern = block.texts[number], self._patterns[candidate]
         at, anchor = next(((at, one) for one in self._anchors[candidate] if (at := raw.find(one)) >= 0), (-1, b""))
         if at < 0:
