@@ -104,7 +104,7 @@ for case in sys.argv[1:]:
             batches(2)
             step()
     elif case == "accumulates":
-        for _ in range(15):
+        for _ in range(20):
             computes(part)
             (parameter ** 2).sum().backward()
     elif case == "before-compiles":

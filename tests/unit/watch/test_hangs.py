@@ -102,7 +102,7 @@ class Job:
                 "TORCH_FR_BUFFER_SIZE": "200",
                 "STEPS": str(steps),
                 "SECONDS": str(seconds),
-                "LENGTH": "10",
+                "LENGTH": "13",
                 "HPCENV_CHECKPOINTS": str(self.folder / "checkpoints"),
             }
             self.ranks.append(
