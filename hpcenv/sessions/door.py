@@ -46,7 +46,7 @@ def beside_launch(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> It
     """Keep the session open on this node, in a child process, until the block ends.
 
     If the child ends before, for example because the node had no memory left, the session ends too. Otherwise the job
-    would go on without a way into it, and `session start` would wait for ever.
+    would go on without a way into it, and `session start` would wait without end.
     """
 
     def end(status: int) -> None:

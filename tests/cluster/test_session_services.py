@@ -167,7 +167,7 @@ def check_jupyter(project: Project) -> None:
         )
         words = (*client, project.sif(), "/opt/tools/bin/python", "-c", IN_KERNEL, connection)
         said = cluster.run(*words, node="n1", timeout=200).text
-        assert "SAID /opt/tools run-" in said
+        assert "SAID /opt/tools web-" in said
         assert said.rstrip().endswith("2.0") or " 2.0\n" in said
         assert "submit from a login node, in the project: `hpcenv submit SCRIPT" in said
 

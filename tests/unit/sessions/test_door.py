@@ -245,7 +245,7 @@ FAULTY = {"an exception": "raise ZeroDivisionError", "a kill": "import os; os.ki
 
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_session_whose_process_dies_ends_with_a_reason(tmp_path: Path, fault: str) -> None:
-    """Otherwise the job would go on without a way into it, and `session start` would wait for ever."""
+    """Otherwise the job would go on without a way into it, and `session start` would wait without end."""
     options = SessionOptions(name="a", folder=str(lasting(tmp_path / "lasting")))
     run = folders.make_run(tmp_path / "runs", "a", cluster="local", session=options)
     run.code.mkdir()
