@@ -261,7 +261,7 @@ def _quota_left(text: str, source: str) -> int | None:
 
 
 def most_similar(path: Path) -> Path | None:
-    """Return the existing path whose spelling is most similar to a path that does not exist; None if none is similar.
+    """Return the existing path whose spelling is most similar to a path that does not exist, or None.
 
     Args:
         path: an absolute path. Each part that does not exist is compared with the names in its folder.

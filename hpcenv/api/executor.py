@@ -102,7 +102,7 @@ class Executor(ScriptExecutor):
         self.parameters.update(given)
 
     def plan(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
-        """Plan a job without writing or submitting anything. `plan(...).script` is the batch script."""
+        """Plan a job; nothing is written or submitted. `plan(...).script` is the batch script."""
         with refused_as_in_submitit():
             return self._submission([utils.DelayedSubmission(function, *args, **kwargs)]).plan()
 

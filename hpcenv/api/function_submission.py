@@ -65,7 +65,7 @@ class FunctionSubmission:
         return utils.JobPaths.get_first_id_independent_folder(self.folder)
 
     def plan(self) -> Plan:
-        """Plan one job without writing or submitting anything."""
+        """Plan one job; nothing is written or submitted."""
         prepared = self._prepared
         options = replace(prepared.options, call=prepared.call, max_parallel=None)
         return plan_job(prepared.workspace, options, prepared.context)

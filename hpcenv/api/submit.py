@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def plan_job(
     script: str | Path, args: Sequence[object] = (), *, project: str | Path = ".", **options: Unpack[SubmitKeywords]
 ) -> Plan:
-    """Plan a run without writing or submitting anything: `hpcenv submit --dry-run`.
+    """Plan a run, as `hpcenv submit --dry-run` does; nothing is written or submitted.
 
     Args:
         script: the training script; relative to `project`.

@@ -30,7 +30,7 @@ class NodeResources:
 
     Attributes:
         cpus: CPUs of the node without those that Slurm keeps for the system (CPUEfctv; CoreSpecCount, CPUSpecList).
-        cpus_per_core: how many of Slurm's CPUs are hardware threads of one core; 1 if that is not known.
+        cpus_per_core: how many of Slurm's CPUs are hardware threads of one core; 1 if the value is unknown.
         memory: memory for jobs in MiB, without MemSpecLimit.
         gpus: type of GPU -> number of GPUs. The type is empty if GRES has no type.
     """
@@ -55,7 +55,7 @@ class PartitionShares:
         most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
         most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
         whole_nodes: whether every job gets whole nodes (OverSubscribe=EXCLUSIVE).
-        select: SelectTypeParameters, which says whether Slurm counts memory; empty if not known.
+        select: SelectTypeParameters, which says whether Slurm counts memory; empty if the value is unknown.
     """
 
     name: str

@@ -70,10 +70,10 @@ class QueuePlace:
     """The place of a job in the queue.
 
     Attributes:
-        before: how many jobs in the queue of its partition will start earlier; None if that is unknown.
+        before: how many jobs in the queue of its partition will start earlier; None if the value is unknown.
         start: when Slurm expects to start the job, in Slurm's format and local time; empty while Slurm has no
             estimate.
-        waited: seconds since the job was submitted or queued again; None if that is unknown.
+        waited: seconds since the job was submitted or queued again; None if the value is unknown.
         hidden: whether Slurm hides the jobs of other users.
     """
 

@@ -103,7 +103,7 @@ def identify(program: str, environ: Mapping[str, str]) -> Runtime:
 
 
 def too_old(program: str, environ: Mapping[str, str]) -> str:
-    """Return why hpcenv cannot start containers with a program; empty if hpcenv can, or if this is unknown."""
+    """Return why hpcenv cannot start containers with a program; empty if hpcenv can, or if the answer is unknown."""
     try:
         return identify(program or find(environ.get("PATH")), environ).unusable
     except ToolFailed as error:

@@ -90,7 +90,7 @@ class EngineFiles:
 
     Attributes:
         files: name of a file -> content.
-        lost: what this engine does not do, in addition to what no engine does.
+        lost: what this engine leaves out, in addition to what every engine leaves out.
         needs: what must exist before the start, one phrase each.
         start: the command that starts the training, to be typed in the folder.
     """

@@ -119,8 +119,8 @@ class FolderAnswer:
     Attributes:
         hangs: whether no answer came within the time limit.
         problem: why the folder could not be used; empty if the folder could be used.
-        free: how many bytes this user may still write; None if unknown.
-        files: how many more files fit into the file system; None if not limited or unknown.
+        free: how many bytes this user may still write; None if the value is unknown.
+        files: how many more files fit into the file system; None without a limit, or if the value is unknown.
         clock: this node's clock minus the clock that sets the times of the folder's files, in seconds; None if nothing
             was written.
     """

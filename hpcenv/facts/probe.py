@@ -100,7 +100,7 @@ def _since(since: int | None) -> list[str]:
 
 
 def read_image_network(answer: Mapping[str, Any]) -> ImageNetwork | None:
-    """Return the libraries of the environment that NCCL would use, from the probe's answer; None if unknown."""
+    """Return the environment's libraries that NCCL would use, from the probe's answer; None if they are unknown."""
     found = answer.get("network")
     if not isinstance(found, dict) or not isinstance(found.get("unread"), list):
         return None

@@ -84,7 +84,7 @@ def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
 def _named(look: Mapping[str, object], first: Look, added: int) -> tuple[str, ...]:
     """Return the changed files, or how many files are missing. A file whose content is unchanged is not named.
 
-    A file that could not be opened at the first check, either, does not count as changed.
+    A file that could not be opened at both checks does not count as changed.
     """
     names, count = look.get("changed"), look.get("count")
     told = [str(name) for name in names] if isinstance(names, list) else []

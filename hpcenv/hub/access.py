@@ -32,7 +32,7 @@ class HubAccess:
     Attributes:
         endpoint: address without a slash at the end.
         endpoint_origin: where the address comes from, for messages.
-        token: the token; empty if not known.
+        token: the token; empty if no token is known.
         token_origin: where the token comes from, or why no token is known.
         ca_file: PEM file of certificates to trust; empty to trust the certificates of the library.
         xet: whether to use Xet, the library's faster transfer; only if HF_HUB_DISABLE_XET has a false value such as 0.

@@ -145,7 +145,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _is_internal(host: str) -> bool:
-    """Return whether a host is not on the public internet; False if its name does not resolve here.
+    """Return whether a host is outside the public internet; False if the name of the host does not resolve here.
 
     If a proxy is used, the proxy resolves the names, but an address that is written as a number is still checked here.
     """

@@ -80,7 +80,7 @@ def note_stores_of_ranks() -> List[Any]:
 
 
 def has_joined(stores: List[Any]) -> Optional[bool]:
-    """Return whether any rank has joined a process group; None if this is unknown.
+    """Return whether any rank has joined a process group; None if the result is unknown.
 
     A rank that joins a process group writes a key when it connects to the store (TCPStore with a world size).
     """

@@ -83,7 +83,7 @@ class FirstFailure:
         message: the exception in one line, or the last line of the rank's standard error.
         traceback: the Python traceback; empty if the rank printed none.
         log: file with the rank's standard error, relative to the run folder.
-        others: number of other ranks that ended because of this failure; None if unknown.
+        others: number of other ranks that ended because of this failure; None if the value is unknown.
         notes: more lines, for example on nodes without a record, or on processes killed for lack of memory.
     """
 
@@ -137,7 +137,7 @@ def first_failure(
         exits: exit records of the nodes.
         nodes: nodes on which the training was started; empty if no training was started.
         nproc: number of ranks per node.
-        state: Slurm's job state as in `RunStatus.state`, for example `timeout`; empty if unknown.
+        state: Slurm's job state as in `RunStatus.state`, for example `timeout`; empty if the value is unknown.
         over: whether the attempt has ended. While the attempt runs, a missing record means nothing.
         down: node -> reason, for nodes that Slurm reported as down when the attempt ended.
         stopped: why the job was stopped before the training started, as in `NodeExit.stopped`; empty if the training

@@ -349,7 +349,10 @@ def _both(value: Callable[[int], float | None], rank: int, others: Sequence[int]
 
 
 def _growth_of(counts: Iterable[float | None]) -> float | None:
-    """Return by how much a counter grew; None if unknown. If the counter was reset, the decrease is ignored."""
+    """Return by how much a counter grew; None if the result is unknown.
+
+    If the counter was reset, the decrease is ignored.
+    """
     known = [count for count in counts if count is not None]
     return sum(max(0.0, later - earlier) for earlier, later in pairwise(known)) if known else None
 

@@ -248,7 +248,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def count_oom_kills(own: str, mounted: Path = _CGROUPS) -> int | None:
-    """Return how often the kernel killed a process of this job step for lack of memory; None if unknown.
+    """Return how often the kernel killed a process of this job step for lack of memory; None if the result is unknown.
 
     A cgroup of version 2 also counts the kills in cgroups below it. A cgroup of version 1 counts only its own kills
     (kernel documentation, cgroup-v2 "memory.events", cgroup-v1/memory "oom_control", Linux 4.13). Only cgroups of jobs

@@ -55,7 +55,7 @@ def launcher_words(
         nodes: number of nodes that train.
         ranks: folder for the output of the ranks; None for the folder of the training.
         local_rank: the only rank that the agent starts; None for all ranks of the node.
-        memory: what Slurm gave to the job on this node, in MiB; 0 if that is not known.
+        memory: what Slurm gave to the job on this node, in MiB; 0 if the value is unknown.
         ray_folder: folder for the files of Ray on this node.
     """
     log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)

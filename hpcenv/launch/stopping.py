@@ -62,7 +62,7 @@ class JobEnd:
 
     Attributes:
         reason: why the job must end.
-        ends: end time in seconds since the epoch; None if unknown.
+        ends: end time in seconds since the epoch; None if the value is unknown.
     """
 
     reason: Reason

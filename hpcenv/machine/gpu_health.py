@@ -19,8 +19,8 @@ class GpuHealth:
     """What one GPU reports about its health. A query without an answer is in `unsupported` or in `unread`.
 
     Attributes:
-        bus: address on the PCI bus, in the format of /sys/bus/pci; empty if not known.
-        uuid: UUID of the GPU; empty if not known.
+        bus: address on the PCI bus, in the format of /sys/bus/pci; empty if the value is unknown.
+        uuid: UUID of the GPU; empty if the value is unknown.
         numbers: query -> numbers that answer this query; see QUERIES.
         unsupported: queries that this GPU or its driver does not have.
         unread: query -> why this query could not be read.

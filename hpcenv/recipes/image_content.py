@@ -94,7 +94,8 @@ class ImageContents:
         environment: the variables in the configuration of the image.
         user: the user in the configuration of the image; None for a SIF, which has no user.
         history: the commands that made the layers.
-        base_created: when the lowest layer was made, RFC 3339; for a SIF, when the image was made; "" if unknown.
+        base_created: when the lowest layer was made, RFC 3339; for a SIF, when the image was made; "" if the value is
+            unknown.
         command: the command that the image runs, as text.
     """
 

@@ -48,8 +48,8 @@ class NodeChecks:
         fine: id -> what was measured.
         others: the results that are `failed`, `unknown` or `not-run`.
         seconds: how long the checks took; they run at the same time.
-        clock: the node's clock minus the clock that sets the times of files in the run folder, in seconds; None if not
-            known.
+        clock: the node's clock minus the clock that sets the times of files in the run folder, in seconds; None if the
+            value is unknown.
     """
 
     fine: dict[str, str] = field(default_factory=dict)

@@ -88,11 +88,11 @@ class RankDeterminism:
         cpus: CPUs that the rank may use, in Linux's list format; empty if it was not bound.
         node: name of the node in a run with GPUs; else empty.
         device: torch's name of the device of the first backward pass; empty without such a pass or without GPUs.
-        gpu_model, gpu_uuid, gpu_bus: model, UUID and PCI address of that device; empty if unknown, or if the device is
-            no GPU.
+        gpu_model, gpu_uuid, gpu_bus: model, UUID and PCI address of that device; empty if the value is unknown, or if
+            the device is no GPU.
         problems: what could not be applied or read, in words.
         steps: number of optimizer steps in this process.
-        samples: samples that the rank took from its loaders between the first two steps; None if not known.
+        samples: samples that the rank took from its loaders between the first two steps; None if the value is unknown.
         stopped_after: after how many optimizer steps the start hook ended this process; 0 if the hook did not end it.
         apart: whether the rank trained with a loss, but without any collective operation of torch.distributed.
     """

@@ -15,7 +15,7 @@ class StartedGpu:
 
     Attributes:
         index: number of the GPU in CUDA or HIP, on this node or in this task.
-        model, uuid, bus: empty if not known. `bus` is the PCI address in the form of /sys/bus/pci.
+        model, uuid, bus: each is empty if the value is unknown. `bus` is the PCI address in the form of /sys/bus/pci.
         problem: why the GPU cannot be used; empty if the GPU can be used.
     """
 

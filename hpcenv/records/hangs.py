@@ -53,10 +53,10 @@ class GroupState:
     Attributes:
         name: torch's name of the group.
         about: the script's name of the group.
-        ranks: the members of the group; empty if unknown.
+        ranks: the members of the group; empty if the value is unknown.
         last: the collective operation that this rank entered last.
         waits: the first operation that is not finished; None if all operations are finished.
-        timeout: timeout of the group's operations, in seconds; None if unknown.
+        timeout: timeout of the group's operations, in seconds; None if the value is unknown.
     """
 
     name: str
@@ -73,10 +73,10 @@ class ProcessState:
 
     Attributes:
         state: the state as a letter of proc(5); empty if the process has ended.
-        wchan: the kernel function in which the process sleeps; empty if unknown.
+        wchan: the kernel function in which the process sleeps; empty if the value is unknown.
         call: the system call that the process is in; empty if it is in no call, or if this user cannot read it.
         file, mount: the file of the system call, and type and place of the mount that holds this file.
-        written: how many bytes the process read or wrote; None if unknown.
+        written: how many bytes the process read or wrote; None if the value is unknown.
         busy, cpu, total: CPU seconds of the process's children, of its main thread, and of all its threads.
     """
 

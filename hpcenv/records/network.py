@@ -31,7 +31,7 @@ class NetworkLink:
         speed_mbit: link speed; None if the kernel does not know the speed. For IPoIB, the speed of the RDMA port under
             the interface.
         driver: kernel driver of the device; empty for an interface without a device (bridge, veth, bond).
-        bus, numa: PCI address and NUMA node of the device; empty and None if not known.
+        bus, numa: PCI address and NUMA node of the device; empty and None if they are unknown.
     """
 
     name: str

@@ -18,13 +18,13 @@ class RankExit:
     """How one rank ended.
 
     Attributes:
-        rank, local_rank: global rank, and rank on its node; -1 if not known.
+        rank, local_rank: global rank, and rank on its node; -1 if the value is unknown.
         pid: process id on its node.
-        status: exit status; if a signal ended the rank, 128 + its number; None if not known.
+        status: exit status; if a signal ended the rank, 128 + its number; None if the value is unknown.
         signal: name of the signal, for example `SIGKILL`; empty without a signal.
-        ended: seconds since the epoch; None if not known.
+        ended: seconds since the epoch; None if the value is unknown.
         message: the exception in one line, or other information.
-        traceback: the Python traceback; empty if not known.
+        traceback: the Python traceback; empty if the value is unknown.
         source: where message and traceback were found: in torchelastic's `error-file`, or in the rank's `stderr`; empty
             if they were not found.
         log: path of the file with the rank's standard error, relative to the run folder.
@@ -111,7 +111,7 @@ class StopRequest:
         signal: the signal that this node received, `SIGUSR2` or `SIGTERM`.
         reason: why the training must end; `unknown` until Slurm has given its reason.
         asked: time of the request, in seconds since the epoch.
-        ends: when Slurm will end the job, in seconds since the epoch; None while not known.
+        ends: when Slurm will end the job, in seconds since the epoch; None while the value is unknown.
     """
 
     schema: int

@@ -49,7 +49,7 @@ class SmokePlan:
         profile: profile of the network decision.
         network: `NCCL_NET` of the ranks; empty if not set.
         gpudirect: whether on every node the network adapter can reach GPU memory.
-        rates_gbit: rate of all active RDMA and Slingshot adapters of a node together; 0 if unknown.
+        rates_gbit: rate of all active RDMA and Slingshot adapters of a node together; 0 if the value is unknown.
         skipped: ids of checks that must not run.
         settings: node -> variables of its ranks whose effect is visible in NCCL's log or in the loaded libraries.
     """
@@ -146,7 +146,7 @@ class SmokeReport:
             continue.
         problem: the reason for the value of `ended`; empty for `done`.
         moved_bytes: how many bytes the interface sent and received in the last seconds before the ranks were killed;
-            None if unknown.
+            None if the value is unknown.
         ras: what NCCL's RAS service reported about a hang, or why the service was not asked.
         diagnostics: lines of NCCL's diagnostics; empty if NCCL has no diagnostics (before 2.31).
         seconds: time from the start of the container to the end of the test.

@@ -78,7 +78,7 @@ class TracedOperation:
         index: its place in the step, from 0.
         name: torch's name, for example `aten.addmm.default`.
         module, module_class: name and class of the module that called the operation; empty outside of modules.
-        at: `file:line` of the script; empty if unknown.
+        at: `file:line` of the script; empty if the value is unknown.
         arguments: the arguments that are not tensors.
     """
 

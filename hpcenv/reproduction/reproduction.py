@@ -173,7 +173,7 @@ def proved(target: Target, proofs: tuple[StatementProof, ...], cost: Cost) -> Re
 
 
 def why_rejected(folder: Path) -> tuple[str, ...]:
-    """Return why the gate rejected a run, with one line for each field that did not match; empty if unknown."""
+    """Return why the gate rejected a run: a line for each field that did not match; empty if the reason is unknown."""
     try:
         verdict = load_record(Verdict, RunFolder(folder).verdict)
     except RecordInvalid:

@@ -61,7 +61,7 @@ class CodeRecord:
 
     Attributes:
         commit: the git commit; empty without git.
-        dirty: whether tracked files differed from the commit; None if unknown.
+        dirty: whether tracked files differed from the commit; None if the value is unknown.
         diff_sha256: sha256 of this difference (`source.diff`); empty without a difference.
         digest: the digest over all copied files; empty without a copy.
         script_sha256: the script's sha256; empty if the script's file is not known.
@@ -105,7 +105,7 @@ class EnergyRecord:
     """The energy that the jobs used.
 
     Attributes:
-        joules: the energy in joules; None if unknown.
+        joules: the energy in joules; None if the value is unknown.
         source: the source of the number, or why the energy is unknown.
     """
 

@@ -28,8 +28,8 @@ class RankGpu:
 
     Attributes:
         device: device of the rank's first backward pass, as torch names it; empty if no backward pass was seen.
-        model, uuid, bus: model, UUID and PCI address of the rank's GPU; empty if unknown. If no backward pass was seen,
-            the GPU whose number is the local rank is taken.
+        model, uuid, bus: model, UUID and PCI address of the rank's GPU; empty if the value is unknown. If no backward
+            pass was seen, the GPU whose number is the local rank is taken.
     """
 
     rank: int

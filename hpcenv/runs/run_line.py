@@ -27,13 +27,13 @@ class RunLine:
         job_id: for a sweep, the id of the array job.
         state, detail, exit_status, attempt, elapsed: see `RunState`. The state of a sweep is the state of those runs
             that need most attention.
-        nodes: number of nodes; None if unknown.
-        submitted: time of the submission, in seconds since the epoch; None if unknown.
+        nodes: number of nodes; None if the value is unknown.
+        submitted: time of the submission, in seconds since the epoch; None if the value is unknown.
         elements: for a sweep, state -> number of runs in this state; empty for a single run.
         values: for a run of a sweep, parameter name -> value.
-        kind: `session`, `verification` (`hpcenv verify --nodes`) or `training`; empty if unknown.
-        commit: commit of the code, as in `hpcenv.training.environment()`; empty if unknown, or not read.
-        fingerprint: fingerprint of the lockfile; empty if unknown, or not read.
+        kind: `session`, `verification` (`hpcenv verify --nodes`) or `training`; empty if the value is unknown.
+        commit: commit of the code, as in `hpcenv.training.environment()`; empty if the value is unknown, or not read.
+        fingerprint: fingerprint of the lockfile; empty if the value is unknown, or not read.
         arguments: name of an argument of the script -> its text (`arguments_of`); empty for a sweep, or if not read.
         metrics: name of a metric -> last value that the run recorded; empty for a sweep, or if not read.
     """

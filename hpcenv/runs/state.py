@@ -44,11 +44,11 @@ class RunState:
         state: Slurm's job state in lower case; `rejected` if the gate stopped the run; `not-queued`
             if the run never became a job.
         detail: the reason for the state, as text.
-        exit_status: exit status of the batch script; None if unknown. The exit status is 90 or 91 if the gate stopped
-            the run, otherwise the status of the training.
+        exit_status: exit status of the batch script; None if the value is unknown. The exit status is 90 or 91 if the
+            gate stopped the run, otherwise the status of the training.
         attempt: number of this attempt. The first attempt has number 0.
         nodes: nodes of the job; empty while they are not known.
-        elapsed: elapsed time as Slurm prints it, `D-HH:MM:SS`; empty if unknown.
+        elapsed: elapsed time as Slurm prints it, `D-HH:MM:SS`; empty if the value is unknown.
         waits_again: whether the run is queued again, or its new attempt has not started, so that the records in the run
             folder are from the previous attempt.
         gone: whether Slurm no longer knows the job, and no record says how the job ended.
@@ -237,7 +237,7 @@ def _allocated_nodes(job: JobState) -> tuple[str, ...]:
 
 
 def _exit_status(job: JobState, finished: Mapping[str, Any] | None) -> int | None:
-    """Return the exit status of a run from the batch script's record, otherwise from Slurm; None if unknown.
+    """Return the exit status of a run from the batch script's record, else from Slurm, or None if neither has it.
 
     The record is not used for a job that waits or runs, because it is from the attempt before a requeue.
     """

@@ -29,7 +29,7 @@ class ListedImage:
 
     Attributes:
         digest: the name of the SIF in the store.
-        references: image references that resolved to this SIF, the latest first; empty if unknown.
+        references: image references that resolved to this SIF, the latest first; empty if the value is unknown.
         used: time of the last use, in seconds since 1970.
         created: time at which the SIF was made, in the format of RFC 3339.
         problem: why the store does not use this SIF; empty if there is no problem.

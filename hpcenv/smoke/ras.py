@@ -21,7 +21,7 @@ def ask(version: str, address: str = "") -> str:
     """Return the answer, or why there is no answer.
 
     Args:
-        version: version of NCCL, for example `2.27.3`; empty if unknown.
+        version: version of NCCL, for example `2.27.3`; empty if the value is unknown.
         address: value of NCCL_RAS_ADDR; empty if it is not set.
     """
     if not version:

@@ -186,7 +186,7 @@ class _Started:
 
 
 def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
-    """Decide everything about a run, without writing or submitting anything.
+    """Decide everything about a run; nothing is written or submitted.
 
     No program that the project names is started, because the user may not have accepted it yet (`--dry-run`).
 

@@ -87,7 +87,7 @@ class SweepResult:
 
 
 def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -> SweepPlan:
-    """Decide everything about a sweep, without writing or submitting anything.
+    """Decide everything about a sweep; nothing is written or submitted.
 
     Raises:
         HpcenvError: as for `plan_job`, or the values do not describe a sweep.

@@ -140,7 +140,7 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
         name: the limit.
         limit: its value.
         what: what exceeds the limit.
-        enough: a value that is sufficient for this image; None if that is unknown, because hpcenv stopped reading.
+        enough: a value that is sufficient for this image; None if the value is unknown, because hpcenv stopped reading.
     """
     raise ImageMismatch(
         f"{what}, more than the limit `{name}` of {limit:,}",

@@ -1,4 +1,4 @@
-"""Compiled files that Python runs without checking their source.
+"""Compiled files whose source Python does not check before it runs them.
 
 Runs on: inside the image.
 """
@@ -28,7 +28,7 @@ CACHE = "__pycache__"
 
 
 def probe_compiled(env: ProbedEnvironment) -> Facts:
-    """Return the compiled files that Python loads without checking their source, and that differ from it.
+    """Return the compiled files that differ from their source, and whose source Python does not check.
 
     Python loads a .pyc of the 'unchecked hash' kind (PEP 552) even if its source changed. So the hash in the header of
     the .pyc is compared with its source. Python itself checks the other kinds. The code in a .pyc is not compared with

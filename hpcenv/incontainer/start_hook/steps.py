@@ -56,7 +56,7 @@ class StepWatch:
     Attributes:
         saw_loss: whether a step used a loss. In a pipeline, only the last stage has a loss.
         steps: number of optimizer steps in this process.
-        before: number of optimizer steps before this process; None while unknown.
+        before: number of optimizer steps before this process; None while the value is unknown.
         counted: the number of the last step, including `before` if `before` is known.
     """
 

@@ -32,7 +32,7 @@ class TorchRelease:
         free_threaded: Python versions with wheels for their free-threaded build.
         requires_python: the requirement on Python in the metadata, which has no upper limit.
         pypi: CUDA version of the build on the default index.
-        builds: CUDA version -> architectures in the build for x86_64; empty if not known.
+        builds: CUDA version -> architectures in the build for x86_64; empty if the value is unknown.
         aarch64: CUDA version -> architectures in the build for aarch64; empty if all builds are for CPUs.
         aarch64_pypi: like `pypi`, for aarch64; `cpu` if the build is for CPUs.
         aarch64_python: like `python`, for aarch64.
@@ -61,7 +61,7 @@ class GpuModel:
 
     Attributes:
         sm_count: number of multiprocessors; None if the name alone does not give this number.
-        memory_gb: the sizes of memory with which the GPU is sold, in 10^9 bytes; empty if not known.
+        memory_gb: the sizes of memory with which the GPU is sold, in 10^9 bytes; empty if the value is unknown.
         machine: architecture of the processors, if the GPU is built together with processors; otherwise "".
         first_driver: the oldest driver that the maker names, and the source; empty texts if no source names a driver.
     """

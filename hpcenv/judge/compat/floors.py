@@ -18,8 +18,8 @@ class Floor:
     Attributes:
         cuda: version of the toolkit.
         version: the oldest driver that runs the toolkit, with minor-version compatibility.
-        packaged: the driver that was packaged with the toolkit; "" if not known. With this driver and newer drivers,
-            all features work. Drivers between `version` and `packaged` cannot compile PTX of this toolkit.
+        packaged: the driver that was packaged with the toolkit; "" if the value is unknown. With this driver and newer
+            drivers, all features work. Drivers between `version` and `packaged` cannot compile PTX of this toolkit.
         source: the source, with the date at which the source was read.
     """
 

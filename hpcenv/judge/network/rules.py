@@ -36,7 +36,7 @@ class Situation:
         in_container: whether the ranks run in a SIF.
         own_plugin: an NCCL plugin in the environment that is not aws-ofi-nccl; empty if there is no such plugin.
         dumps: path prefix for dumps of the flight recorder. Each rank adds its number. Empty without a run folder.
-        torch, nccl: versions in the environment; empty if not known.
+        torch, nccl: versions in the environment; empty if the value is unknown.
         library_path: LD_LIBRARY_PATH with the image's cuda-compat first; empty if not needed or not allowed.
         ras_port: port for NCCL's RAS threads if another job uses the usual port; 0 if the usual port is free.
     """

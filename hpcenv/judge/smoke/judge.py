@@ -384,13 +384,13 @@ def _in_words(words: tuple[str, ...]) -> str:
 
 
 def _bus_gb_s(reports: Mapping[str, SmokeReport]) -> float:
-    """Return the bus bandwidth in 1e9 bytes per second, which is the lowest value that a rank reports; 0 if unknown."""
+    """Return the lowest bus bandwidth that a rank reports, in 1e9 bytes per second; 0 if no bandwidth is known."""
     rates = [p.bus_gb_s for report in reports.values() for rank in report.ranks for p in rank.phases if p.bus_gb_s]
     return min(rates, default=0.0)
 
 
 def _link_gb_s(plan: SmokePlan) -> float:
-    """Return the rate that the adapters of every node can reach, in 1e9 bytes per second; 0 if unknown."""
+    """Return the rate that the adapters of every node can reach, in 1e9 bytes per second; 0 if the rate is unknown."""
     speeds = [node.speed_mbit for node in plan.nodes]
     sockets = min((speed for speed in speeds if speed is not None), default=0) / 1000 if None not in speeds else 0.0
     if plan.backend == "gloo":

@@ -58,7 +58,7 @@ def record(
         date: the date of today.
         gpus: what NVML reports about each GPU.
         interfaces: the interfaces with their addresses. The addresses are not recorded.
-        first: the interface with the address of the node's name; empty if not known.
+        first: the interface with the address of the node's name; empty if the value is unknown.
     """
     detect(tree, {}, gpus=gpus)
     addressed = addressed_of(interfaces, first=first)
