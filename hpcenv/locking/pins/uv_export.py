@@ -17,8 +17,8 @@ from hpcenv.locking.pins.toml_text import has_fixed_metadata, parse_toml
 
 NAME = "uv.lock"
 _SECONDS = 60
-# The check needs a Python, and uv prefers that of the project's environment. There is none in this folder, so that uv
-# takes one from PATH, and starts no program of the project.
+# The check needs a Python, and uv prefers that of the project's environment. This folder does not exist. So uv takes a
+# Python from PATH, and starts no program of the project.
 _NO_ENVIRONMENT = "/dev/null/environment"
 
 
@@ -49,19 +49,19 @@ def export(path: Path, options: Sequence[str]) -> tuple[str, tuple[str, ...]]:
                 "\nthen name pylock.toml instead",
             ),
         )
-    notes = _require_current(uv, path, options)
     try:
-        return process.run((uv, *asked[1:]), timeout=_SECONDS, cwd=path.parent).stdout, notes
+        text = process.run((uv, *asked[1:]), timeout=_SECONDS, cwd=path.parent).stdout
     except ToolFailed as error:
         raise LockfileInvalid(
             f"uv does not export `{path}`",
             why=error.why,
-            hint=error.hint or ("try it by hand, in the folder of the file: ", Command(*asked)),
+            hint=error.hint or ("if pyproject.toml is newer than the file, in its folder: ", Command("uv", "lock")),
         ) from error
+    return text, _require_current(uv, path, options)
 
 
 def _built_projects(path: Path) -> list[str]:
-    """Return the local projects of a uv.lock that uv must build, in part or whole, to know what they require."""
+    """Return the local projects of a uv.lock that uv must build to know what they require. uv has read the file."""
     built = []
     for package in parse_toml(path, read_text(path)).get("package", ()):
         source = package.get("source", {})

@@ -410,7 +410,7 @@ def test_the_choice_that_was_installed_must_be_named(make: Callable[[Case], Made
 def test_an_extra_that_is_not_there_is_refused_with_the_words_of_uv(make: Callable[[Case], Made]) -> None:
     made = make(CASES["plain"])
     done = made.hpcenv("lock", "--from", "uv.lock", "--extra", "none", cwd=made.folder, environ=made.environ)
-    assert done.status == 5 and "none" in done.stderr, done.stderr
+    assert done.status == 5 and "none" in done.stderr and "`uv lock`" in done.stderr, done.stderr
 
 
 def test_the_project_may_be_left_out(make: Callable[[Case], Made]) -> None:
