@@ -382,6 +382,8 @@ NOT_FOLLOWED: dict[str, str] = {
     "locking/overlay.py: * python3 -m venv --system-site-packages *": "it makes an environment in FOLDER; "
     "tests/cluster/test_overlay.py makes one so",
     "locking/pins/uv_export.py: * -o pylock.toml": "uv is a program of the user",
+    "locking/pins/uv_export.py: uv lock": "it may need an index; tests/unit/locking/pins/test_uv.py has the refusal",
+    "locking/pins/uv_export.py: uv sync *": "it may need an index; tests/unit/locking/pins/test_uv.py has the refusal",
     "locking/project_image.py: hpcenv lock --upgrade": "an archive was replaced; tests/unit/locking/test_lock_image.py",
     "container/apptainer.py: hpcenv lock": "the image must be gone from the registry",
     "container/apptainer.py: hpcenv image build --compression gzip": "it needs SingularityCE; docs/reference/runtimes.md",

@@ -272,16 +272,17 @@ def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _In
     workspace = workspace.for_lock(options.name)
     before, unreadable = _previous(path)
     _require_writable(path)
+    pins = _pin_file(options, context)
     return _Inputs(
         workspace=workspace,
         options=options,
         path=path,
         before=before,
         unreadable=unreadable,
-        pins=_pin_file(options, context),
+        pins=pins,
         overlay=None if workspace.project.overlay is None else overlay.find(workspace),
         cache=context.cache / "wheels" if options.wheels and context.cache is not None else None,
-        notes=(*without_table, *_notes_on_previous(before, path)),
+        notes=(*(() if pins is None else pins.notes), *without_table, *_notes_on_previous(before, path)),
     )
 
 
@@ -643,14 +644,17 @@ def _require_as_pinned(
         dists, proofs = [dist for dist, _ in left], [proof for _, proof in left]
         differences = compare_conda(pinned, conda)
     by_pip = [pin for pin in pinned if pin.manager == "pypi"]
-    differences += cross_check(by_pip, dists, proofs, ignore=(*_INSTALLERS, *file.project))
+    of_pip = cross_check(by_pip, dists, proofs, ignore=(*_INSTALLERS, *file.project))
+    differences += of_pip
     certain = [difference for difference in differences if difference.kind != "unknown"]
     if certain:
         more = [f"and {len(certain) - _DIFFERENCES_SHOWN} more"] if len(certain) > _DIFFERENCES_SHOWN else []
+        too_many = [difference.name for difference in of_pip if difference.kind == "not-pinned"]
+        force = any(difference.kind == "other-file" for difference in of_pip)
         raise PinsDiffer(
             f"what is installed is not what `{file.path}` says",
             why="\n".join([*map(_difference_line, certain[:_DIFFERENCES_SHOWN]), *more]),
-            hint=f"install from this file again: {file.reinstall}{file.or_choose}",
+            hint=file.mend(too_many, others=len(certain) > len(too_many), force=force),
         )
     return list(differences)
 
@@ -676,7 +680,7 @@ def _require_conda(file: PinFile, pinned: Sequence[Pin], conda: Sequence[Install
             why=f"{place} has no record in conda-meta",
             hint=(
                 'name its Python in hpcenv.toml, `python = ".pixi/envs/default/bin/python"` for one of pixi, '
-                f"after: {file.reinstall}"
+                f"after: {file.reinstall()}"
             ),
         )
 

@@ -24,7 +24,7 @@ from hpcenv.image.registry.source import Access
 from hpcenv.judge.compat.compat_table import Compat
 from hpcenv.judge.compat.libraries import PAIRS, check_pair, fitting_pairs
 from hpcenv.judge.compat.torch_builds import suggest_torch
-from hpcenv.locking.pins.formats import read_pins
+from hpcenv.locking.pins import formats
 from hpcenv.locking.pins.pin import PinSource, marker_environment
 from hpcenv.project import compatibility, toml_files
 from hpcenv.recipes import image_recipe
@@ -116,7 +116,8 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     """
     table, build = compatibility.table(), request.build
     default_python = request.python or _distribution_python(request.distribution)
-    pins = None if request.pins is None else pins_of(request.pins, default_python)
+    file = None if request.pins is None else formats.open_pins(request.pins)
+    pins = None if file is None else pins_of(file, default_python)
     if pins is not None:
         torch, cuda = request.torch or torch_of_pins(pins), request.cuda or cuda_of_pins(pins)
     else:
@@ -127,7 +128,8 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     require_distribution(combination, request.base or "")
     require_distribution(combination, build.base or "")
     arch_list = _check_build(build, table, combination) if build.packages else ""
-    notes = [] if pins is None else [*check_pins(pins, combination)]
+    notes = [] if file is None else [*file.notes]
+    notes += [] if pins is None else [*check_pins(pins, combination)]
     found = find_base(
         request.base or combination.default_base, environ=environ, plain_http=plain_http, without_password=plain_http
     )
@@ -166,7 +168,12 @@ def _with_requirements(request: RecipeRequest, python: str) -> tuple[str | None,
         return request.torch, request.cuda
     source = PinSource(path=Path(request.requirements))
     torch = next(
-        (pin.version for pin in read_pins(source, environment=_image_environment(python)) if pin.name == "torch"), None
+        (
+            pin.version
+            for pin in formats.read_pins(source, environment=_image_environment(python))
+            if pin.name == "torch"
+        ),
+        None,
     )
     if torch is None:
         return request.torch, request.cuda
@@ -283,20 +290,19 @@ def find_base(
 # -- the packages ---------------------------------------------------------------------------------------------------
 
 
-def pins_of(source: PinSource, python: str) -> tuple[PinnedPackage, ...]:
+def pins_of(file: formats.PinFile, python: str) -> tuple[PinnedPackage, ...]:
     """Return the packages of a uv.lock, pylock.toml or requirements file, for Linux on x86_64.
 
     Args:
-        source: the file, and which parts of it are wanted.
+        file: the file, and which parts of it are wanted.
         python: the Python version, for example `3.11`. Packages for other Python versions are left out.
 
     Raises:
-        FileUnusable: the file cannot be read.
         LockfileInvalid: a package in the file cannot be pinned by hash.
     """
     pins = []
-    lock = source.path
-    for pin in read_pins(source, environment=_image_environment(python)):
+    lock = file.path
+    for pin in formats.pins_of(file, environment=_image_environment(python)):
         if pin.manager == "conda":
             raise LockfileInvalid(
                 f"`{lock}` pins packages of conda, and the image installs with pip",

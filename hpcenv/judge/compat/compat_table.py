@@ -63,7 +63,9 @@ class GpuModel:
         sm_count: number of multiprocessors; None if the name alone does not give this number.
         memory_gb: the sizes of memory with which the GPU is sold, in 10^9 bytes; empty if the value is unknown.
         machine: architecture of the processors, if the GPU is built together with processors; otherwise "".
-        first_driver: the oldest driver that the maker names, and the source; empty texts if no source names a driver.
+        first_driver: drivers that are older do not run the GPU; empty if no source names one.
+        listed_driver: no source says whether older drivers run the GPU; empty if no source names such a driver.
+        driver_source: the source of both.
     """
 
     name: str
@@ -73,7 +75,9 @@ class GpuModel:
     source: str
     memory_gb: tuple[int, ...] = ()
     machine: str = ""
-    first_driver: tuple[str, str] = ("", "")
+    first_driver: str = ""
+    listed_driver: str = ""
+    driver_source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

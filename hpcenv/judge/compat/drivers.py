@@ -59,7 +59,9 @@ def check_driver(
     if forward_compat is None and without:
         return Judgement(result="mismatch", what=too_old, why=compat.floors_source, hint=hint)
     ended = check_driver_branch(compat, driver, compute_capability, gpu=gpus[0] if gpus else "")
-    if ended.result == "mismatch":
+    # The driver of a node shows the GPU of the node, so it runs that GPU.
+    asked = bool(gpus and not node and compute_capability in compat.capabilities)
+    if ended.result == "mismatch" or (ended.result == "unknown" and asked):
         return ended
     if forward_compat is None:
         return Judgement(result="match", what=f"driver {driver} runs CUDA {cuda}", why=_limits(floor, have))

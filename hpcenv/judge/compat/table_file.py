@@ -272,7 +272,9 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
                     source=source,
                     memory_gb=_parse_sizes(memory, name) if name in memory.data else (),
                     machine="aarch64" if name in on_aarch64 else "",
-                    first_driver=(drivers.table("first").optional_version(name), drivers.source()),
+                    first_driver=drivers.table("first").optional_version(name),
+                    listed_driver=drivers.table("listed").optional_version(name),
+                    driver_source=drivers.source(),
                 )
                 gpus.update(dict.fromkeys(names(name), model))
     return gpus | _longer_names(gpus, counts)

@@ -40,8 +40,7 @@ def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: st
 def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
     """Say whether a driver runs a GPU: the driver is not older than the GPU, and still supports the GPU.
 
-    For most GPUs, no source names the first driver. For such a GPU, the driver of the first toolkit for the GPU is used
-    instead.
+    If no source names the first driver of a GPU, the driver of the first toolkit for the GPU is used instead.
 
     Args:
         compat: the table.
@@ -65,10 +64,14 @@ def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *,
         why = f"{row.source}; {compat.packaged_source}"
         return Judgement(result="mismatch", what=what, why=why, hint=f"install a driver of R{branch} or newer")
     model = gpu_by_name(compat, gpu)
-    named, source = model.first_driver if model is not None else ("", "")
-    if named and older(have, named):
-        what = f"driver {driver} is older than {this}: the first for it is {named}"
-        return Judgement(result="mismatch", what=what, why=source)
+    if model is not None and model.first_driver and older(have, model.first_driver):
+        first_for_it = model.first_driver if "." in model.first_driver else f"of R{model.first_driver}"
+        what = f"driver {driver} is older than {this}: the first for it is {first_for_it}"
+        return Judgement(result="mismatch", what=what, why=model.driver_source)
+    if model is not None and model.listed_driver and older(have, model.listed_driver):
+        listed = model.listed_driver
+        what = f"it is not known whether driver {driver} runs {this}: the first driver that lists it is {listed}"
+        return Judgement(result="unknown", what=what, why=model.driver_source, hint=f"take driver {listed} or newer")
     return Judgement(result="match", what=f"driver {driver} supports {this}", why=row.source)
 
 

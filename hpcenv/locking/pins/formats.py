@@ -43,7 +43,10 @@ class Format:
         syntax: how its text is read.
         fits: whether a file with this name and content has this format and not another format with the same syntax.
         select_pins: yields the packages that count.
-        reinstall: the command that installs from the file again; FILE and CHOSEN stand for the file and the choice.
+        reinstall: the command that installs from the file again; FILE and CHOSEN stand for the file and the choice,
+            FORCE for the option that replaces a package by another file of the same version.
+        force: the option that FORCE stands for.
+        removes: whether the command also removes the packages of pip that the file does not pin.
         choice: what can stand after `#`; empty if the format has no choice.
         require_known: refuses an unknown version, or a choice that is not in the file, before the environment is read.
         others: what else can be chosen, if the file has several environments and only one of them can be installed.
@@ -56,6 +59,8 @@ class Format:
     fits: Callable[[str, Any], bool]
     select_pins: Callable[[Path, Any, PinSelection], Iterable[Pin]]
     reinstall: str
+    force: str = ""
+    removes: bool = False
     choice: str = ""
     require_known: Callable[[Path, Any, str], None] = lambda *_: None
     others: Callable[[Any], Sequence[str]] = lambda _: ()
@@ -69,7 +74,9 @@ FORMATS = (
         syntax="toml",
         fits=lambda name, _: name == uv_export.NAME,
         select_pins=pylock.select_pins,
-        reinstall="uv sync --locked CHOSEN",
+        reinstall="uv sync --locked FORCE CHOSEN",
+        force="--reinstall",
+        removes=True,
         extras=True,
     ),
     Format(
@@ -77,7 +84,8 @@ FORMATS = (
         syntax="toml",
         fits=lambda *_: True,
         select_pins=pylock.select_pins,
-        reinstall="pip install -r FILE",
+        reinstall="pip install FORCE -r FILE",
+        force="--force-reinstall",
         extras=True,
     ),
     Format(
@@ -106,7 +114,8 @@ FORMATS = (
         syntax="text",
         fits=lambda *_: True,
         select_pins=requirements.select_pins,
-        reinstall="pip install -r FILE",
+        reinstall="pip install FORCE -r FILE",
+        force="--force-reinstall",
     ),
 )
 
@@ -121,6 +130,7 @@ class PinFile:
         source: the file and the choice as the user wrote them.
         format: its format.
         data: the file's content; for a uv.lock, the packages that uv chose from it.
+        notes: what could not be told about the file.
     """
 
     path: Path
@@ -128,6 +138,7 @@ class PinFile:
     source: PinSource
     format: Format
     data: Any
+    notes: tuple[str, ...] = ()
 
     @property
     def named(self) -> str:
@@ -149,12 +160,29 @@ class PinFile:
             * bool(others)
         )
 
-    @property
-    def reinstall(self) -> str:
-        """The command that installs from the file again."""
+    def reinstall(self, *, force: bool = False) -> str:
+        """The command that installs from the file again; `force` replaces packages of the same version too."""
         chosen = self.chosen.partition("@")[0] or pixi.DEFAULT
         words = join(self.source.options) if self.format.extras else quote(chosen)
-        return self.format.reinstall.replace("CHOSEN", words).replace("FILE", quote(str(self.path))).rstrip()
+        filled = self.format.reinstall.replace("FORCE ", f"{self.format.force} " * force)
+        return filled.replace("CHOSEN", words).replace("FILE", quote(str(self.path))).rstrip()
+
+    def mend(self, too_many: Sequence[str], *, others: bool, force: bool) -> str:
+        """What to do so that the environment is as the file says.
+
+        Args:
+            too_many: the packages of pip that are installed, and that the file does not pin.
+            others: whether there are other differences.
+            force: whether a package was installed from another file of the pinned version.
+        """
+        lines = []
+        if others or self.format.removes:
+            lines.append(f"install from it again: {self.reinstall(force=force)}{self.or_choose}")
+        if too_many and not self.format.removes:
+            lines.append(f"remove what it does not pin: pip uninstall {join(too_many)}")
+        if too_many and self.format.name == uv_export.NAME:
+            lines.append("or name what else of the project is installed: --extra NAME, --group NAME or --package NAME")
+        return "\n".join(lines)
 
 
 def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin, ...]:
@@ -185,9 +213,10 @@ def open_pins(source: PinSource) -> PinFile:
     path, chosen = _split_choice(source.path)
     _require_reader(path)
     text = read_text(path)
+    notes: tuple[str, ...] = ()
     syntax = _syntax(path)
     if path.name == uv_export.NAME:
-        text = uv_export.export(path, source.options)
+        text, notes = uv_export.export(path, source.options)
     data: Any = text if syntax == "text" else (parse_toml if syntax == "toml" else parse_yaml)(path, text)
     found = next(row for row in FORMATS if row.syntax == syntax and row.fits(path.name, data))
     if chosen and not found.choice:
@@ -199,7 +228,7 @@ def open_pins(source: PinSource) -> PinFile:
         )
     _require_choice(source, path, found)
     found.require_known(path, data, chosen)
-    return PinFile(path=path, chosen=chosen, source=source, format=found, data=data)
+    return PinFile(path=path, chosen=chosen, source=source, format=found, data=data, notes=notes)
 
 
 def pins_of(file: PinFile, *, environment: Mapping[str, str]) -> tuple[Pin, ...]:

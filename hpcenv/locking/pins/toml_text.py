@@ -33,10 +33,22 @@ def parse_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def project_name(folder: Path) -> str | None:
-    """Return the name under [project] in a folder's pyproject.toml, in normal form (PEP 503); else None."""
+    """Return the name under [project] in a folder's pyproject.toml, in normal form (PEP 503); None without a name."""
+    name = _project(folder).get("name")
+    return canonicalize_name(name) if isinstance(name, str) else None
+
+
+def has_fixed_metadata(folder: Path) -> bool:
+    """Return whether a folder's pyproject.toml says itself what the project requires, so that no build is needed."""
+    table = _project(folder)
+    return bool(table) and not table.get("dynamic")
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    """Return [project] of a folder's pyproject.toml; empty if it cannot be read or has no such table."""
     path = folder / "pyproject.toml"
     try:
-        name = parse_toml(path, read_text(path))["project"]["name"]
-    except (HpcenvError, KeyError, TypeError):
-        return None
-    return canonicalize_name(name) if isinstance(name, str) else None
+        table = parse_toml(path, read_text(path)).get("project")
+    except HpcenvError:
+        return {}
+    return table if isinstance(table, dict) else {}

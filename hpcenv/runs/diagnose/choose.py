@@ -2,8 +2,9 @@
 
 After the first failure, nearly every rank writes something. A line that matches a pattern of kind `cascade` is never
 the cause. Among the other lines, the lines of the rank that failed first have priority, then the order in the log
-decides. A line of kind `maybe` is the cause only if no line of kind `root` is found. If the rank continued after a
-line, this line is the cause only if nothing else is found, and the run has failed.
+decides. A line of kind `maybe` is the cause only if no line of kind `root` is found. If the rank wrote some ordinary
+lines after a line, this line is at most `maybe`. If the rank wrote many ordinary lines, it certainly continued. Then the
+line is the cause only if nothing else is found, and the run has failed.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Seen:
 
     @property
     def kind(self) -> PatternKind:
-        """The kind of this finding. `root` becomes `maybe` if the rank or the job continued after the line."""
-        return "maybe" if self.found.went_on and self.pattern.kind == "root" else self.pattern.kind
+        """The kind of this finding. `root` becomes `maybe` if the rank or the job wrote ordinary lines after the line."""
+        return "maybe" if self.found.after >= _SOME and self.pattern.kind == "root" else self.pattern.kind
 
 
 def choose(seen: Sequence[Seen], *, first_rank: int | None = None, failed: bool = False) -> tuple[Seen, ...]:
@@ -91,7 +92,7 @@ def _likelihood(seen: Sequence[Seen], one: Seen) -> int:
     last = max(later, default=0)
     if one.found.went_on or any(one.found.line <= end < last for end in ends):
         return 2
-    return 0 if one.pattern.kind == "root" else 1
+    return 0 if one.kind == "root" else 1
 
 
 def _outlived(one: Seen, other: Seen) -> bool:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from hpcenv.cli._command_line import cli
 from hpcenv.errors import LockfileInvalid, SpecError, ToolFailed, WouldOverwrite
+from hpcenv.locking.pins.formats import open_pins
 from hpcenv.locking.pins.pin import PinSource
 from hpcenv.recipes.init import pins_of, prepare, write
 from hpcenv.recipes.recipe_record import BuildRequest, RecipeRequest, read_record
@@ -181,8 +182,8 @@ def test_markers_are_judged_for_the_image(tmp_path):
     path = tmp_path / "requirements.txt"
     sha = "--hash=sha256:" + "0" * 64
     path.write_text(f'a==1 ; python_version < "3.12" {sha}\nb==1 ; sys_platform == "win32" {sha}\nc==1 {sha}\n')
-    assert [pin.name for pin in pins_of(PinSource(path=path), "3.11")] == ["a", "c"]
-    assert [pin.name for pin in pins_of(PinSource(path=path), "3.12")] == ["c"]
+    assert [pin.name for pin in pins_of(open_pins(PinSource(path=path)), "3.11")] == ["a", "c"]
+    assert [pin.name for pin in pins_of(open_pins(PinSource(path=path)), "3.12")] == ["c"]
 
 
 # -- without a lock: pip's own index -------------------------------------------------------

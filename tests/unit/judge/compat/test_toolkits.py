@@ -56,6 +56,39 @@ def test_first_and_last_driver(driver, capability, result):
     assert check_driver_branch(TABLE, driver, capability).result == result
 
 
+@pytest.mark.parametrize(
+    ("gpu", "capability", "driver", "result"),
+    [
+        ("H200", "9.0", "525.60.13", "mismatch"),
+        ("H200", "9.0", "535.288.01", "mismatch"),
+        ("H200", "9.0", "550.54.15", "unknown"),
+        ("NVIDIA H200", "9.0", "550.90.07", "match"),
+        ("GH200", "9.0", "525.60.13", "mismatch"),
+        ("H20", "9.0", "525.60.13", "mismatch"),
+        ("L40S", "8.9", "525.60.13", "mismatch"),
+        ("L4", "8.9", "520.61.05", "mismatch"),
+        ("L4", "8.9", "525.60.13", "unknown"),
+        ("B300", "10.3", "575.57.08", "mismatch"),
+        ("A30", "8.0", "450.36", "unknown"),
+        ("A30", "8.0", "535.183.06", "match"),
+        ("A100", "8.0", "450.80.02", "match"),
+        ("RTX 4060", "8.9", "520.61.05", "unknown"),
+        ("RTX 5050", "12.0", "570.124.06", "unknown"),
+        ("H100", "9.0", "525.60.13", "match"),
+    ],
+)
+def test_a_driver_that_is_older_than_the_model_does_not_run_it(gpu, capability, driver, result):
+    """The first driver of a model can be newer than the first of its compute capability."""
+    assert check_driver_branch(TABLE, driver, capability, gpu=gpu).result == result
+    torch = check_driver(TABLE, "11.8", driver, gpus=(gpu,), compute_capability=capability)
+    assert torch.result == result or driver == "450.36"  # too old for CUDA 11.8
+    # The GPU of a node works with the driver of the node.
+    if result == "unknown" and driver != "450.36":
+        assert (
+            check_driver(TABLE, "11.8", driver, gpus=(gpu,), compute_capability=capability, node="n1").result == "match"
+        )
+
+
 def test_the_driver_check_knows_the_end_of_a_gpu():
     judged = check_driver(TABLE, "12.4", "595.58.03", compute_capability="7.0")
 

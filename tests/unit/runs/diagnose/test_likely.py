@@ -30,6 +30,7 @@ REAL = {
     "gpu-out-of-memory": f"{TRACEBACK}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB.",
     "gpu-xid-hardware": "[ 99.5] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.",
     "undefined-symbol": "ImportError: /env/a.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameE",
+    "input-output-error": f"{TRACEBACK}OSError: [Errno 5] Input/output error: '/data/shard-7.tar'",
 }
 
 
@@ -67,6 +68,17 @@ def test_the_rank_that_went_on_comes_after_the_rank_that_ended(tmp_path: Path) -
     assert diagnosis.cause is not None
     assert (diagnosis.cause.pattern, diagnosis.cause.rank) == ("shape-mismatch", 2)
     assert ("gpu-out-of-memory", "maybe") in {(one.pattern, one.kind) for one in diagnosis.others}
+
+
+@pytest.mark.parametrize("label", ["", "[1] ", "[rank1]: "])
+def test_an_error_after_which_the_same_rank_went_on_is_at_most_maybe(tmp_path: Path, label: str) -> None:
+    """Also in a short log, where nobody says whether the run failed."""
+    went_on = "".join(f"{label}step {n} loss 0.5\n" for n in range(4))
+    diagnosis = diagnosis_of(tmp_path, f"{label}{OOM}\n{went_on}")
+    found = [one for one in (diagnosis.cause, *diagnosis.others) if one is not None]
+    assert {one.kind for one in found} <= {"maybe"}
+    alone = diagnosis_of(tmp_path, f"{went_on}{label}{OOM}\n").cause
+    assert alone is not None and alone.kind == "root"
 
 
 def test_the_second_attempt_counts_even_if_it_fails_at_once(tmp_path: Path) -> None:
