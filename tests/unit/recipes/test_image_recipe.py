@@ -54,7 +54,9 @@ def test_both_files_run_the_same_lines(distribution, cuda):
 @pytest.mark.parametrize(("distribution", "cuda"), EVERY)
 def test_what_is_written_passes_lint(tmp_path, distribution, cuda):
     chosen = choose(distribution=distribution, cuda=cuda)
-    files = image_recipe.render(recipe(chosen, base_has_python=distribution == "trixie"))
+    with_python = BaseImage(reference="docker.io/library/python", tag="3.13-slim-trixie", digest=DIGEST)
+    more = {"base_has_python": True, "base": with_python} if distribution == "trixie" else {}
+    files = image_recipe.render(recipe(chosen, **more))
     for name in ("Dockerfile", "image.def"):
         (tmp_path / name).write_text(files[name])
     assert lint(["Dockerfile", "image.def"], here=tmp_path).findings == ()
