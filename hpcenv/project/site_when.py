@@ -97,7 +97,7 @@ def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
 
 
 def _in_partition(wanted: tuple[str, ...], requested: str | None) -> bool | None:
-    """Return whether the job will be in one of the partitions; None if Slurm chooses among several partitions."""
+    """Return whether the job will be in one of the partitions; None if that is known only once Slurm has chosen one."""
     if requested is None:
         return None
     fits = {name in wanted for name in requested.split(",")}
