@@ -3,8 +3,8 @@
 After the first failure, nearly every rank writes something. A line that matches a pattern of kind `cascade` is never
 the cause. Among the other lines, the lines of the rank that failed first have priority, then the order in the log
 decides. A line of kind `maybe` is the cause only if no line of kind `root` is found. If the rank wrote some ordinary
-lines after a line, this line is at most `maybe`. If the rank wrote many ordinary lines, it certainly continued. Then the
-line is the cause only if nothing else is found, and the run has failed.
+lines after a line, this line is at most `maybe`. If the rank wrote many ordinary lines, it certainly continued. Then
+the line is the cause only if nothing else is found, and the run has failed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Seen:
 
     @property
     def kind(self) -> PatternKind:
-        """The kind of this finding. `root` becomes `maybe` if the rank or the job wrote ordinary lines after the line."""
+        """The kind of this finding. `root` becomes `maybe` if ordinary lines of the rank or the job follow the line."""
         return "maybe" if self.found.after >= _SOME and self.pattern.kind == "root" else self.pattern.kind
 
 
