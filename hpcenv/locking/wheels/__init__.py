@@ -31,8 +31,8 @@ pip's own session is asked which files exist. The alternatives were:
   - pip's session without its resolver, which needs three names inside pip, the same from 22.3 to 26:
     `create_command("install").parse_args`, `_build_session`, and the fields of its options. The lists (PEP 503,
     PEP 691) are read in this package. So `index-url`, `extra-index-url`, `find-links`, `no-index`, `cert`,
-    `client-cert`, `proxy`, `trusted-host`, netrc, keyring and every PIP_* variable have the meaning that they have
-    for pip, files are found for any Python and platform, and all packages share one connection pool. hpcenv uses this
+    `client-cert`, `proxy`, `trusted-host`, netrc, keyring and every PIP_* variable have the meaning that they have for
+    pip, files are found for any Python and platform, and all packages share one connection pool. hpcenv uses this
     alternative.
 If a pip does not have these three names, the proof is `none` with this reason; there is no error.
 
