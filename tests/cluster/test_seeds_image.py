@@ -1,7 +1,7 @@
 """The articles' list of packages as one line of `image init`: resolved, built, locked with proved hashes, trained in.
 
-torch 2.13.0 for the CPU takes the place of 2.1.2 for CUDA 12.1: nothing here has a GPU, and the index has 2.1.2 as 2.5 GB
-with CUDA only. tests/unit/recipes/test_init.py has the short test, with torch 2.1.2 as a small wheel.
+The image has 5 GB: torch 2.1.2 with CUDA 12.1, which trains on the CPUs here, because nothing here has a GPU.
+tests/unit/recipes/test_init.py has the short test, with torch 2.1.2 as a small wheel.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from tests.conftest import hpcenv
 
 from .conftest import IMAGE, Cluster, Project
 from .test_cuda_image import download, give_to_alice, make_site
-from .test_image_init import PUSH, fabric_packages
+from .test_image_init import DEBS, PUSH, debian_packages
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
-ASKED = ("transformers==4.36.0", "accelerate==0.25.0", "datasets==2.16.0", "wandb==0.16.1")
-# What pip does not know of these old releases: NumPy 1 and the class that datasets needs (pyarrow), pkg_resources for wandb.
-OLD = ("numpy<2", "pyarrow<21", "setuptools<81")
+ASKED = ("transformers==4.36.0", "accelerate==0.25.0", "datasets==2.16.0", "wandb==0.16.1", "torchvision")
+# What pip does not know of these old releases, and a note of `image init` says: pyarrow 26 refuses NumPy 1, and wandb
+# needs pkg_resources.
+OLD = ("pyarrow<26", "setuptools<82")
+APT = ("libibverbs1", "libgl1", "libglib2.0-0")
 
 TRAIN = """
-import platform, tempfile, accelerate, datasets, numpy, torch, wandb
+import platform, tempfile, accelerate, datasets, numpy, torch, torchvision, wandb
 from transformers import GPT2Config, GPT2LMHeadModel
 state = accelerate.PartialState(cpu=True)
 torch.manual_seed(0)
@@ -57,23 +59,25 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     host, name = IMAGE.removeprefix("docker://").split("/", 1)
     digest = cluster.must("python3", "-", host, name, stdin=PUSH).strip()
     here = tmp_path_factory.mktemp("seeds")
-    words = ("image", "init", "--torch", "2.13.0", "--cuda", "cpu", "--base", f"{host}/hpcenv/base@{digest}")
-    more = (word for one in (*ASKED, *OLD) for word in ("--with", one))
-    done = hpcenv(*words, *more, "--apt", "libibverbs1", cwd=here, environ=dict(os.environ), timeout=900)
+    words = ("image", "init", "--torch", "2.1.2", "--base", f"{host}/hpcenv/base@{digest}")
+    more = [word for one in (*ASKED, *OLD) for word in ("--with", one)] + [
+        word for one in APT for word in ("--apt", one)
+    ]
+    done = hpcenv(*words, *more, cwd=here, environ=dict(os.environ), timeout=900)
     assert done.status == 0, done.stderr
     wheels = download(here / "image" / "requirements.lock")
 
     inside = f"/home/alice/hpcenv-tests/seeds-{uuid.uuid4().hex[:6]}"
     folder = Path(json.loads(cluster.testbed("status", "--json").stdout)["state"]) / inside.lstrip("/")
     shutil.copytree(here / "image", folder / "image")
-    make_site(folder / "image" / "site", wheels, fabric_packages())
+    make_site(folder / "image" / "site", wheels, debian_packages("seeds-debs", (*DEBS, *APT)))
     (folder / "train.py").write_text(TRAIN)
     spec = f'image = "image/image.def"\nplain-http = ["{host}"]\n[paths]\nstore = "{inside}/store"\n'
     (folder / "hpcenv.toml").write_text(spec)
     give_to_alice(folder)
     made = Project(cluster, inside)
     build = ("image", "build", "image/image.def", "--bind", "image/site:/mnt:ro", "--plain-http", host)
-    made.must(*build, timeout=1800)
+    made.must(*build, timeout=2400)
     yield made
     cluster.run("sh", "-c", f"chmod -R u+w {inside}; rm -rf {inside}", timeout=600)
 
@@ -82,7 +86,7 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def locked(project: Project) -> dict:
     """The lock, with alice's index as pip's default one; it ends with 47 where a hash is not proved."""
     words = ("hpcenv", "lock", "--require-hashes")
-    done = project.cluster.run("env", index_variable(project), *words, cwd=project.folder, timeout=900)
+    done = project.cluster.run("env", index_variable(project), *words, cwd=project.folder, timeout=1800)
     assert done.status == 0, done.text
     return tomlkit.parse(project.cluster.must("cat", f"{project.folder}/lockfiles/default.lock.toml")).unwrap()
 
@@ -93,7 +97,11 @@ def index_variable(project: Project) -> str:
 
 def test_each_package_of_the_list_is_locked_with_a_proved_hash(project: Project, locked: dict) -> None:
     found = {one["name"]: (one["version"], one["wheel"]["proof"]) for one in locked["packages"]["dist"]}
-    assert {f"{name}=={version}" for name, (version, _) in found.items()} >= {*ASKED, "torch==2.13.0+cpu"}
+    assert {f"{name}=={version}" for name, (version, _) in found.items()} >= {
+        *ASKED[:-1],
+        "torch==2.1.2",
+        "torchvision==0.16.2",
+    }
     assert found["numpy"][0].startswith("1.")
     assert {proof for _, proof in found.values()} == {"record"}
 

@@ -329,7 +329,7 @@ def test_the_list_of_the_seeds_is_one_line(tmp_path, seeds):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_index_still_has_the_list_of_the_seeds(tmp_path):
-    """With the index that this machine's pip is configured for. tests/cluster/test_seeds_image.py builds with a newer torch."""
+    """With the index that this machine's pip is configured for. tests/cluster/test_seeds_image.py builds the image."""
     words = {"pylock": None, "torch": "2.1.2", "apt": SEEDS_APT, "environ": dict(os.environ)}
     made = make(tmp_path, packages=(*SEEDS, "pyarrow<26", "setuptools<82"), **words)
     found = {*locked_in(made)}
