@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hpcenv.runs.attach import Attachment, nodes_of, python_of
 from hpcenv.runs.entries import Run
 from hpcenv.runs.find import find_run
 from hpcenv.runs.status import RunStatus, read_status
-from hpcenv.sessions.ssh import SshHost, ssh_config
+from hpcenv.sessions.ssh import SshHost, page_command, ssh_config
 
 # The variables that srun needs from the caller's environment. Variables of the login node's .bashrc are not passed on.
 _FOR_SRUN = re.compile(r"(PATH|HOME|USER|LOGNAME|SLURM_\w+)\Z")
@@ -74,8 +74,13 @@ def wait_until_open(
         seconds = 0.5 if status.state == "running" else min(10.0, seconds * 1.3)
 
 
-def plan_connect(start: Path, word: str, *, environ: Mapping[str, str], runs: str | None = None) -> Attachment:
-    """Return the command that serves one ssh connection to a session, as a step of the session's job.
+def plan_connect(
+    start: Path, word: str, *, environ: Mapping[str, str], page: str = "", runs: str | None = None
+) -> Attachment:
+    """Return the command that serves one connection to a session, as a step of the session's job.
+
+    Args:
+        page: the service that a browser connects to; empty for a connection of ssh.
 
     Raises:
         RunNotRunning: the session waits, is being checked, or has ended.
@@ -84,7 +89,8 @@ def plan_connect(start: Path, word: str, *, environ: Mapping[str, str], runs: st
     run, _session = find_session(start, word, runs=runs)
     status = read_status(run, environ)
     node = nodes_of(status)[0]
-    step = [python_of(run), "-I", str(run.folder.step), "ssh-server", str(run.folder.path)]
+    name, *service = ("page", page) if page else ("ssh-server",)
+    step = [python_of(run), "-I", str(run.folder.step), name, str(run.folder.path), *service]
     argv = slurm.shell_argv(status.job_id, node, step, environ, tty=False, protocol=True)
     kept = slurm_command.clean_environment(environ).items()
     env = {name: value for name, value in kept if _FOR_SRUN.match(name)}
@@ -113,8 +119,13 @@ def render_ssh_config(start: Path, word: str, *, login: str, user: str, program:
         key = read_file(SessionFolder(Path(session.folder)).public_key).decode()
     except (OSError, HpcenvError) as error:
         raise UsageError(f"the session `{session.name}` has no host key", why=str(error)) from error
-    connect = (program, "session", "connect", session.name, "--runs-dir", str(run.folder.path.parent))
+    connect = connect_words(run, session, program)
     return ssh_config(SshHost(name=session.name, login=login, user=user, connect=connect, host_key=key))
+
+
+def connect_words(run: Run, session: SessionOptions, program: str) -> tuple[str, ...]:
+    """Return the argv of `hpcenv session connect` on the login node, where `program` is hpcenv."""
+    return (program, "session", "connect", session.name, "--runs-dir", str(run.folder.path.parent))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +141,20 @@ class ServicePage:
 _FIRST_PORT = 8888
 
 
-def pages_of(session: SessionOptions, door: SessionNode, token: str = "") -> tuple[ServicePage, ...]:
+def pages_of(
+    session: SessionOptions, door: SessionNode, token: str = "", *, login: str = "", connect: Sequence[str] = ()
+) -> tuple[ServicePage, ...]:
     """Return how a laptop opens each service of a session.
 
     Args:
         token: the token of Jupyter; empty without Jupyter.
+        login: the login node, as the laptop calls it. Only a node without sshd needs `login` and `connect`.
+        connect: argv of `hpcenv session connect` on the login node.
     """
     found = []
     for port, (service, path) in enumerate(door.sockets.items(), start=_FIRST_PORT):
         query = f"/?token={token}" if service == "jupyter" and token else "/"
-        line = f"ssh -N -L 127.0.0.1:{port}:{path} {session.name}"
+        through_ssh = f"ssh -N -L 127.0.0.1:{port}:{path} {session.name}"
+        line = through_ssh if door.sshd else page_command(port, login, (*connect, "--page", service))
         found.append(ServicePage(service=service, line=line, address=f"http://127.0.0.1:{port}{query}"))
     return tuple(found)

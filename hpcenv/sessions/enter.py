@@ -5,12 +5,15 @@ Runs on: COMPUTE NODE, in steps of the session's job. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import shlex
 import signal
+import socket
 import sys
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +41,9 @@ _OF_SOCKETS = ("TMPDIR", "XDG_RUNTIME_DIR")
 
 # The exit status of sshd after each connection, even a normal one. srun would print a line about this status.
 _CONNECTION_ENDED = 255
+
+# The most bytes that are read at once from a browser or a service.
+_PIECE = 1 << 16
 
 # The folders of the sftp server on Debian, Red Hat, SUSE and Alpine.
 _SFTP_PLACES = ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh", "/usr/libexec")
@@ -71,6 +77,35 @@ def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
     with _nothing_left(), marked_open(folder):
         status = process.run_in_terminal(argv, env={"PATH": "/usr/bin:/bin"}, cwd=folder.path)
     return 0 if status == _CONNECTION_ENDED else status
+
+
+def serve_page(run: RunFolder, environ: Mapping[str, str], service: str) -> int:
+    """Serve one connection of a browser on standard input and output, for a node without sshd.
+
+    Raises:
+        NodesUnknown: the service does not answer.
+    """
+    door = _of_node(open_manifest(run, environ), run, environ)
+    with marked_open(NodeFolder(Path(door.folder))), socket.socket(socket.AF_UNIX) as page:
+        try:
+            if service not in door.sockets:
+                raise OSError(f"the services: {', '.join(door.sockets) or 'none'}")
+            page.connect(door.sockets[service])
+        except OSError as error:
+            what, hint = f"the service {service!r} does not answer on node {door.node}", "read the log: hpcenv logs"
+            raise NodesUnknown(what, why=str(error), hint=hint) from error
+        threading.Thread(target=_send_input, args=(page,), daemon=True).start()
+        with contextlib.suppress(OSError), open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as output:
+            while data := page.recv(_PIECE):
+                output.write(data)
+    return 0
+
+
+def _send_input(page: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the service has closed the connection
+        while data := os.read(0, _PIECE):
+            page.sendall(data)
+        page.shutdown(socket.SHUT_WR)
 
 
 def run_ssh_command(run: RunFolder, environ: Mapping[str, str], folder: str) -> int:

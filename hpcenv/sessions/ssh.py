@@ -22,6 +22,12 @@ SFTP = "hpcenv-sftp"
 # A line of authorized_keys that has no options begins with one of these kinds of keys (sshd(8)).
 _KEY_KINDS = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-", "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-")
 
+# Characters with a meaning in an address of socat.
+_SPECIAL_IN_SOCAT = frozenset("\\\"'(){}[],:!")
+
+# All connections to the login node share one, so that a second factor is asked once.
+SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPath=~/.ssh/hpcenv-%C", "-o", "ControlPersist=10m")
+
 # The paths of sshd on Debian, SUSE and Red Hat. sshd is on PATH only for root.
 _PLACES = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/ssh/sshd")
 
@@ -113,7 +119,7 @@ def ssh_config(host: SshHost) -> str:
     """Return the `Host` blocks for the configuration of ssh on the user's own machine (ssh_config(5))."""
     # ssh has no option that takes a host key. KnownHostsCommand (OpenSSH 8.5) prints the key, so no file is needed.
     alias = f"hpcenv-{host.name}"
-    shared = "-o ControlMaster=auto -o ControlPath=~/.ssh/hpcenv-%%C -o ControlPersist=10m"
+    shared = " ".join(SHARED).replace("%", "%%")
     connect = shlex.join(host.connect).replace("%", "%%")
     # The text begins with an empty line, because the file to which it is added may end without a line end.
     return f"""\
@@ -134,6 +140,24 @@ Host {host.name}
     ServerAliveInterval 60
     ProxyCommand ssh -T {shared} {host.login} {shlex.quote(connect)}
 """
+
+
+def page_command(port: int, login: str, connect: Sequence[str]) -> str:
+    """Return the command with which a laptop reaches a web page of a session whose node has no sshd.
+
+    For each connection of the browser, socat starts ssh to the login node, and `connect` there (socat(1), EXEC).
+
+    Args:
+        port: port on the laptop.
+        login: the login node, as the laptop calls it.
+        connect: argv of `hpcenv session connect --page` on the login node.
+    """
+    # socat splits the command at spaces, and ssh joins the words with spaces: the words for the login node stay quoted.
+    # socat removes backslashes twice: from the address, and from the words of EXEC.
+    command = " ".join(("ssh", "-T", *SHARED, login, shlex.join(connect)))
+    for _level in ("words of EXEC", "address"):
+        command = "".join(f"\\{one}" if one in _SPECIAL_IN_SOCAT else one for one in command)
+    return shlex.join(("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork", f"EXEC:{command}"))
 
 
 def parse_keys(text: str) -> tuple[tuple[str, ...], int]:

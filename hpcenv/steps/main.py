@@ -37,7 +37,7 @@ class Step:
 
     module: str
     function: str
-    takes: Literal["nothing", "status", "folder", "command"] = "nothing"
+    takes: Literal["nothing", "status", "folder", "service", "command"] = "nothing"
     lasting: bool = False
 
     def load(self) -> Callable[..., int]:
@@ -73,6 +73,7 @@ STEPS = {
     "session": Step("hpcenv.sessions.door", "keep_open"),
     "ssh-server": Step("hpcenv.sessions.enter", "serve_ssh"),
     "ssh-command": Step("hpcenv.sessions.enter", "run_ssh_command", takes="folder"),
+    "page": Step("hpcenv.sessions.enter", "serve_page", takes="service"),
     "run-tasks": Step(f"{_STEPS}.run_tasks", "run_tasks", takes="command", lasting=True),
     "finish": Step(f"{_STEPS}.finish", "finish", takes="status", lasting=True),
     "local": Step("hpcenv.steps.local", "run_here"),
@@ -119,7 +120,8 @@ def _run_step(arguments: list[str]) -> int:
         words = ", ".join(STEPS)
         raise UsageError(
             f"step.py takes one of {words} and a run folder; "
-            "`stopped` and `finish` also take a status, `ssh-command` a folder, and `run-tasks` a command"
+            "`stopped` and `finish` also take a status, `ssh-command` a folder, `page` a service, "
+            "and `run-tasks` a command"
         )
     if step.lasting:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

@@ -308,6 +308,34 @@ def test_a_shell_that_is_lost_ends_its_job_after_a_while_and_a_kept_job_goes_on(
 WEB = ("--serve", "8501", "--", "python3", "-m", "http.server", "--bind", "127.0.0.1", "8501")
 
 
+def test_a_page_of_a_node_without_sshd_opens_through_srun(
+    host_project: Project, laptop: Laptop, cluster: Cluster
+) -> None:
+    cluster.must("mount", "--bind", "/dev/null", "/usr/sbin/sshd", node="n1", user="root")
+    try:
+        started = host_project.hpcenv("session", "start", "bare", "--nodelist", "n1", *WEB, timeout=400)
+    finally:
+        cluster.must("umount", "/usr/sbin/sshd", node="n1", user="root")
+    assert "note: node n1 has no sshd: hpcenv attach and web pages work;" in started.stderr, started.text
+    try:
+        line, address = host_project.must("session", "open", "bare", "--login", "login").splitlines()[:2]
+        page = subprocess.Popen(laptop.command("sh", "-c", f"exec {line}"), stdin=subprocess.DEVNULL)
+        get = f"import urllib.request as u; print(u.urlopen('{address}').read().decode())"
+        try:
+            until = time.monotonic() + 60
+            while "Directory listing" not in (said := laptop.run("python3", "-c", get)).stdout:
+                assert time.monotonic() < until, said.text
+                time.sleep(1)
+        finally:
+            page.terminate()
+            page.wait()
+        other = host_project.hpcenv("session", "connect", "bare", "--page", "other")
+        assert "the service 'other' does not answer on node n1\nwhy: the services: port-8501" in other.stderr, other.text
+    finally:
+        host_project.must("cancel", "bare")
+    assert "sshd" not in cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout
+
+
 @pytest.mark.long
 def test_after_the_time_limit_nothing_is_left(host_project: Project, cluster: Cluster) -> None:
     host_project.must("session", "start", "limit", "--nodelist", "n1", "--time", "2", *WEB, timeout=400)

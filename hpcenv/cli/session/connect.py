@@ -19,10 +19,16 @@ from hpcenv.runs.session import plan_connect
     metavar="DIR",
     help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
 )
-def command(name: str, runs: str | None) -> int:
-    """Serve one connection of ssh to the session NAME.
+@click.option(
+    "--page",
+    metavar="SERVICE",
+    default="",
+    help="Connect to this web page (jupyter, tensorboard or port-N), not to sshd.",
+)
+def command(name: str, runs: str | None, page: str) -> int:
+    """Serve one connection of ssh, or of a browser, to the session NAME.
 
-    ssh starts this command as its ProxyCommand, which hpcenv session ssh-config prints. Only the protocol of
-    ssh is written to standard output.
+    ssh starts this command as its ProxyCommand, which hpcenv session ssh-config prints. For a node without sshd,
+    hpcenv session open prints a command with --page. Only the bytes of the connection are written to standard output.
     """
-    return attach(plan_connect(_render.cwd(), name, environ=os.environ, runs=runs))
+    return attach(plan_connect(_render.cwd(), name, environ=os.environ, page=page, runs=runs))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import click
 
 from hpcenv.cli import _render
 from hpcenv.errors import RunNotRunning, UsageError
 from hpcenv.records.session import SessionOptions
-from hpcenv.runs.session import find_session, pages_of, read_token
+from hpcenv.runs.session import connect_words, find_session, pages_of, read_token
 from hpcenv.runs.status import read_status
 
 
 @click.command("open")
 @click.argument("name")
+@click.option(
+    "--login",
+    metavar="HOST",
+    help="Name of this login node for ssh on your laptop, for a node without sshd. Default: the node's full name.",
+)
 @click.option(
     "--runs-dir",
     "runs",
@@ -22,22 +28,20 @@ from hpcenv.runs.status import read_status
     help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
 )
 @_render.json_option
-def command(name: str, runs: str | None, as_json: bool) -> None:
+def command(name: str, login: str | None, runs: str | None, as_json: bool) -> None:
     """For each web page of the session NAME, print a command for your laptop, and an address for its browser.
 
     Type this command on your laptop, where ~/.ssh/config must contain the Host block that hpcenv session ssh-config
-    prints.
+    prints. If the node has no sshd, the command needs no Host block, but the program socat on your laptop.
     """
     run, session = find_session(_render.cwd(), name, runs=runs)
     status = read_status(run, os.environ)
     if not status.session:
         raise RunNotRunning(f"the session `{session.name}` is not open", hint=f"hpcenv status {session.name}")
     door = status.session[0]
-    if not door.sshd:
-        why = "a web page comes through ssh, and openssh-server is not installed there"
-        hint = f"hpcenv attach {session.name} gives a shell without ssh"
-        raise UsageError(f"node {door.node} of the session `{session.name}` has no sshd", why=why, hint=hint)
-    found = pages_of(session, door, read_token(status, door, os.environ))
+    connect = connect_words(run, session, _render.own_program())
+    token = read_token(status, door, os.environ)
+    found = pages_of(session, door, token, login=login or socket.getfqdn(), connect=connect)
     if not found:
         raise _no_page(session, is_ready=door.ready)
     if as_json:

@@ -87,10 +87,10 @@ def command(
     if door is not None:
         _render.say(f"session {name} is open on {door.node}: its environment is the locked one")
         if not door.sshd:
-            lost = "ssh, editors and web pages on your laptop do not"
-            _render.tell(f"note: node {door.node} has no sshd: hpcenv attach works; {lost}")
+            lost = "ssh and editors on your laptop do not"
+            _render.tell(f"note: node {door.node} has no sshd: hpcenv attach and web pages work; {lost}")
         pages = (("session", "open", name),) if door.sockets else ()
-        from_laptop = (*pages, ("session", "ssh-config", name)) if door.sshd else ()
+        from_laptop = (*pages, ("session", "ssh-config", name)) if door.sshd else pages
         words = (("attach", name), *from_laptop, ("cancel", name))
         _render.tell("\nnext: " + "    ".join(_render.quoted(("hpcenv", *one)) for one in words))
     return status

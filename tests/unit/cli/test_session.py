@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -230,14 +232,20 @@ def test_a_session_without_a_page_says_why(
     assert (done.status, why in done.stderr, hint in done.stderr) == (2, True, True), done.stderr
 
 
-def test_a_node_without_sshd_has_no_page_for_a_laptop_and_says_so(hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
+def test_a_page_of_a_node_without_sshd_comes_through_socat(hpcenv: Any, fake_slurm: Any, tmp_path: Path) -> None:
     folder = RunFolder(_open_session(tmp_path))
     fake_slurm.answers("squeue", "7|RUNNING|None|n1|0:01\n")
     save_record(replace(load_record(SessionNode, folder.session_of("n1")), sshd=""), folder.session_of("n1"))
-    done = hpcenv("session", "open", "lab", "--runs-dir", "runs", cwd=tmp_path, environ=fake_slurm.environ)
-    assert (done.status, done.stdout) == (2, ""), done.stderr
-    assert "node n1 of the session `lab` has no sshd" in done.stderr
-    assert "hpcenv attach lab gives a shell without ssh" in done.stderr
+    words = ("session", "open", "lab", "--runs-dir", "runs", "--login", "cluster")
+    done = hpcenv(*words, cwd=tmp_path, environ=fake_slurm.environ)
+    assert done.status == 0, done.stderr
+    line, address = done.stdout.splitlines()[:2]
+    listen, execute = shlex.split(line)[1:]
+    assert listen == "TCP-LISTEN:8888,bind=127.0.0.1,reuseaddr,fork"
+    assert re.search(
+        r"ssh -T .*ControlPersist=10m cluster \S+/hpcenv session connect lab --runs-dir \S+ --page port-8000", execute
+    )
+    assert address.startswith("http://127.0.0.1:8888")
 
 
 def test_a_shell_needs_a_terminal(hpcenv: Any, slurm: Any, project: Path) -> None:

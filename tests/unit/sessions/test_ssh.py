@@ -10,7 +10,7 @@ import pytest
 
 from hpcenv.errors import UsageError
 from hpcenv.records.session import NodeFolder, SessionFolder
-from hpcenv.sessions.ssh import SshHost, parse_keys, ssh_config, sshd_config
+from hpcenv.sessions.ssh import SshHost, page_command, parse_keys, ssh_config, sshd_config
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl me@laptop"
 HOST = SshHost(
@@ -71,3 +71,16 @@ def test_ssh_reads_the_host_block_as_it_is_meant(tmp_path: Path) -> None:
 def test_a_key_with_options_does_not_open_a_session() -> None:
     text = f'# mine\n{KEY}\n\ncommand="rsync" {KEY}\nfrom="10.0.0.1" {KEY}\nnonsense\n'
     assert parse_keys(text) == ((KEY,), 3)
+
+
+@pytest.mark.parametrize("folder", ["/p/runs", "/p/a b/it's, [x]:{y}!"])
+def test_socat_and_ssh_give_the_words_of_a_page_to_the_login_node(folder: str, tmp_path: Path) -> None:
+    """socat is the real one. ssh is a program that prints what the login node's shell makes of its words."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != login ]; do shift; done; shift; exec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    line = page_command(1, "login", ("printf", "<%s>", "--runs-dir", folder))
+    line = line.replace("TCP-LISTEN:1,bind=127.0.0.1,reuseaddr,fork", "-")
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", line], env=environ, capture_output=True, text=True, timeout=30)
+    assert done.stdout == f"<--runs-dir><{folder}>", done.stderr

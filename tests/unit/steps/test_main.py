@@ -529,8 +529,8 @@ def test_wrong_words_are_told_what_is_right(run, words):
     done = subprocess.run([sys.executable, "-I", str(run.folder.step), *words], capture_output=True, text=True)
     assert done.returncode == 91
     assert done.stderr == (
-        "error[usage]: step.py takes one of begin, former, modules, stage-look, stage-send, stage-keep, check, stopped, decide, inside, inside-judge, gpus, gpus-judge, smoke, smoke-pairs, smoke-judge, task, watch, session, ssh-server, ssh-command, run-tasks, finish, local and a run folder; "
-        "`stopped` and `finish` also take a status, `ssh-command` a folder, and `run-tasks` a command\n"
+        "error[usage]: step.py takes one of begin, former, modules, stage-look, stage-send, stage-keep, check, stopped, decide, inside, inside-judge, gpus, gpus-judge, smoke, smoke-pairs, smoke-judge, task, watch, session, ssh-server, ssh-command, page, run-tasks, finish, local and a run folder; "
+        "`stopped` and `finish` also take a status, `ssh-command` a folder, `page` a service, and `run-tasks` a command\n"
     )
 
 
