@@ -70,7 +70,7 @@ def interruptible(continues: str, *words: str, again: Sequence[str] = ("wait",))
 
     Args:
         continues: the text that says what continues.
-        words: the names of the runs in the commands of the hint.
+        words: the names of the runs. The commands in the hint get these names.
         again: the command of hpcenv that waits again.
 
     Raises:

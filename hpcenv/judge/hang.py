@@ -143,7 +143,7 @@ def _no_evidence(first: Mapping[int, RankStacks], second: Mapping[int, RankStack
 
 
 def _is_held(before: RankStacks, now: RankStacks) -> bool:
-    """Whether a process could not run at both looks: it was stopped, or in the same call for a file."""
+    """Whether a process could not run. At both looks, it was stopped, or waited in the same system call for a file."""
     one, two = before.process, now.process
     # A process that maps a file and reads it is often in state D too, but in no system call.
     same = one.state == two.state == "D" and bool(two.call) and (one.call, one.file) == (two.call, two.file)

@@ -176,7 +176,7 @@ def _start_command(
 
 
 def _home(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Path:
-    """Return the home folder of a command. A session has a home folder that is kept after the job."""
+    """Return the folder that is HOME for a command. The home folder of a session is kept after the job."""
     return (
         run.home_of(this_node.node) if manifest.session is None else SessionFolder(Path(manifest.session.folder)).home
     )

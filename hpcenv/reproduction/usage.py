@@ -70,7 +70,7 @@ class Usage(Shown):
     """What the runs since some time cost.
 
     Attributes:
-        since: time in seconds since the epoch. Attempts that began at this time or later count.
+        since: time in seconds since the epoch. Only attempts that began at this time or later are counted.
         rows: the rows, the row with most GPU hours first.
         no_accounting: why sacct did not answer. Without sacct, jobs whose folder was removed are missing.
     """
@@ -95,7 +95,8 @@ def read_usage(
     Args:
         start: current folder; the project is searched in this folder and the folders above it.
         environ: environment variables, for sacct.
-        since: time in seconds since the epoch. Attempts and jobs that began at this time or later count.
+        since: time in seconds since the epoch. Only attempts and jobs that began at this time or later are
+            counted.
         by: whether a row stands for a run, a lockfile or a partition.
         runs: folder of runs; None for the project's folder of runs.
 

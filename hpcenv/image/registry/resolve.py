@@ -116,7 +116,7 @@ def open_source(
 ) -> RegistryBlobs:
     """Give access to the layers of a repository, for `blobs.fetch_all`. The caller must close the result.
 
-    No request is sent before the first layer is fetched.
+    This function sends no request. The registry gets the first request when a layer is fetched.
 
     Args:
         reference: the image; only its registry and repository matter here.

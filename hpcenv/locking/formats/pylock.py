@@ -5,8 +5,8 @@ Runs on: LOGIN NODE.
 PEP 751 requires URLs. A lockfile contains no URLs, because URLs belong to the user's own index and change. So pip's
 session is asked for the URLs (see locking/wheels/__init__.py), and only a file with the locked sha256 is used. Only
 lists are downloaded. `pip install --dry-run --report` is a public interface, but it runs pip's resolver. So pip's
-report names one file only (and prefers a local folder to an index with the same file), is for this machine's Python
-only, and makes pip download whole wheels if an index has no PEP 658 metadata.
+report names only one file for each package, and only a file for this machine's Python. If a local folder and an index
+have the same file, pip names the file in the folder. If an index has no PEP 658 metadata, pip downloads whole wheels.
 
 The file lists all wheels under `wheels`, also wheels from a direct URL. PEP 751 has the key `archive` for wheels from a
 direct URL, but the file and the hash would be the same.
