@@ -314,7 +314,7 @@ def require_space(folder: Path, need: int, *, purpose: str) -> None:
         purpose: what the space is needed for. This text completes "bytes are needed to ..." in the error.
 
     Raises:
-        FileUnusable: fewer bytes are free, or the user's quota allows fewer.
+        FileUnusable: fewer than `need` bytes are free, or the user's quota does not allow `need` bytes.
     """
     try:
         found = space(folder)

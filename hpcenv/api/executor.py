@@ -136,7 +136,8 @@ class AutoExecutor(submitit.AutoExecutor):
 
     Args:
         folder: the folder for functions, results and logs.
-        cluster: None and `slurm` mean `hpcenv`. `local` and `debug` mean submitit's own executors.
+        cluster: submitit's name of an executor. None, `slurm` and `hpcenv` choose the executor of hpcenv. `local` and
+            `debug` choose submitit's own executors.
     """
 
     def __init__(self, folder: str | Path, cluster: str | None = None, **kwargs: Any) -> None:

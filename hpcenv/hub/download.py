@@ -43,7 +43,7 @@ def read_digest(path: Path, file: HubFile, *, on_event: OnEvent = ignore) -> str
     Args:
         path: path of the file.
         file: the expected path, size and digest.
-        on_event: function that gets the progress.
+        on_event: function that is called with each progress event.
 
     Raises:
         OSError: the file cannot be read.
@@ -72,7 +72,7 @@ def download_all(
         wanted: the repository and the commit.
         place: folder of the blobs; its folders exist.
         parts: folder of the partial downloads; no other process writes to it.
-        on_event: function that gets the progress of all files together.
+        on_event: function that is called with each progress event of all files together.
 
     Raises:
         DataUnavailable: the hub refuses a file, cannot be reached, or sends a different file than it lists.

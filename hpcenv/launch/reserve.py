@@ -1,8 +1,8 @@
 """Reserve space and file names in the run folder, so that the end of a run can be recorded on a full disk.
 
-Runs on: COMPUTE NODE. Standard library only. Each node has one small file whose disk space is reserved, and so has the
-batch script. On a full disk, a record is written into this file, which then gets the name of the record. The reserved
-file is not removed first, because another process could then take the free space (seen: the inode).
+Runs on: COMPUTE NODE. Standard library only. Each node has one small file whose disk space is reserved. The batch
+script has such a file, too. On a full disk, a record is written into this file, which then gets the name of the record.
+The reserved file is not removed first, because another process could then take the free space (seen: the inode).
 """
 
 from __future__ import annotations

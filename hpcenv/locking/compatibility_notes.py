@@ -37,7 +37,7 @@ def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]
     Args:
         locked: the new lockfile.
         table: the compatibility table.
-        today: for the age of the table.
+        today: the present date, for the age of the table.
     """
     severities = lock_model.severities_of(locked)
     texts = [

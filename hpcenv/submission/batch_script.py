@@ -77,5 +77,5 @@ def _value(name: str, value: str) -> str:
 
 
 def filename_pattern(path: str) -> str:
-    """Return a path for --output, in which `%` begins a pattern (sbatch(1), filename pattern)."""
+    """Return a path for --output with each `%` doubled, because `%` begins a pattern (sbatch(1), filename pattern)."""
     return path.replace("%", "%%")

@@ -93,7 +93,7 @@ def bundle(
         author: names for CITATION.cff, each as `Family, Given`.
         project: a folder of the project whose runs are searched.
         runs_dir: folder of runs; None for the project's folder of runs.
-        on_event: function that gets the progress.
+        on_event: function that is called with each progress event.
 
     Raises:
         RunNotFound: there is no run with this name.
@@ -128,7 +128,7 @@ def make(
         sif: the SIF to include; its sha256 must be the locked sha256.
         log: whether job.log is included.
         authors: names for CITATION.cff, each as `Family, Given` or in another form.
-        on_event: function that gets the progress.
+        on_event: function that is called with each progress event.
 
     Raises:
         RecordInvalid: the records of the run cannot be read.
