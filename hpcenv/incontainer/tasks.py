@@ -1,4 +1,4 @@
-"""Start a program on one node without torchrun: one copy for each rank, one single rank, or one copy without a rank.
+"""Start a program on one node without torchrun: as all ranks of the node, as one rank, or once without a rank.
 
 Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library, Python 3.8 to 3.14.
 

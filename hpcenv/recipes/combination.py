@@ -187,7 +187,7 @@ _NAMED_DISTRIBUTION = re.compile(
 
 
 def named_distribution(image: str) -> str | None:
-    """Return the distribution that the name of an image says, as `Distribution.name` if hpcenv has a recipe for it.
+    """Return the distribution in the name of an image. If hpcenv has a recipe for it, this is a `Distribution.name`.
 
     Examples: `cuda:12.6.3-base-ubuntu22.04` is ubuntu22.04, `debian:12-slim` is bookworm, `rocky:9` is rocky9.
     The name of a folder or a registry does not count. None if the name says no distribution.

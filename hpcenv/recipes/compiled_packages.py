@@ -161,7 +161,7 @@ def tool_requirements(combination: Combination, more: Iterable[str], *, with_too
     Args:
         combination: the combination of the image.
         more: names from `--build-with`.
-        with_toolkit: whether wheels contain the nvcc of the build.
+        with_toolkit: whether nvcc comes from wheels.
     """
     toolkit = (f"{name}=={combination.cuda}.*" for name in _TOOLKIT) if with_toolkit else ()
     return (*_TOOLS, *more, *toolkit)

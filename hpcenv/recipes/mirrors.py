@@ -125,7 +125,7 @@ def _written(commands: Sequence[ReadCommand], n: int, lines: Sequence[str]) -> L
 
 
 def _content(commands: Sequence[ReadCommand], n: int, lines: Sequence[str]) -> str:
-    """Return the text that a command writes: its own, that of a here-document, or that of the commands before it."""
+    """Return the text that a command writes: words of the command, a here-document, or the output of a pipe."""
     line, argv, piped = commands[n]
     text = " ".join(argv)
     if here := re.search(r"<<-?\s*(\w+)", text):

@@ -73,7 +73,7 @@ def render(
     """Return the script. Pure.
 
     Args:
-        under: the overlay that the project already has. The content of this overlay and the tools become one overlay.
+        under: the overlay that the project already has. The new overlay contains this overlay and the tools.
         folder: the folder of the script.
         root: the folder of the project.
     """

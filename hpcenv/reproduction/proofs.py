@@ -190,7 +190,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
-    """Try to prove the recorded verdict: the rules of the gate judge the facts of the nodes again."""
+    """Try to prove the recorded verdict: judge the recorded facts of the nodes again."""
     what = "the facts of all nodes give the recorded verdict"
     try:
         recorded = load_record(Verdict, run.verdict)

@@ -67,7 +67,7 @@ class UsageRow:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Usage(Shown):
-    """What the runs since some time cost.
+    """The cost of all runs that began after a given time.
 
     Attributes:
         since: time in seconds since the epoch. Only attempts that began at this time or later are counted.

@@ -76,7 +76,7 @@ def _problem(count: int, fail_on: str) -> HpcenvError | None:
         return None
     return LintFailed(
         f"{count} findings" if count > 1 else "1 finding",
-        why=f"--fail-on {fail_on}",
+        why=f"`--fail-on {fail_on}` refuses findings of this severity",
         hint="repair the findings, or accept a finding with a comment above its line: `# hpcenv: allow RULE reason`",
     )
 

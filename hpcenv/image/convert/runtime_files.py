@@ -512,7 +512,7 @@ def _definition(manifest_digest: str | None) -> str:
 
 
 def _inspection(scripts: Mapping[str, str], run: str, labels: Mapping[str, str], definition: str) -> bytes:
-    """Return the data of `apptainer inspect`, in the format of Apptainer 1.4.5 (seen)."""
+    """Return the data of `apptainer inspect`, in the format that Apptainer 1.4.5 printed."""
     environment = {f"/.singularity.d/env/{name}": text.rstrip("\n") for name, text in scripts.items()}
     attributes = {
         "deffile": definition.rstrip("\n"),

@@ -252,7 +252,7 @@ class Client:
         return bytes(body)
 
     def _error_text(self, response: requests.Response) -> str:
-        """Return the error text of the distribution API, or the start of another body."""
+        """Return the error text of an answer. Without an error of the distribution API: the begin of the body."""
         try:
             body = self._read(response, _ERROR_LIMIT, time.monotonic() + self._timeout)
         except (HpcenvError, RuntimeError):
