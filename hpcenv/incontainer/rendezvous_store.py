@@ -40,12 +40,17 @@ def endpoint_hosted_here(argv: List[str]) -> Optional[Tuple[str, int]]:
 
 
 def hold(host: str, port: int) -> Any:
-    """Start the store that torchrun then uses. The store stays open as long as the returned object exists.
+    """Keep the store that torchrun uses open, as long as the returned object exists.
 
-    torchrun asks for a store that is shared inside its process (`multi_tenant`, torch 1.10 to 2.13). Returns None if
-    the store cannot be started: torchrun then fails with its own message.
+    A newer torchrun asks for a store that is shared inside its process (`multi_tenant`, seen in torch 2.13), so the
+    store is started here. An older torchrun wants to start the store itself, and fails if the port is in use (seen with
+    torch 2.1.2). So the store is kept when this torchrun has started it. Returns None if the store cannot be started:
+    torchrun then fails with its own message.
     """
     try:
+        backend = importlib.import_module("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
+        if not _names_keyword(backend._create_tcp_store, "multi_tenant"):
+            return _note_results(backend, "_create_tcp_store")
         distributed = importlib.import_module("torch.distributed")
         timedelta = importlib.import_module("datetime").timedelta
         return distributed.TCPStore(
@@ -55,6 +60,25 @@ def hold(host: str, port: int) -> Any:
         return None
 
 
+def _names_keyword(function: Any, keyword: str) -> bool:
+    """Return whether a function gives this keyword to a function that it calls."""
+    # The compiled code of a call has the names of its keywords in a tuple (Python 3.8 to 3.14).
+    return any(isinstance(one, tuple) and keyword in one for one in function.__code__.co_consts)
+
+
+def _note_results(owner: Any, name: str) -> List[Any]:
+    """Return a list to which each result of a function of `owner` is added from now on."""
+    results: List[Any] = []
+    function = getattr(owner, name)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        results.append(function(*args, **options))
+        return results[-1]
+
+    setattr(owner, name, noted)
+    return results
+
+
 def note_stores_of_ranks() -> List[Any]:
     """Return a list to which torchrun's store for the ranks is added when torchrun starts it on this node.
 
@@ -62,21 +86,11 @@ def note_stores_of_ranks() -> List[Any]:
     (DynamicRendezvousHandler._create_tcp_store_server, also in 2.13). The list stays empty with a torch that has no
     such function.
     """
-    stores: List[Any] = []
     try:
-        handler = importlib.import_module(
-            "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
-        ).DynamicRendezvousHandler
-        start = handler._create_tcp_store_server
+        module = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+        return _note_results(module.DynamicRendezvousHandler, "_create_tcp_store_server")
     except (ImportError, AttributeError):
-        return stores
-
-    def noted(self: Any, *args: Any, **options: Any) -> Any:
-        stores.append(start(self, *args, **options))
-        return stores[-1]
-
-    handler._create_tcp_store_server = noted
-    return stores
+        return []
 
 
 def has_joined(stores: List[Any]) -> Optional[bool]:

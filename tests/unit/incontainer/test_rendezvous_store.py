@@ -122,6 +122,37 @@ def test_the_store_outlives_torchrun():
     assert subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout == "no True\n"
 
 
+OLD = """
+import datetime, socket, sys, torch.distributed as dist
+import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend as backend
+sys.path.insert(0, sys.argv[1])
+import rendezvous_store
+
+def start_as_torch_2_1_2_does(params):
+    host, port = params
+    return dist.TCPStore(host, port, is_master=True, timeout=datetime.timedelta(seconds=60))
+
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+backend._create_tcp_store = start_as_torch_2_1_2_does
+held = rendezvous_store.hold("localhost", port)
+store = backend._create_tcp_store(("localhost", port))
+store.set("ended", "no")
+del store
+left = dist.TCPStore("localhost", port, is_master=False, timeout=datetime.timedelta(seconds=10))
+print(left.get("ended").decode(), held is not None)
+"""
+
+
+def test_the_store_of_an_older_torchrun_outlives_it_too():
+    """It starts a store that is not shared: the port must be free until then."""
+    pytest.importorskip("torch")
+    folder = rendezvous_store.__file__.rpartition("/")[0]
+    argv = [sys.executable, "-c", OLD, folder]
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout == "no True\n"
+
+
 def test_nobody_is_waited_for_when_nobody_is_connected():
     started = time.monotonic()
     assert wait_for_others("n1", 1, None, lambda: False)
