@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +22,9 @@ from pathlib import Path
 from hpcenv import filesystem
 
 # The first part of the names: of the folder of a session, and of the folder that is /tmp in the container of a job.
-SESSION, JOB = _OURS = "hpcenv-session-", "hpcenv-job-"
+SESSION, JOB = "hpcenv-session-", "hpcenv-job-"
+# The whole names, with the random end of tempfile or the digest of the run. A user's own folder may begin like ours.
+_OURS = re.compile(rf"(?:{SESSION}|{JOB}(?:local-)?[\d_+]+-)(?:[a-z0-9_]{{8}}|[0-9a-f]{{16}})")
 
 
 def places() -> tuple[str, ...]:
@@ -49,13 +53,17 @@ def remove_left() -> None:
     """
     found: list[Path] = []
     with contextlib.suppress(OSError):  # the node has no folder for temporary files
-        found = [path for place in places() for path in Path(place).glob("hpcenv-*") if path.name.startswith(_OURS)]
+        found = [path for place in places() for path in Path(place).glob("hpcenv-*") if _OURS.fullmatch(path.name)]
     for path in found:
         with contextlib.suppress(OSError):  # another job of this user may just end
-            if path.lstat().st_uid == os.getuid() and (lock := locked(path)) is not None:
-                if os.listdir(path):
-                    shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+            status = path.lstat()
+            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if is_ours and (lock := locked(path)) is not None:
+                try:
+                    if os.listdir(path):
+                        shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(lock)
 
 
 def locked(path: Path) -> int | None:

@@ -151,10 +151,15 @@ def page_command(port: int, login: str, connect: Sequence[str]) -> str:
         port: port on the laptop.
         login: the login node, as the laptop calls it.
         connect: argv of `hpcenv session connect --page` on the login node.
+
+    Raises:
+        UsageError: a path contains two spaces in a row.
     """
     # socat splits the command at spaces, and ssh joins the words with spaces: the words for the login node stay quoted.
     # socat removes backslashes twice: from the address, and from the words of EXEC.
     command = " ".join(("ssh", "-T", *SHARED, login, shlex.join(connect)))
+    if "  " in command:
+        raise UsageError(f"{shlex.join(connect)!r} cannot be given to socat", why="socat makes one space of two")
     for _level in ("words of EXEC", "address"):
         command = "".join(f"\\{one}" if one in _SPECIAL_IN_SOCAT else one for one in command)
     return shlex.join(("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork", f"EXEC:{command}"))

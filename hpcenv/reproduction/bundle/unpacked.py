@@ -89,7 +89,12 @@ def prove_published(folder: Path, *, compared: bool) -> tuple[StatementProof, ..
         return (StatementProof(what=what, result="unknown", why=why),) if (folder / ABOUT).is_file() else ()
     try:
         sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
-        files = {path.removeprefix("./") for path, entry in walk(folder, ".") if entry.is_file(follow_symlinks=False)}
+        # A link has no sum. If the files were compared with the archive, its links were compared, too.
+        files = {
+            path.removeprefix("./")
+            for path, entry in walk(folder, ".")
+            if entry.is_file(follow_symlinks=False) or not (compared or entry.is_dir(follow_symlinks=False))
+        }
         named = [] if compared else sums.items()
         changed = [name for name, digest in named if not _is_inside(name) or _sum_of(folder / name) != digest]
     except OSError as error:

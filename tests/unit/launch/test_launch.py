@@ -542,17 +542,19 @@ def test_the_containers_own_tmp_and_nothing_else_is_left_of_it(sif_run):
 def test_what_a_killed_job_left_on_the_node_goes_and_what_is_in_use_stays(sif_run):
     """Also what a session left: it has keys and a token."""
     checked(sif_run)
-    left, used, empty = (
-        sif_run.tmp / name for name in ("hpcenv-session-dead", "hpcenv-job-76-used", "hpcenv-job-75-new")
-    )
-    for folder in (left, sif_run.tmp / "hpcenv-job-76-dead", used):
+    left = ("hpcenv-session-dead_042", "hpcenv-job-76-dead_042", "hpcenv-job-local-76-0123456789abcdef")
+    others = ("hpcenv-job-results", "hpcenv-session-notes", "hpcenv-job-76-my_results")
+    used, empty = (sif_run.tmp / name for name in ("hpcenv-job-76-used_042", "hpcenv-job-75-new__042"))
+    for folder in (*(sif_run.tmp / name for name in (*left, *others)), used):
         folder.mkdir()
         (folder / "token").write_text("secret")
     empty.mkdir()
+    os.mkfifo(sif_run.tmp / "hpcenv-job-76-fifo_042")
     sif_run.torchrun("true")
     with node_folders.in_use(used):
         assert sif_run.step("task").returncode == 0
-    assert sorted(os.listdir(sif_run.tmp)) == [empty.name, used.name]
+    kept = {empty.name, used.name, "hpcenv-job-76-fifo_042", *others}
+    assert {*os.listdir(sif_run.tmp)} == kept, "a name that only begins like ours is the user's own"
 
 
 def test_a_file_that_the_network_decision_binds_is_seen_in_the_container(sif_run):

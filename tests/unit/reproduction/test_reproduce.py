@@ -179,6 +179,9 @@ def test_an_unpacked_bundle_without_its_checksums_was_compared_with_nothing(run,
         0, "unknown", "SHA256SUMS does not name metrics/attempt-1/rank-0.jsonl",
     )  # fmt: skip
     shutil.rmtree(folder / "metrics/attempt-1")
+    (folder / "extra.json").symlink_to("/etc/hostname")
+    assert published(hpcenv, reader, "table-1") == (0, "unknown", "SHA256SUMS does not name extra.json")
+    (folder / "extra.json").unlink()
     (folder / "SHA256SUMS").write_text("")
     assert published(hpcenv, reader, "table-1")[1] == "unknown"
     (folder / "SHA256SUMS").unlink()

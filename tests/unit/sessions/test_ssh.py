@@ -84,3 +84,8 @@ def test_socat_and_ssh_give_the_words_of_a_page_to_the_login_node(folder: str, t
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["sh", "-c", line], env=environ, capture_output=True, text=True, timeout=30)
     assert done.stdout == f"<--runs-dir><{folder}>", done.stderr
+
+
+def test_two_spaces_in_a_path_are_refused_because_socat_loses_one() -> None:
+    with pytest.raises(UsageError, match="socat makes one space of two"):
+        page_command(1, "login", ("hpcenv", "/p/a  b"))
