@@ -172,8 +172,8 @@ def lines_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(frames)
 
 
-def _entered(look: RankStacks) -> tuple[tuple[str, int], ...]:
-    return tuple((group.name, group.last.number) for group in look.groups or () if group.last is not None)
+def _entered(look: RankStacks) -> tuple[tuple[str, int, int], ...]:
+    return tuple((group.name, group.last.number if group.last else 0, group.own) for group in look.groups or ())
 
 
 # -- in words ------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def left(commands: Sequence[ReadCommand], lines: Sequence[str]) -> Iterator[Left
     """
     for n, command in enumerate(commands):
         found = _configured(command) or _written(commands, n, lines)
-        if found is not None and not removed(found, commands):
+        if found is not None and not removed(found, commands[n + 1 :]):
             yield found
 
 

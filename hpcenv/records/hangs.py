@@ -55,6 +55,7 @@ class GroupState:
         about: the script's name of the group.
         ranks: the members of the group; empty if the value is unknown.
         last: the collective operation that this rank entered last.
+        own: number of the newest send or receive, as this rank counts them; 0 without one.
         waits: the first operation that is not finished; None if all operations are finished.
         timeout: timeout of the group's operations, in seconds; None if the value is unknown.
     """
@@ -63,6 +64,7 @@ class GroupState:
     about: str = ""
     ranks: tuple[int, ...] = ()
     last: Operation | None = None
+    own: int = 0
     waits: Operation | None = None
     timeout: float | None = None
 

@@ -53,7 +53,10 @@ def asked_shape(run: RunFolder, manifest: Manifest, attempt: int, now: float | N
 
 def _ranks_ended(run: RunFolder, finished: Mapping[str, Any]) -> float | None:
     """Return when the last node recorded its end; None if unknown. The job may end much later than the ranks."""
-    times = [path.stat().st_mtime for path in run.exits.glob("*.json")]
+    times = []
+    for path in run.exits.glob("*.json"):
+        with suppress(OSError):  # a new attempt has moved the record
+            times.append(path.stat().st_mtime)
     ended = finished.get("time")
     # In a copy of a run folder, the files may be newer than the end of the job.
     return min(ended, max(times)) if times and isinstance(ended, float) else None

@@ -147,10 +147,10 @@ class HangWatch:
     def _may_know_less(self, rank: RankPulse, now: float) -> bool:
         """Whether to ask for time-outs: after 10 s, 20 s, 40 s and so on, because a script can make groups at any time.
 
-        If a time-out is known, a rank that makes its usual steps is not asked.
+        A rank that makes its usual steps is not asked.
         """
         still = now - (rank.last_step or self._began[rank.pid])
-        usual = 3 * self._median(rank.pid) if rank.pid in self._timeouts else 0.0
+        usual = 3 * self._median(rank.pid)
         return not rank.saving and still >= max(self._usual, usual) and now - self._learned >= still / 2
 
     def _learn_timeouts(self) -> None:

@@ -185,7 +185,13 @@ def _group(name: str, data: dict[str, Any]) -> GroupState:
     )
     ranks = tuple(int(rank) for rank in data["ranks"])
     return GroupState(
-        name=name, about=str(data["about"]), ranks=ranks, last=last, waits=waits, timeout=data.get("timeout")
+        name=name,
+        about=str(data["about"]),
+        ranks=ranks,
+        last=last,
+        own=int(data.get("own", 0)),
+        waits=waits,
+        timeout=data.get("timeout"),
     )
 
 

@@ -103,6 +103,7 @@ def summary(dump: Dict[str, Any], members: Dict[str, List[int]]) -> Dict[str, An
         if entry.get("is_p2p"):
             # Each rank counts its own sends and receives, so their numbers cannot be compared between ranks.
             one = {"number": 0, "name": _with_peer(word, group["ranks"])}
+            group["own"] = max(group.get("own", 0), int(entry.get("p2p_seq_id") or 0))
         elif number >= group.get("last", one)["number"]:
             group["last"] = one
         # The operations of a batch have one number, and only the last entry with this number gets a new state.

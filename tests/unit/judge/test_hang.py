@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -35,9 +36,12 @@ def look(rank: int = 0, *, state: str = "S", groups: object = (), files: tuple[s
     return RankStacks(rank=rank, process=ProcessState(pid=10 + rank, state=state, **process), groups=groups, **made)
 
 
-def found(*second: RankStacks, ranks: int = 0, nodes: tuple[str, ...] = ("n0",)) -> HangFound:
+def found(
+    *second: RankStacks, ranks: int = 0, nodes: tuple[str, ...] = ("n0",), before: Iterable[RankStacks] = ()
+) -> HangFound:
     """Judge two looks, a minute apart. In the first one, no CPU had been used."""
-    idle = [replace(one, process=replace(one.process, cpu=0.0, total=0.0, busy=0.0)) for one in second]
+    first = tuple(before) or second
+    idle = [replace(one, process=replace(one.process, cpu=0.0, total=0.0, busy=0.0)) for one in first]
     looks = enumerate((tuple(idle), second), start=1)
     answers = [StackAnswer(node="n0", look=number, at=0.0, ranks=one) for number, one in looks]
     request = StackRequest(id="x", asked=0.0, stalled=300.0, looks=2, gap=60.0)
@@ -154,6 +158,19 @@ def test_operations_of_a_batch_have_the_state_of_its_last_entry() -> None:
     assert of(*batch, entry("coalesced", p2p=1, state="started"))["waits"]["name"] == "send to rank 5"
     many = [entry("all_reduce", number=1, state="scheduled") for _ in range(2)]
     assert "waits" not in of(*many, entry("allreduce_coalesced", number=1))
+
+
+@pytest.mark.parametrize(("later", "kind"), [(10, "hang"), (5000, "working")])
+def test_a_rank_that_sends_and_receives_works(later: int, kind: str) -> None:
+    """The stages of a pipeline only exchange messages. Both looks can be at the same line, in a receive."""
+
+    def stage(rank: int, messages: int) -> RankStacks:
+        state = of(entry("recv 0<-1", p2p=messages, state="started"))
+        group = GroupState(name="0", own=state["own"], waits=Operation(**state["waits"]), ranks=(0, 1))
+        return look(rank, groups=(group,), cpu=60.0, total=60.0)
+
+    first, second = ((stage(0, number), stage(1, number)) for number in (10, later))
+    assert found(*second, before=first).kind == kind
 
 
 def test_ranks_that_wait_for_a_message_are_named_with_their_lines() -> None:

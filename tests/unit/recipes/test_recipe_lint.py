@@ -472,6 +472,11 @@ NOT_LEFT = (
         ("RUN sed -i s/main/main\\ contrib/ /etc/apt/sources.list", False),
         ("RUN pip config set --global global.index-url https://mirror.example/simple", True),
         ("RUN pip config list", False),
+        (
+            "RUN rm -f /etc/apt/sources.list && echo 'deb http://mirror.example/debian x main' > /etc/apt/sources.list",
+            True,
+        ),
+        ("RUN pip config unset global.index-url; pip config set global.index-url https://mirror.example/simple", True),
         *((line, True) for line in LEFT),
         *((line, False) for line in NOT_LEFT),
     ],
