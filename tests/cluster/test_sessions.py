@@ -330,7 +330,9 @@ def test_a_page_of_a_node_without_sshd_opens_through_srun(
             page.terminate()
             page.wait()
         other = host_project.hpcenv("session", "connect", "bare", "--page", "other")
-        assert "the service 'other' does not answer on node n1\nwhy: the services: port-8501" in other.stderr, other.text
+        assert "the service 'other' does not answer on node n1\nwhy: the services: port-8501" in other.stderr, (
+            other.text
+        )
     finally:
         host_project.must("cancel", "bare")
     assert "sshd" not in cluster.run("sh", "-c", ON_NODE, node="n1", user="root").stdout
