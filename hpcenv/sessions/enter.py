@@ -29,7 +29,7 @@ from hpcenv.records.files import load_record, read_json
 from hpcenv.records.manifest import Bind, Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionNode
-from hpcenv.sessions.ssh import SFTP
+from hpcenv.sessions.ssh import PAGE_BEGINS, SFTP
 
 # ssh asks for a line of shell code. bash runs it if the image has bash, else sh.
 _COMMAND = ("/bin/sh", "-c", 'command -v bash >/dev/null && exec bash -c "$1"; exec sh -c "$1"', "sh")
@@ -82,6 +82,8 @@ def serve_ssh(run: RunFolder, environ: Mapping[str, str]) -> int:
 def serve_page(run: RunFolder, environ: Mapping[str, str], service: str) -> int:
     """Serve one connection of a browser on standard input and output, for a node without sshd.
 
+    The line `hpcenv-page` comes before the first byte, because the user's shell may print text before it.
+
     Raises:
         NodesUnknown: the service does not answer.
     """
@@ -96,6 +98,7 @@ def serve_page(run: RunFolder, environ: Mapping[str, str], service: str) -> int:
             raise NodesUnknown(what, why=str(error), hint=hint) from error
         threading.Thread(target=_send_input, args=(page,), daemon=True).start()
         with contextlib.suppress(OSError), open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as output:
+            output.write(f"\n{PAGE_BEGINS}\n".encode())
             while data := page.recv(_PIECE):
                 output.write(data)
     return 0

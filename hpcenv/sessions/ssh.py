@@ -25,6 +25,12 @@ _KEY_KINDS = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-", "sk-ssh-ed25519@openssh.c
 # Characters with a meaning in an address of socat.
 _SPECIAL_IN_SOCAT = frozenset("\\\"'(){}[],:!")
 
+# The line before the first byte of a page. All text before this line is from the shell of the login node, for example
+# from .bashrc, and would break the page.
+PAGE_BEGINS = "hpcenv-page"
+# `read` of every shell takes single bytes from a pipe, so `cat` gets all bytes after the line.
+_AFTER_THE_LINE = f'while read -r line && [ "$line" != {PAGE_BEGINS} ]; do :; done; cat'
+
 # All connections to the login node share one, so that a second factor is asked once.
 SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPath=~/.ssh/hpcenv-%C", "-o", "ControlPersist=10m")
 
@@ -145,24 +151,18 @@ Host {host.name}
 def page_command(port: int, login: str, connect: Sequence[str]) -> str:
     """Return the command with which a laptop reaches a web page of a session whose node has no sshd.
 
-    For each connection of the browser, socat starts ssh to the login node, and `connect` there (socat(1), EXEC).
+    For each connection of the browser, socat starts ssh to the login node, and `connect` there (socat(1), SYSTEM).
 
     Args:
         port: port on the laptop.
         login: the login node, as the laptop calls it.
         connect: argv of `hpcenv session connect --page` on the login node.
-
-    Raises:
-        UsageError: a path contains two spaces in a row.
     """
-    # socat splits the command at spaces, and ssh joins the words with spaces: the words for the login node stay quoted.
-    # socat removes backslashes twice: from the address, and from the words of EXEC.
-    command = " ".join(("ssh", "-T", *SHARED, login, shlex.join(connect)))
-    if "  " in command:
-        raise UsageError(f"{shlex.join(connect)!r} cannot be given to socat", why="socat makes one space of two")
-    for _level in ("words of EXEC", "address"):
-        command = "".join(f"\\{one}" if one in _SPECIAL_IN_SOCAT else one for one in command)
-    return shlex.join(("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork", f"EXEC:{command}"))
+    # ssh joins its words with spaces, and the shell of the login node splits them: they are quoted once more.
+    ssh = " ".join(("ssh", "-T", *SHARED, shlex.quote(login), shlex.quote(shlex.join(connect))))
+    command = f"{ssh} | {{ {_AFTER_THE_LINE}; }}"
+    command = "".join(f"\\{one}" if one in _SPECIAL_IN_SOCAT else one for one in command)
+    return shlex.join(("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork", f"SYSTEM:{command}"))
 
 
 def parse_keys(text: str) -> tuple[tuple[str, ...], int]:

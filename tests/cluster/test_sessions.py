@@ -50,9 +50,15 @@ class Session:
 
 
 @pytest.fixture(scope="module")
-def session(cluster: Cluster, laptop: Laptop, sif_project: Project) -> Iterator[Session]:
-    """The session `lab` in an image, open, and known to the laptop."""
+def bashrc(cluster: Cluster) -> Iterator[None]:
     cluster.write("/home/alice/.bashrc", BASHRC)
+    yield
+    cluster.run("rm", "-f", "/home/alice/.bashrc")
+
+
+@pytest.fixture(scope="module")
+def session(cluster: Cluster, laptop: Laptop, sif_project: Project, bashrc: None) -> Iterator[Session]:
+    """The session `lab` in an image, open, and known to the laptop."""
     try:
         said = sif_project.must("session", "start", "lab", "--time", str(40 + MINUTES), timeout=400)
         assert "session lab is open on n1" in said
@@ -69,7 +75,6 @@ def session(cluster: Cluster, laptop: Laptop, sif_project: Project) -> Iterator[
         yield Session(sif_project, laptop, seconds)
     finally:
         sif_project.hpcenv("cancel", "lab")
-        cluster.run("rm", "-f", "/home/alice/.bashrc")
 
 
 def test_a_command_in_the_locked_image_with_the_variables_of_the_ranks(session: Session) -> None:
@@ -308,6 +313,7 @@ def test_a_shell_that_is_lost_ends_its_job_after_a_while_and_a_kept_job_goes_on(
 WEB = ("--serve", "8501", "--", "python3", "-m", "http.server", "--bind", "127.0.0.1", "8501")
 
 
+@pytest.mark.usefixtures("bashrc")
 def test_a_page_of_a_node_without_sshd_opens_through_srun(
     host_project: Project, laptop: Laptop, cluster: Cluster
 ) -> None:

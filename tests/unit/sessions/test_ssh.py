@@ -73,19 +73,18 @@ def test_a_key_with_options_does_not_open_a_session() -> None:
     assert parse_keys(text) == ((KEY,), 3)
 
 
-@pytest.mark.parametrize("folder", ["/p/runs", "/p/a b/it's, [x]:{y}!"])
-def test_socat_and_ssh_give_the_words_of_a_page_to_the_login_node(folder: str, tmp_path: Path) -> None:
-    """socat is the real one. ssh is a program that prints what the login node's shell makes of its words."""
+@pytest.mark.parametrize("folder", ["/p/runs", "/p/a  b/it's, [x]:{y}!"])
+@pytest.mark.parametrize("printed", ["", "echo NOISE", "printf NOISE", "echo hpcenv-page-not; echo"])
+def test_a_page_gets_the_words_on_the_login_node_and_no_text_of_its_shell(
+    folder: str, printed: str, tmp_path: Path
+) -> None:
+    """socat is the real one. ssh is a program that does with its words what the login node's shell does."""
     ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nwhile [ "$1" != login ]; do shift; done; shift; exec sh -c "$*"\n')
+    ssh.write_text(f'#!/bin/sh\nwhile [ "$1" != login ]; do shift; done; shift; {printed or ":"}\nexec sh -c "$*"\n')
     ssh.chmod(0o755)
-    line = page_command(1, "login", ("printf", "<%s>", "--runs-dir", folder))
+    serve = 'printf "\\nhpcenv-page\\n<%s>" "$@"; cat'
+    line = page_command(1, "login", ("sh", "-c", serve, "sh", "--runs-dir", folder))
     line = line.replace("TCP-LISTEN:1,bind=127.0.0.1,reuseaddr,fork", "-")
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["sh", "-c", line], env=environ, capture_output=True, text=True, timeout=30)
-    assert done.stdout == f"<--runs-dir><{folder}>", done.stderr
-
-
-def test_two_spaces_in_a_path_are_refused_because_socat_loses_one() -> None:
-    with pytest.raises(UsageError, match="socat makes one space of two"):
-        page_command(1, "login", ("hpcenv", "/p/a  b"))
+    done = subprocess.run(["sh", "-c", line], env=environ, input=b"\n\0up", capture_output=True, timeout=30)
+    assert done.stdout == f"<--runs-dir><{folder}>\n\0up".encode(), done.stderr
