@@ -40,16 +40,15 @@ def json_option(command: Decorated) -> Decorated:
     return with_json(command)
 
 
+def runs_option(command: Decorated) -> Decorated:
+    """Give a command the option --runs-dir, as its argument `runs`."""
+    text = "Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml."
+    return click.option("--runs-dir", "runs", metavar="DIR", help=text)(command)
+
+
 def run_argument(command: Decorated) -> Decorated:
     """Give a command the argument RUN and the option --runs-dir."""
-    argument = click.argument("run", required=False, shell_complete=run_names)
-    runs = click.option(
-        "--runs-dir",
-        "runs",
-        metavar="DIR",
-        help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-    )
-    return argument(runs(command))
+    return click.argument("run", required=False, shell_complete=run_names)(runs_option(command))
 
 
 def consent(what: str, *, as_json: bool) -> None:

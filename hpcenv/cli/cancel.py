@@ -19,12 +19,7 @@ from hpcenv.runs.lost import cancel_lost, find_lost
 
 @click.command("cancel")
 @click.argument("run", nargs=-1, shell_complete=run_names)
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @_render.json_option
 def command(run: tuple[str, ...], runs: str | None, as_json: bool) -> None:
     """Cancel runs, and wait until they have ended.

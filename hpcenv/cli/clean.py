@@ -17,12 +17,7 @@ from hpcenv.runs.clean import Cleaned, CleanPlan, CleanRequest, clean, plan_clea
 
 @click.command("clean")
 @click.argument("run", nargs=-1, shell_complete=run_names)
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @click.option(
     "--older-than",
     metavar="AGE",

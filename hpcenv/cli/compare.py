@@ -43,12 +43,7 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
     metavar="A:B",
     help="With --explain-op: the steps to trace. Default: the steps after the last state that is equal in both runs.",
 )
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @_accept.option
 @click.option(
     "--timeout", metavar="TIME", callback=_duration.parse_seconds,

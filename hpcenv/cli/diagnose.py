@@ -17,12 +17,7 @@ from hpcenv.runs.diagnose.ticket import write_ticket
 
 @click.command("diagnose")
 @click.argument("words", metavar="[RUN|LOGFILE]...", nargs=-1)
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @click.option(
     "--ticket", is_flag=True, help="Print a text for the support desk instead. Read this text before you send it."
 )

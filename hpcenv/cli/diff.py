@@ -41,11 +41,9 @@ _TITLES = {
     type=click.Choice(DETERMINISM_PROFILES),
     help="Judge both sides by this determinism profile, instead of the profiles in their lockfiles.",
 )
-@click.option(
-    "--runs-dir", metavar="DIR", help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml."
-)
+@_render.runs_option
 @_render.json_option
-def command(left: str, right: str, determinism: DeterminismProfile | None, runs_dir: str | None, as_json: bool) -> int:
+def command(left: str, right: str, determinism: DeterminismProfile | None, runs: str | None, as_json: bool) -> int:
     """List what differs between two lockfiles, two runs, or a lockfile and a run.
 
     LEFT and RIGHT are each a lockfile's path or name, REV:NAME for a lockfile as it was in
@@ -54,7 +52,7 @@ def command(left: str, right: str, determinism: DeterminismProfile | None, runs_
     profile of its lockfile, and the stricter judgement counts. hpcenv ends with 26 if a field that must match
     differs, or if a run has no result, otherwise with 0.
     """
-    result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs_dir, environ=os.environ)
+    result = diff(left, right, project=_render.cwd(), determinism=determinism, runs_dir=runs, environ=os.environ)
     status = Status.DIFFERENT if result.blocking else 0
     if as_json:
         _render.verdict_on("diff", result, ok=not result.blocking)

@@ -28,12 +28,7 @@ _LINES = 20
 
 @click.command("list")
 @click.argument("sweep", required=False)
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @click.option(
     "--state",
     "states",

@@ -27,12 +27,7 @@ from hpcenv.reproduction.usage_text import usage_lines
     default="run",
     help="What one row of the table stands for.",
 )
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @_render.json_option
 def command(since: float, by: By, runs: str | None, as_json: bool) -> None:
     """Sum the requested, used and idle GPU hours of the project's runs, and their energy.

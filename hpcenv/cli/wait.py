@@ -25,12 +25,7 @@ from hpcenv.runs.wait import exit_status_of, wait_for
 
 @click.command("wait")
 @click.argument("run", nargs=-1, shell_complete=run_names)
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @click.option(
     "--timeout",
     metavar="TIME",

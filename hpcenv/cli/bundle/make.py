@@ -23,12 +23,7 @@ from hpcenv.reproduction.bundle.make import SUFFIX, bundle
 @click.option(
     "--author", "authors", multiple=True, metavar="NAME", help="Author for CITATION.cff, written as `Family, Given`."
 )
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @_render.json_option
 def command(
     run: str,

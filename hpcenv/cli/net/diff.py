@@ -23,12 +23,7 @@ _TITLES = {
 @click.command("diff")
 @click.argument("left")
 @click.argument("right")
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @_render.json_option
 def command(left: str, right: str, runs: str | None, as_json: bool) -> None:
     """List what differs between the networks of two runs: settings, warnings, adapters, versions.

@@ -13,12 +13,7 @@ from hpcenv.runs.session import plan_connect
 
 @click.command("connect")
 @click.argument("name")
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @click.option(
     "--page",
     metavar="SERVICE",

@@ -21,12 +21,7 @@ from hpcenv.runs.status import read_status
     metavar="HOST",
     help="Name of this login node for ssh on your laptop, for a node without sshd. Default: the node's full name.",
 )
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 @_render.json_option
 def command(name: str, login: str | None, runs: str | None, as_json: bool) -> None:
     """For each web page of the session NAME, print a command for your laptop, and an address for its browser.

@@ -19,12 +19,7 @@ from hpcenv.runs.session import render_ssh_config
     metavar="HOST",
     help="Name of this login node for ssh on your laptop. Default: the full name of this login node.",
 )
-@click.option(
-    "--runs-dir",
-    "runs",
-    metavar="DIR",
-    help="Folder that holds the runs. Default: `runs` under [paths] in hpcenv.toml.",
-)
+@_render.runs_option
 def command(name: str, login: str | None, runs: str | None) -> None:
     """Print the Host block with which ssh on your laptop reaches the session NAME.
 

@@ -82,7 +82,7 @@ def test_a_page_gets_the_words_on_the_login_node_and_no_text_of_its_shell(
     ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\nwhile [ "$1" != login ]; do shift; done; shift; {printed or ":"}\nexec sh -c "$*"\n')
     ssh.chmod(0o755)
-    serve = 'printf "\\nhpcenv-page\\n<%s>" "$@"; cat'
+    serve = 'printf "\\nhpcenv-page\\n"; printf "<%s>" "$@"; cat'
     line = page_command(1, "login", ("sh", "-c", serve, "sh", "--runs-dir", folder))
     line = line.replace("TCP-LISTEN:1,bind=127.0.0.1,reuseaddr,fork", "-")
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
