@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names the profile. Without a name, the profile for
 this cluster is used, from the user's folder, the project, the folders of the machine, or the folders in HPCENV_SITES.
-The example profiles in hpcenv are used only by name, because they were not tested on this cluster.
+The example profiles in hpcenv are used only if the user names one, because they were not tested on this cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def choose(workspace: Workspace, options: SubmitOptions, context: Context, clust
     """Return the named profile or the profile for this cluster, and notes. The profile is None if no profile fits.
 
     Raises:
-        SpecError: the named profile does not exist, or the profile for this cluster is not valid.
+        SpecError: the named profile does not exist, or the profile is not valid.
         FileUnusable: the profile cannot be read, or other users can change it.
     """
     outside = named_outside(workspace.root, workspace.project.site, context.environ)
@@ -49,7 +49,7 @@ def choose(workspace: Workspace, options: SubmitOptions, context: Context, clust
             return None, (f"without Slurm no site profile is used: --site {options.site}",)
         return None, ()
     if cluster == "local" and named is None and detect_cluster(context.environ) == "local":
-        return None, ()  # without Slurm there is no cluster name to look for
+        return None, ()  # without Slurm, the cluster has no name to search for
     found, notes = find(named, origin, workspace.root, context)
     return found, notes if found is None else (*notes, f"site profile {found.name} ({found.path})")
 
@@ -147,7 +147,7 @@ def by_cluster(project: Path | None, context: Context) -> NotedProfile:
         try:
             site, refusal = site_files.read(path)
         except HpcenvError as error:
-            # If the user cannot correct the file, for example a file of the administrator, the error becomes a note.
+            # If the user cannot correct the file (for example a file of the administrator), the error becomes a note.
             if os.access(path, os.W_OK):
                 raise
             notes += (f"profile not used: {error.what}",)
@@ -176,8 +176,8 @@ def for_run(
 
     Args:
         nodes, partition, gpu_type: as requested; None if Slurm chooses.
-        now: the current date. `left_out` of the result names values whose date for a new check is past. If `now` is
-            None, `left_out` names no such values.
+        now: the current date. `left_out` of the result names the values that should have been checked again before this
+            date. If `now` is None, `left_out` does not name them.
     """
     support = lock_model.gpu_support(locked)
     gpu = gpu_type or locked.host.gpu or None
@@ -245,7 +245,7 @@ def with_origins(origins: Mapping[str, str], profile: Profile | None) -> Mapping
 
 
 def options_in_words(profile: Profile | None) -> tuple[str, ...]:
-    """Return the options of sbatch and srun that the profile has for this run, each with its origin."""
+    """Return the sbatch and srun options that the profile has for this run, each with its origin."""
     if profile is None:
         return ()
     return tuple(

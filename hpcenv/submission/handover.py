@@ -34,7 +34,7 @@ class Handover:
 
     Attributes:
         needs: what a cluster must have to run the job, one phrase each.
-        lost: what Slurm, or hpcenv on Slurm, would do for the job, but another engine does not.
+        lost: the things that Slurm, or hpcenv with Slurm, does for a job, and that the other engine does not do.
         start: the command to type in the folder.
     """
 
@@ -47,7 +47,7 @@ class Handover:
 
 
 def export_job(workspace: Workspace, options: SubmitOptions, context: Context, folder: Path) -> Handover:
-    """Write the files that `submit` would give to Slurm into a folder; submit nothing.
+    """Write the files that `submit` would give to Slurm into a folder. Nothing is submitted.
 
     Args:
         folder: the new folder, which must not exist.

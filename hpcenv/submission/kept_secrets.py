@@ -42,7 +42,7 @@ def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOp
 
 
 def secrets_of(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Return the secrets of the run. A secret is marked as kept if this process has its value for the nodes."""
+    """Return the secrets of the run. If this process has the value of a secret, the secret is marked as kept."""
     found = {
         name: Secret(name=name, source=source, origin=f"[secrets] in {workspace.spec}")
         for name, source in workspace.project.secrets.items()
@@ -61,7 +61,7 @@ def file_of(named: Sequence[Secret], run_folder: Path, environ: Mapping[str, str
 
 
 def mark_kept(secrets: Sequence[Secret], environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Mark the secrets whose value this process has as kept. Other secrets are read in the job."""
+    """Mark a secret as kept if this process has its value. The values of all other secrets are read in the job."""
     return tuple(replace(secret, kept=True) if _variable(secret) in environ else secret for secret in secrets)
 
 
@@ -77,7 +77,7 @@ def _variable(secret: Secret) -> str:
 
 
 def require_visible(secrets: Sequence[Secret], context: Context) -> list[str]:
-    """Refuse kept secrets if nodes cannot see the user's state folder; return a note if this is not known.
+    """Refuse kept secrets if nodes cannot see the user's state folder. If this is not known, return a note.
 
     Raises:
         RunFolderNotShared: nodes cannot see the state folder.
@@ -99,7 +99,7 @@ def require_visible(secrets: Sequence[Secret], context: Context) -> list[str]:
 
 
 def without(context: Context, values: Mapping[str, str]) -> Context:
-    """Return a context for sbatch, without the variables that hold secrets."""
+    """Return a context for sbatch, without the variables that have the values of secrets."""
     hidden = set(values) - set(_NEEDED_BY_SBATCH)
     return replace(context, environ={name: v for name, v in context.environ.items() if name not in hidden})
 

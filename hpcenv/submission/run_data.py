@@ -19,8 +19,8 @@ from hpcenv.submission.hub_cache import FetchedData, HubCache
 from hpcenv.submission.locked_container import LockedSif
 from hpcenv.submission.request import Cluster, SubmitOptions
 
-# The default limit for the copies on a node, in bytes. It is enough for a few images; the disk of a node is usually ten
-# times larger.
+# The default limit for the copies on a node, in bytes. This is enough for a few images. The disk of a node is usually
+# ten times larger.
 _STAGE_LIMIT = 100 * 10**9
 
 
@@ -65,7 +65,7 @@ def _data_folder(given: str, run_folder: Path, cwd: Path) -> DataFolder:
 
 
 def find_data(workspace: Workspace, revision: int) -> tuple[tuple[RecordedData, ...], HubCache]:
-    """Return the data of [[data]] in their current state, and the cache with the data of a hub.
+    """Return the folders and files of [[data]] in their current state, and the cache with the data of a hub.
 
     Args:
         revision: the revision of the lockfile.
@@ -107,5 +107,5 @@ def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace,
 
 
 def packed_folder(run_folder: Path) -> Path:
-    """Return the folder for packed data, which is in the folder of runs, and which all runs share."""
+    """Return the folder for packed data. It is in the folder of runs, and all runs share it."""
     return run_folder.parent / ".data"

@@ -1,4 +1,4 @@
-"""A session as a run: its options, its lasting folder, and the public keys that may connect to the session.
+"""A session as a run: its options, its permanent folder, and the public keys that may connect to the session.
 
 Runs on: LOGIN NODE.
 """
@@ -65,7 +65,7 @@ def with_session(
                 why=f"its run `{run.submission.run}` is {state.state}",
                 hint=(Command("hpcenv", "attach", name), " enters it; to end it: ", Command("hpcenv", "cancel", name)),
             )
-    # Other users may keep their runs here, too.
+    # Other users may have their runs in this folder, too.
     folder = runs / f".sessions-{os.getuid()}" / name
     session = SessionOptions(
         name=name,
@@ -102,7 +102,7 @@ def read_keys(file: Path | None, home: Path) -> tuple[tuple[str, ...], tuple[str
 
 
 def prepare_folder(folder: SessionFolder, keys: Sequence[str]) -> None:
-    """Make the lasting folder of a session, with its host key, and write the public keys that may connect.
+    """Make the permanent folder of a session, with its host key, and write the public keys that may connect.
 
     Raises:
         FileUnusable: the folder cannot be made, or other users can read it.
