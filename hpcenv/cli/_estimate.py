@@ -15,10 +15,10 @@ def show(workspace: Workspace, options: SubmitOptions, context: Context, *, alon
     """Print Slurm's estimate. Nothing is queued, and nothing is written.
 
     Args:
-        alone: whether neither --dry-run nor --wait is given.
+        alone: whether --dry-run and --wait are both not given.
 
     Raises:
-        UsageError: --dry-run or --wait is given, or the submission is not a single job for Slurm.
+        UsageError: --dry-run or --wait is given, or the submission is not a single Slurm job.
     """
     if not alone:
         raise UsageError("`--test-only` cannot be combined with --dry-run or --wait", why="it submits nothing")

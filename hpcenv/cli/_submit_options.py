@@ -1,4 +1,4 @@
-"""The options of `hpcenv submit` and `hpcenv rerun`, which are made from the table of options."""
+"""The options of `hpcenv submit` and `hpcenv rerun`. They are made from the table of options."""
 
 from __future__ import annotations
 

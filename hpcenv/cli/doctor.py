@@ -144,7 +144,7 @@ def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, a
 def _store_place() -> StorePlace:
     """Return the folder of images.
 
-    If the site profile is unusable, return the default: doctor may write a new profile.
+    If the site profile cannot be used, return the default folder, because doctor may write a new profile.
     """
     try:
         return _render.Where().place()

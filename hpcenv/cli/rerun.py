@@ -68,7 +68,7 @@ def command(
     or the SIF has changed, --allow-changed is needed.
     """
     waiting = wait_of(wait, timeout, verbose)
-    # --runs-dir names the folder in which the old run is. The new run is made in the same folder.
+    # --runs-dir names the folder that contains the old run. The new run is made in the same folder.
     found = find(_render.cwd(), run, runs=params["runs_dir"])
     typed = {
         name: value

@@ -65,7 +65,7 @@ def wait_telling(runs: Sequence[Submitted], timeout: float | None, *, as_json: b
     """Wait until runs have ended, and print each new state.
 
     Raises:
-        WaitTimeout: a run has not ended within `timeout` seconds. It continues.
+        WaitTimeout: a run has not ended within `timeout` seconds. The run continues.
     """
     line = PendingLine(os.environ)
 
@@ -93,7 +93,7 @@ def tell_state(status: RunStatus) -> None:
 
 
 def tell_exit_status(status: RunStatus) -> None:
-    """Print to stderr which run the exit status of hpcenv is from. Commands that wait print this as their last line."""
+    """Print to stderr which run gave the exit status of hpcenv. Commands that wait print this as their last line."""
     code = exit_status_of(status)
     if code == RunEndUnknown.exit_status and status.exit_status is None:
         why = "was cancelled" if status.state == "cancelled" else "ended, and its exit status is unknown"
@@ -103,7 +103,7 @@ def tell_exit_status(status: RunStatus) -> None:
 
 
 def _show_end(run: Submitted, status: RunStatus, *, alone: bool) -> None:
-    """Print how a run ended, after its first failure. The traceback is printed only if there is a single run."""
+    """Print the first failure of a run, then how the run ended. The traceback is printed only if there is one run."""
     if alone:
         say_failure(run, status)
     elif status.failure is not None:
@@ -115,7 +115,7 @@ def _show_end(run: Submitted, status: RunStatus, *, alone: bool) -> None:
 
 
 def say_failure(run: Submitted, status: RunStatus) -> None:
-    """Print the first failure of a run, if there is one, and the cause that its logs name."""
+    """Print the first failure of a run, if there is one, and the cause of the failure that the run's logs show."""
     if status.failure is not None:
         _render.say(first_failure.render(status.failure, folder=str(status.run_folder)))
     if status.has_failed:

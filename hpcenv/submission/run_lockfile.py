@@ -32,7 +32,7 @@ def run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) ->
         tables = {name: document.plain(part) for name, part in (("code", table), ("run", run))}
         tables |= {f"data.{name}": document.plain(part) for name, part in data.items()}
         return toml_files.extended(text, tables, header=header)
-    # The lockfile may be the copy of another run. It then already has these tables.
+    # This lockfile already has these tables, because it is the copy of another run.
     copy = lock_model.to_data(locked.model_copy(update={"code": table, "run": run, "data": data}))
     return toml_files.dumps(copy, header=header)
 

@@ -114,8 +114,8 @@ def command(
             wanted[option] = os.path.abspath(here / wanted[option])
     recommended = _recommended(here) if base is None else ()
     if not as_json:
-        # The note is printed before the work, because the official base image may be unreachable, while the image that
-        # the site recommends is reachable.
+        # The note is printed before the work. If the official base image cannot be reached, the user needs the note,
+        # because the image that the site recommends may be reachable.
         for note in recommended:
             _render.tell(f"note: {note}")
     build = BuildRequest(packages=compiled, tools=tools, base=build_base, gpu=gpu or host_gpu)
@@ -166,7 +166,7 @@ def _write_tools(words: Sequence[str], folder: Path, *, force: bool, as_json: bo
 
 
 def _project_settings(here: Path) -> tuple[tuple[str, ...], str | None]:
-    """Return the registries without TLS and the GPU that hpcenv.toml names; empty and None outside a project."""
+    """Return the registries without TLS, and the GPU, from hpcenv.toml. Outside a project, return empty and None."""
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return (), None
     workspace = open_workspace(here)

@@ -139,7 +139,7 @@ def _content(inspected: InspectedImage) -> list[tuple[str, str]]:
 
 
 def _settings(config: Any) -> dict[str, str]:
-    """Return those run-time settings of an OCI configuration that have a value."""
+    """Return the run-time settings of an OCI configuration that have a value."""
     inner = config.get("config", config) if isinstance(config, dict) else None
     return {str(key): str(value) for key, value in inner.items() if value} if isinstance(inner, dict) else {}
 
