@@ -76,11 +76,11 @@ def _accepting(digest: str) -> Command:
 
 
 def _ask(workspace: Workspace, asked: Sequence[Asked], new: Sequence[Asked]) -> None:
-    _render.tell(f"The project {workspace.root} asks for:")
+    _render.tell(f"These settings of the project {workspace.root} need your consent:")
     for one in asked:
         _render.tell(f"  {'new: ' if one in new and len(new) < len(asked) else ''}{one.text}")
-    if not click.confirm("Accept this for this project?", err=True):
-        raise NotAccepted("you have not accepted what the project asks for; nothing was started")
+    if not click.confirm("Accept these settings for this project?", err=True):
+        raise NotAccepted("you have not accepted the settings of the project; nothing was started")
     acceptance.keep(asked, workspace.root, os.environ)
 
 

@@ -39,7 +39,7 @@ def show(problem: HpcenvError, *, as_json: bool, command: str) -> int:
 
 def show_lost_output(reason: str) -> int:
     """Print the error that standard output cannot be written, and return its exit status."""
-    hint = "free some space there, or send the output to another place; what the command did is done"
+    hint = "free some space there, or send the output to another place; the command has done its work"
     problem = FileUnusable("standard output cannot be written", why=reason, hint=hint)
     return show(problem, as_json=False, command="")
 

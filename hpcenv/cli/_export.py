@@ -92,7 +92,7 @@ def refuse(typed: Mapping[str, Any], *, alone: bool) -> None:
     if flags or not alone:
         word = flags[0] if flags else "--wait, --dry-run or --test-only"
         raise UsageError(
-            f"`--export` does not go together with {word}",
+            f"`--export` cannot be used together with {word}",
             why="the folder is submitted later",
             hint=f"leave out {word}",
         )

@@ -59,7 +59,7 @@ def wait_of(wait: bool, timeout: float | None, verbose: bool) -> Wait | None:
             hint="add --wait, or set the time limit of the job: --time",
         )
     if verbose and not wait:
-        hint = ("add --wait; of a run that was submitted: ", Command("hpcenv", "report", "RUN"))
+        hint = ("add --wait; for a run that is already submitted: ", Command("hpcenv", "report", "RUN"))
         raise UsageError("`--verbose` needs --wait", why="the verdict is made by the job", hint=hint)
     return Wait(timeout=timeout, verbose=verbose) if wait else None
 

@@ -89,7 +89,7 @@ def command(
     values = parse_flags(params)
     if record_to is not None:
         if write_to is not None:
-            raise UsageError("--record and --write exclude each other", hint="give one of them")
+            raise UsageError("--record and --write cannot be used together", hint="give one of them")
         _record(_render.cwd() / (record_to or "machine.json"), force=force, as_json=as_json)
         return 0
     if nodes is not None or values["nodelist"]:
@@ -108,7 +108,7 @@ def _refuse_without_nodes(values: dict[str, Any]) -> None:
     if given:
         raise UsageError(
             f"`{given[0]}` goes with --nodes or --nodelist only",
-            why="without them this machine is looked at",
+            why="without them, hpcenv checks this machine",
             hint="add --nodes N",
         )
 

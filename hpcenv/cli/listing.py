@@ -90,7 +90,7 @@ def command(
     line.
     """
     if as_csv and as_json:
-        raise UsageError("--csv and --json exclude each other", hint="use one of them")
+        raise UsageError("--csv and --json cannot be used together", hint="use one of them")
     wanted = tuple(word for state in states for word in state.split(","))
     limit = count or (None if everything or sweep is not None or as_json or as_csv else _LINES)
     listing = list_lines(

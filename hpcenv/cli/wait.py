@@ -43,8 +43,8 @@ def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_js
     """Wait until the given runs have ended.
 
     RUN is a run folder, a run name, a job id or a sweep; the default is the latest run. hpcenv ends with the exit
-    status of the run. With several runs, hpcenv ends with the exit status of the first run, in the given order, that
-    did not end well. The last printed line names the run that gave the exit status.
+    status of the run. With several runs, hpcenv goes through them in the given order, and ends with the exit status
+    of the first run that did not end well. The last printed line names the run that gave the exit status.
     """
     entries = find_all(_render.cwd(), run, runs=runs)
 

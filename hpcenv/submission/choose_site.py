@@ -115,7 +115,10 @@ def by_name(named: str, origin: str, root: Path | None, context: Context) -> Pro
 
 def _instead(known: Sequence[str]) -> Hint:
     """Return a hint with the names of all known profiles."""
-    return (Command("hpcenv", "doctor"), f" shows which one fits; --site none uses none. There are: {', '.join(known)}")
+    return (
+        Command("hpcenv", "doctor"),
+        f" shows which profile fits; --site none uses no profile. Known profiles: {', '.join(known)}",
+    )
 
 
 def _load(path: Path, *, trusted: bool = False) -> Profile:

@@ -170,7 +170,7 @@ def notes_on(manifest: Manifest) -> tuple[str, ...]:
     notes = []
     names = [setting.name for setting in manifest.settings if looks_like_credential(setting.name)]
     if names:
-        what = f"{', '.join(names)}: records have the name only, because it looks like that of a credential"
+        what = f"{', '.join(names)}: records have the name only, because it looks like the name of a credential"
         notes.append(f"{what}; manifest.json has the value. To keep it out of there: --secret {names[0]}=file:PATH")
     words = arguments(manifest.args)
     if words:

@@ -237,7 +237,7 @@ def require_hpcenv_chooses_gpus(manifest: Manifest) -> None:
         if setting.name == free_gpus.VARIABLE:
             raise UsageError(
                 f"{setting.name}={setting.value} ({setting.origin}) names GPUs that the run may not have",
-                why="without Slurm the run takes free GPUs, and this variable would give its ranks other ones",
+                why="without Slurm the run uses free GPUs, and with this variable its ranks would use other GPUs",
                 hint=f"leave it out; `{setting.name}={setting.value} hpcenv submit ...` limits the choice",
             )
 

@@ -37,7 +37,7 @@ def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, 
     if manifest.environment.kind != before.environment.kind:
         return plan
     if verdict is None or not verdict.inherited:
-        note = f"not compared: the variables that reached the ranks of {before.run}, which started none"
+        note = f"not compared: the variables of the ranks of {before.run}, because that run started no ranks"
         return replace(plan, notes=(*plan.notes, note))
     first, others = _of_first(before, verdict)
     others |= {setting.name for setting in manifest.settings}

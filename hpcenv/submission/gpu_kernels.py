@@ -110,6 +110,6 @@ def judge_libraries(locked: Lockfile, request: Request, table: Mapping[str, Any]
     for one, weight in weights:
         if weight == "must":
             judged = one.judgement
-            to_accept = f'or say that you want it: "{one.field}" = "warn" under [policy]'
+            to_accept = f'or accept the difference: "{one.field}" = "warn" under [policy]'
             raise SubmitRejected(judged.what, why=judged.why, hint=f"{judged.hint or 'install what fits'}, {to_accept}")
     return [f"{one.field}: {one.judgement.what}" for one, weight in weights if weight == "warn"]

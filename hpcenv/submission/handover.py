@@ -151,8 +151,8 @@ def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
         "It needs:",
         *(f"  {visible(need)}" for need in needs),
         "",
-        "Every node is compared with lock.toml first; if one differs, the job ends with status 90",
-        "(91: it could not be told) and a table, and not a line of the program runs.",
+        "First, every node is compared with lock.toml. If a node differs, the job prints a table and ends with",
+        "status 90, and the program does not start. Status 91: hpcenv could not find out whether the nodes match.",
         "Look into hpcenv-JOBID.log, and runs/JOBID: verdict.json, facts/, exits/, ranks/.",
     ]
     return "\n".join(lines) + "\n"

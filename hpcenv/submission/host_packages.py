@@ -44,10 +44,10 @@ def compare(manifest: Manifest, context: Context) -> tuple[str, ...]:
     shown = listed([f"{one.field} {one.locked} -> {one.found}" for one in found], _MOST_NAMED)
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     if manifest.cluster != "local" and not filesystem.visibility(folder, home=home).shared:
-        return (f"{folder} is not as it was locked; nodes that have the same refuse the job: {shown}",)
+        return (f"{folder} differs from the lockfile; nodes with the same packages will refuse the job: {shown}",)
     path = Path(manifest.lockfile)
     raise LockfileStale(
-        f"the environment is no longer that of `{path.name}`",
+        f"the environment no longer matches `{path.name}`",
         why=f"{shown}\nevery node would refuse the job",
         hint=stale.hint(stale.from_differences(found), path=path, name=path.name.removesuffix(".lock.toml")),
     )

@@ -34,7 +34,9 @@ def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOp
     if not found:
         return options, context, ()
     given = {name: value for name, value in found.items() if options.secret.get(name, f"env:{name}") == f"env:{name}"}
-    note = f"{', '.join(given)}: treated as --secret NAME=env:NAME, because the name is like a credential's"
+    note = (
+        f"{', '.join(given)}: treated as --secret NAME=env:NAME, because the name looks like the name of a credential"
+    )
     secret = {**options.secret, **{name: f"env:{name}" for name in given}}
     env = {name: value for name, value in options.env.items() if name not in found}
     context = replace(context, environ={**context.environ, **given})
@@ -151,9 +153,9 @@ def renew(manifests: Sequence[Manifest], context: Context) -> dict[str, str]:
             )
         if kept and manifest.secret_values != str(secret_file.path_of(state, manifest.run_folder)):
             raise UsageError(
-                f"the values of secrets of {manifest.run} cannot be brought again",
+                f"the values of secrets of {manifest.run} cannot be written again",
                 why=f"its nodes read {manifest.secret_values}, which is not in your state folder {state}",
-                hint="submit it as a new run, or set XDG_STATE_HOME as it was",
+                hint="submit it as a new run, or set XDG_STATE_HOME to its old value",
             )
         values = values_of(kept, context.environ)
         write(manifest, values, context)

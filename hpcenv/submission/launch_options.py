@@ -125,7 +125,11 @@ def _check_option(word: str, name: str, torch: str) -> None:
     if not word.startswith("-"):
         raise _refused(word, "torchrun would use it as the script", "write option and value as one argument: --a=b")
     if not plain:
-        why = "torchrun would use what follows as the script" if word == "--" else "torchrun has no such option for you"
+        why = (
+            "torchrun would use what follows as the script"
+            if word == "--"
+            else "hpcenv passes on only options that begin with --"
+        )
         raise _refused(word, why, "arguments of the script go after `--`: hpcenv submit SCRIPT OPTIONS -- ARGS")
     if plain in _WITH_VALUE or plain in _WITHOUT_VALUE:
         return

@@ -120,4 +120,4 @@ def _without_lingering(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     if said.stdout.strip() != "no":
         return ()
-    return ("systemd ends this run when you log out everywhere; `loginctl enable-linger` lets it go on",)
+    return ("systemd ends this run when you log out everywhere; after `loginctl enable-linger`, the run continues",)

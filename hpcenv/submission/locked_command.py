@@ -239,7 +239,7 @@ def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
     if status == NodeRejected.exit_status and result == "mismatch":
         what = "a check failed" if of_checks else "a node differs from the lockfile"
         return NodeRejected(f"the command was not started: {what}", why=log, hint=hint)
-    what = "the command was not started: it could not be told whether the nodes match the lockfile"
+    what = "the command was not started: hpcenv could not find out whether the nodes match the lockfile"
     return NodesUnknown(what, why=log or f"the check ended with status {status}", hint=hint)
 
 

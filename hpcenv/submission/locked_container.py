@@ -107,7 +107,7 @@ def program_of(named: str | None, profile: Profile | None, environ: Mapping[str,
         raise ToolMissing(
             f"`{program}` is not on PATH",
             why=f"{origin} names it",
-            hint="name it there by its absolute path, or the modules that bring it",
+            hint="give its absolute path there, or name the modules that provide it",
         )
     return found or program
 
@@ -150,7 +150,7 @@ def identify_sif(
     same_tree = stands_for(container, Path(image), digest, place=place, cache=cache)
     if same_tree:
         by = f" (of {wanted.built_with})" if wanted.built_with else ""
-        note = f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree"
+        note = f"{image} is used as the locked SIF{by}: its bytes differ, but its file tree is the same"
     elif lock_model.severities_of(locked).of("container.sif.sha256") == "must":
         raise ImageMismatch(
             f"`{image}` is not the locked SIF",
@@ -209,7 +209,7 @@ def _to_repair(container: ContainerTable, lock: str) -> Hint:
     """Return a hint for a SIF that has changed."""
     command = _command_to_make(container, lock)
     if isinstance(locked_source(container), SifFile):
-        return ("bring the locked file back; to lock the one that is there: ", command)
+        return ("restore the locked file; to lock the changed file instead: ", command)
     if container.manifest_digest is None:
         return ("move it away, then: ", command)
     return (command, " moves it aside, and makes the locked one again")

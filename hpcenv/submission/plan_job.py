@@ -302,7 +302,7 @@ def _shape(wanted: _Wanted) -> _Shape:
     workspace, options = wanted.workspace, wanted.options
     read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
     path, content, lockfile, edited = read.path, read.content, read.lockfile, read.edited
-    why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
+    why = f"its fingerprint {lockfile.fingerprint} does not fit its content (--frozen)"
     notes = [f"`{workspace.shown(path)}` was edited: {why}"] if edited else []
     # The lockfile decides about overlays. This note is needed, because the command line does not show that an overlay
     # is not mounted, or is mounted at another place.

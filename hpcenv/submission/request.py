@@ -427,7 +427,7 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
     if options.grace is not None and seconds is not None and options.grace >= seconds:
         raise UsageError(
             f"a grace period of {options.grace} s in a job of {seconds:g} s",
-            why="the ranks would be told to stop as soon as they begin",
+            why="the ranks would get the stop signal as soon as they begin",
             hint="a longer --time, or a shorter --grace",
         )
     # A tenth of the time of a short job is enough to save the state of the training.

@@ -52,7 +52,7 @@ def with_session(
         hint = "a letter, then letters, digits, '.', '_' and '-', at most 40"
         raise UsageError(f"{name!r} is not the name of a session", hint=hint)
     if (options.cluster or detect_cluster(environ)) != "slurm":
-        why = "a session is a job: on this machine itself, which may be a login node, none is started"
+        why = "a session is a job; hpcenv starts no session on this machine itself, because it may be a login node"
         raise UsageError("a session needs Slurm", why=why, hint=Command("hpcenv", "run"))
     runs = workspace.runs if options.runs_dir is None else Path(options.runs_dir)
     runs = Path(os.path.abspath(runs))

@@ -159,7 +159,7 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
     """Return the state of the code in git. Refuse code that differs from its commit without --allow-dirty."""
     script, options = place.script, place.options
     if options.copied is not None:
-        return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of that of another run")
+        return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of another run's code")
     if read is None:
         return _Committed(tree=None, reason="no script" if place.folder is None else f"{place.folder} is not under git")
     tree, known = read

@@ -21,7 +21,9 @@ class _StartCommand(WithDashes, GroupedCommand):
 @click.command("start", cls=_StartCommand)
 @click.argument("name")
 @click.option(
-    "--key", metavar="FILE", help="The public keys that open the session by ssh. Default: ~/.ssh/authorized_keys."
+    "--key",
+    metavar="FILE",
+    help="File with the public keys that may connect to the session by ssh. Default: ~/.ssh/authorized_keys.",
 )
 @click.option("--jupyter", is_flag=True, help="Start JupyterLab.")
 @click.option(
