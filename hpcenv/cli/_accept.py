@@ -89,7 +89,7 @@ def show(review: Review) -> None:
     for line in review.asks:
         _render.tell(f"asks: {line}")
     if not review.accepted:
-        _render.tell(f"not accepted yet: without --dry-run hpcenv asks you, or takes --accept {review.digest}")
+        _render.tell(f"not accepted yet: without --dry-run, hpcenv asks you, or you give --accept {review.digest}")
 
 
 def reviewed(workspace: Workspace, more: Sequence[Asked] = ()) -> Review:

@@ -1,4 +1,4 @@
-"""The click group of all commands, and the code that runs after a command has ended.
+"""The click group of all commands. After a command has ended, this module handles errors and the exit status.
 
 Runs on: LOGIN NODE. The module of a command is imported when the command is used (LazyGroup).
 """

@@ -21,7 +21,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.submission.handover import export_job
 from hpcenv.submission.request import SubmitOptions
 
-# Options that affect only your own job. They cannot be exported, because another person submits the folder later.
+# Options that affect only a job of this user. They cannot be exported, because another person submits the folder later.
 _NOT_HERE = (
     "name",
     "runs_dir",

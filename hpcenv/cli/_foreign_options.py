@@ -66,7 +66,7 @@ def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
 def _own_name(name: str) -> tuple[str, str] | None:
     """Return the program that has this option, and the option of hpcenv with the same value; None if there are none."""
     for row in OPTIONS:
-        # --signal combines a signal and a time. hpcenv has a separate option for each.
+        # sbatch's --signal combines a signal and a time. hpcenv has one option for the signal and one for the time.
         for program, theirs in (("sbatch", row.sbatch), ("srun", row.srun), ("torchrun", row.torchrun)):
             if theirs == name and name != "signal":
                 return program, row.flag
@@ -139,6 +139,6 @@ def _around(arguments: Sequence[str], option: str) -> tuple[list[str], str, list
     else:
         number, equals, value = end, "", ""
     following = words[number + 1 : end][:1]
-    # If the option has no `=`, the next word is its value, but not if that word is an option or the script.
+    # If the option has no `=`, the next word is its value, except if the next word is an option or the script.
     taken = not equals and bool(following) and not following[0].startswith("-") and not following[0].endswith(".py")
     return words[:number], following[0] if taken else value, words[number + 1 + taken :]

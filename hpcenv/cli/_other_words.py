@@ -1,7 +1,7 @@
 """Words that are not commands or options of hpcenv, with the text to type instead.
 
-Some of these words are the names that other programs give to the same command (`ls`, `kill`). Other words are tasks for
-which users now need another program (`sign`, `image scan`). hpcenv had commands for these tasks until 2026-11-25, and
+Some of these words are names of similar commands in other programs (`ls`, `kill`). Other words are tasks for which
+users now need another program (`sign`, `image scan`). hpcenv had commands for these tasks until 2026-11-25, and
 CHANGELOG.md lists the same replacements.
 
 Runs on: LOGIN NODE. Pure.
@@ -39,7 +39,7 @@ _COMMANDS = {
     "hpcenv image rebuild": "hpcenv bundle make RUN --with-sif FILE",
     "hpcenv image scan": "hpcenv export cyclonedx -o bom.cdx.json",
 }
-# Ends of the name of a script that a user may type as a command.
+# File extensions of scripts. A user may type the name of a script as a command.
 _SCRIPTS = (".py", ".sh", ".slurm", ".sbatch", ".sub")
 # The reason for a replacement, if the replacement itself does not show the reason.
 _REASONS = {

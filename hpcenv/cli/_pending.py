@@ -1,4 +1,4 @@
-"""The line about a run that waits in the queue: updated on a terminal, and repeated every 10 minutes in a log."""
+"""The line about a run that waits in the queue. A terminal shows updates; a log gets the line every 10 minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ASK, _REPEAT = 60.0, 600.0
 
 
 class PendingLine:
-    """Prints to standard error why a run waits. If several runs wait, the line is about the first of them.
+    """Prints to standard error why a run waits. If several runs wait, the line is about the first run.
 
     Args:
         environ: environment variables, for the Slurm commands.

@@ -86,7 +86,7 @@ def _ended_politely() -> Iterator[None]:
 
 
 class _JsonLines:
-    """Prints one JSON object for each note, start and end, and for some of the events between them."""
+    """Prints one JSON object for each note, each start and each end, and for some events between start and end."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], float] = {}

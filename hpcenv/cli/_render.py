@@ -157,7 +157,7 @@ class Where:
 
     @property
     def is_projects(self) -> bool:
-        """Whether hpcenv.toml may name the store: the user did not name a store."""
+        """Whether hpcenv.toml may name the store, because the user did not name a store."""
         return self._named() is None
 
     def place(self) -> StorePlace:
@@ -244,7 +244,7 @@ def open_project(start: Path | None = None, *, script: str | None = None) -> Wor
     return Where().project(start, script=script)
 
 
-# Options that do not change the run of a submission.
+# Options of a submission that do not change the run.
 _ABOUT_SHOWING = ("--dry-run", "--test-only", "--wait", "--verbose", "-v", "--json")
 
 
@@ -283,7 +283,7 @@ def own_program() -> str:
 
 
 def token() -> str:
-    """Return eight random hex digits. They make the names of runs different that are submitted in the same second."""
+    """Return eight random hex digits. With them, runs that are submitted in the same second have different names."""
     # secrets.token_hex does the same, but it imports random and hmac.
     return os.urandom(4).hex()
 

@@ -29,7 +29,7 @@ from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.session import prepare_folder, read_keys, with_session
 from hpcenv.submission.submit import SubmitResult, submit
 
-# Options of a submission that have a meaning without a script.
+# Options of a submission that have an effect without a script.
 _OPTIONS = frozenset((
     "nodes", "gpus", "allow_cpu_torch", "gpu_type", "cpus", "mem", "time", "partition", "account", "qos", "constraint",
     "reservation", "exclude", "nodelist", "dependency", "comment", "sbatch", "site", "lock", "frozen", "runtime",

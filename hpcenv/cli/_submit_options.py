@@ -16,7 +16,7 @@ from hpcenv.project.options import in_place
 
 
 class _Whole(click.IntRange):
-    """A whole number. For other values (`--nodes two`, `--nodes 2-4`), the error says which values are possible."""
+    """A whole number. If the value is not a whole number (`--nodes two`), the error says which values are possible."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if str(value).strip().removeprefix("-").isdecimal():

@@ -27,7 +27,7 @@ from hpcenv.submission.sweep_job import (
 )
 from hpcenv.text import columns, plural, visible
 
-# The number of rows that are printed, about as many as a terminal shows. `--json` has all rows.
+# The number of rows that are printed. A terminal shows about this number of rows. `--json` has all rows.
 _ROWS = 40
 
 
@@ -170,7 +170,7 @@ def _as_data(status: SweepStatus) -> dict[str, Any]:
 
 
 def show(status: SweepStatus) -> None:
-    """Print the table of a sweep, with failed elements first and at most as many rows as a terminal shows."""
+    """Print the table of a sweep. Failed elements come first. The number of rows is limited."""
     _render.say(f"{status.run}: {plural(len(status.elements), 'run')}: {counts(status)}")
     failed = {element.element for element in status.failed}
     rows = sorted(status.elements, key=lambda element: element.element not in failed)

@@ -29,7 +29,7 @@ def is_terminal() -> bool:
 
 
 def has_colours() -> bool:
-    """Whether to print colours: on a terminal, if NO_COLOR (no-color.org) is not set and TERM is not `dumb`."""
+    """Whether to print colours: only on a terminal, if NO_COLOR (no-color.org) is not set and TERM is not `dumb`."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -44,7 +44,7 @@ def clean_text(text: str) -> str:
 
 
 def escape_stream(text: str) -> str:
-    """Return text for a terminal, like `clean_text`, but with colours. The text may be a part of a line."""
+    """Return text for a terminal. This is like `clean_text`, but keeps colours. The text may be a part of a line."""
     if text.isprintable():
         return text
     parts, position = [], 0

@@ -190,7 +190,7 @@ def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, 
 
 
 def _record(path: Path, *, force: bool, as_json: bool) -> None:
-    """Write a recording of this machine."""
+    """Write a file that describes the network and the GPUs of this machine (--record)."""
     date = time.strftime("%Y-%m-%d", _render.local_time())
     recording = record_this_machine(os.environ, name=path.stem, date=date)
     write_recording(recording, path, force=force)

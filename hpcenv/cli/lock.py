@@ -99,7 +99,7 @@ def command(
 def _refuse_with_check(options: LockOptions) -> None:
     """Refuse options that have an effect only when a lockfile is written.
 
-    Without this error, `--check` would ignore these options without a message.
+    Otherwise, `--check` would ignore these options without a message.
     """
     for_writing = {
         "--upgrade": options.upgrade,
@@ -112,7 +112,7 @@ def _refuse_with_check(options: LockOptions) -> None:
     if given:
         raise UsageError(
             f"`--check` does not go with `{given[0]}`",
-            why="--check only compares: it writes nothing, and asks no registry and no index",
+            why="--check only compares: it writes no file, and does not contact a registry or an index",
             hint="leave out one of the two; "
             "--check goes with --lock, --all, --from, --spec-only, --require-hashes and --json",
         )

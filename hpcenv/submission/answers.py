@@ -25,7 +25,7 @@ _Told = TypeVar("_Told")
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The answers of other programs, which work while the run is planned; None for a program that is not asked.
+    """The answers of programs that run while a submission is planned; None for a program that is not asked.
 
     Attributes:
         offers: the answer of sinfo about the nodes of the cluster.

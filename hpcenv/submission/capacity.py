@@ -1,7 +1,8 @@
 """Find out whether a partition can ever run a job: compare the request with the resources of the nodes.
 
 Runs on: LOGIN NODE. Pure: the answer of sinfo is an argument. Nodes that are down count, too, because a request is
-refused only if no node can ever fulfil it. If a value of a node is not known, the node counts as good enough.
+refused only if no node can ever fulfil it. If a value of a node is not known, the request counts as fulfilled by this
+node.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ def feature_sets(constraint: str | None) -> list[frozenset[str]]:
 
 
 def mebibytes(mem: str | None) -> float | None:
-    """Return the value of sbatch's `--mem` in MiB; None for all memory of a node (`0`), or an unknown form.
+    """Return the value of sbatch's `--mem` in MiB; None for `0` (all memory of a node) and for an unknown form.
 
     The value is a number with K, M, G or T; a number without a unit is in MiB (sbatch(1)).
     """
@@ -339,7 +340,7 @@ def _first(origins: Mapping[str, str], *names: str) -> str:
 
 
 def _shown(offers: Sequence[Offer]) -> str:
-    """Return a text with the resources of some nodes, one part for each kind of node."""
+    """Return a text with the resources of some nodes. The text has one part for each kind of node."""
     kinds: dict[str, int] = {}
     for offer in offers:
         gpus = ", ".join(f"{count} GPUs{f' ({kind})' if kind else ''}" for kind, count in sorted(offer.gpus.items()))

@@ -1,4 +1,4 @@
-"""Which site profile a run uses.
+"""Choose the site profile of a run.
 
 Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names the profile. Without a name, the profile for
 this cluster is used, from the user's folder, the project, the folders of the machine, or the folders in HPCENV_SITES.
@@ -132,7 +132,7 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
 def by_cluster(project: Path | None, context: Context) -> NotedProfile:
     """Return the first profile for this cluster, and notes. The profile is None if no profile is for this cluster.
 
-    The name of the cluster is looked up only if there are profiles.
+    This function looks up the name of the cluster only if there are profiles.
 
     Raises:
         SpecError, FileUnusable: one of the user's profiles is not valid, or the profile for this
@@ -209,7 +209,7 @@ def require_runtime(profile: Profile) -> None:
     """
     if profile.no_runtime:
         raise SubmitRejected(
-            f"the site {profile.name} has nothing that starts a SIF for hpcenv",
+            f"the site {profile.name} has no program that can start a SIF for hpcenv",
             why=f"{profile.no_runtime} ([runtime] in {profile.path})",
             hint='`image = "host"` in hpcenv.toml locks an environment of the host; --site none uses no profile',
         )

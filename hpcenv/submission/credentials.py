@@ -4,7 +4,7 @@ Runs on: LOGIN NODE. For the files that git does not track and does not ignore, 
 copied, because other people may read the copies. This module guesses by names and by the form of values. So it can miss
 a credential, and it can take a harmless value for a credential.
 
-hpcenv/records/variables.py has the names that stand for credentials.
+hpcenv/records/variables.py has the list of names that are usual for credentials.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.variables import looks_like_credential, names_credential
 
-# Files that usually hold credentials, in lower case. Python cannot import them.
+# Names of files that usually have credentials, in lower case. Python cannot import these files.
 _FILES = (
     *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".boto"),
     *(".s3cfg", ".git-credentials", ".dockercfg", ".htpasswd", ".vault-token", "kubeconfig", "kaggle.json"),
@@ -28,15 +28,16 @@ _FILES = (
     *("password.*", "passwords.*", "*[_-]password.*", "token", "token.txt", "*[_-]token", "*[_-]token.txt"),
     *("apikey*", "api[_-]key*", "service*account*.json"),
 )
-# Folders of such files. In `.aws/config`, for example, only the folder shows that the file has credentials.
+# Folders that usually have credentials. For example, the name `config` in `.aws/config` does not show this, but the
+# name of the folder does.
 _FOLDERS = (".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "secrets", ".secrets")
 
-# A header of HTTP, with a token and not with a placeholder.
+# An HTTP header with a token. Headers with a placeholder do not match.
 _BEARER = (
     r"(?i:authorization)[\"']?\]?[ \t]*[:=,][ \t]*[rbfu]?[\"']?[Bb]earer "
     r"(?![A-Z_]+\b|(?i:your|my|token|auth|xxx))[\w.~+/-]{8,}"
 )
-# Patterns of tokens. Before each pattern is a text that all its matches contain. The patterns are from
+# Each entry has a text and the pattern of a token. All matches of the pattern contain the text. The patterns are from
 # config/gitleaks.toml of gitleaks at b58d3f1 (2026-07-22); some patterns are less strict here.
 _FORMS = tuple(
     (part, re.compile(form))
@@ -55,7 +56,7 @@ _FORMS = tuple(
         ("AIza", r"(?<!\w)AIza[\w-]{35}"),
         ("eyJ", r"(?<!\w)eyJ[A-Za-z0-9]{16,}\.ey[\w/-]{17,}\.[\w/-]{10,}"),
         ("earer ", _BEARER),
-        # A user and a password before a host.
+        # A URL with a user and a password before the host.
         ("://", r"://[^\s/:@'\"{}$<>]+:(?!(?:pass|password|pwd|token)@)[^\s/:@'\"{}$<>*]{3,}@[\w.-]+"),
     )
 )

@@ -1,4 +1,4 @@
-"""Checks that refuse a job before it is queued, if the job would otherwise fail after its wait in the queue.
+"""Checks before a job is queued. They refuse a job that would fail after its wait in the queue.
 
 Runs on: LOGIN NODE. Each check returns notes or raises an error. No check writes anything.
 """

@@ -120,7 +120,7 @@ def _dump_by_value(submission: Any, path: Path) -> None:
     """Pickle a function as submitit does, but keep the name of the file in code objects.
 
     cloudpickle 3.1.3 replaces this name by `<dynamic-code>` (cloudpickle pull request 560). With `<dynamic-code>`, the
-    traceback of a function that fails on a rank would show neither the file nor the text of the line.
+    traceback of a function that fails on a rank would not show the file and the text of the line.
     """
     import cloudpickle  # type: ignore[import-untyped]
 
@@ -228,7 +228,7 @@ def _packages() -> dict[str, bytes]:
     return files
 
 
-# -- what they send back ------------------------------------------------------------------
+# -- results of the ranks -----------------------------------------------------------------
 
 
 def read_result(path: Path) -> tuple[str, Any]:

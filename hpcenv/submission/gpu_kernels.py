@@ -88,7 +88,7 @@ def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], 
         raise SubmitRejected(
             f"the GPUs have less memory than the {wanted} GB that the project asks for",
             why=f"{shown} at most; the GPU is known from {origin}",
-            hint="ask for another GPU (--gpu-type, --constraint), or lower `gpu-memory` under [host]",
+            hint="request another GPU (--gpu-type, --constraint), or lower `gpu-memory` under [host]",
         )
 
 

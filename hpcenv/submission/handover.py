@@ -33,7 +33,7 @@ class Handover:
     """An exported folder.
 
     Attributes:
-        needs: what a cluster must have to run the job, one phrase each.
+        needs: texts that name the things that a cluster must have to run the job.
         lost: the things that Slurm, or hpcenv with Slurm, does for a job, and that the other engine does not do.
         start: the command to type in the folder.
     """

@@ -1,6 +1,6 @@
-"""Send the values of `env:NAME` secrets to the nodes in a file of the user, not through Slurm.
+"""Send the values of `env:NAME` secrets to the nodes, in a file of the user instead of through Slurm.
 
-Runs on: LOGIN NODE. sbatch would store the environment with the job, where other people can read it.
+Runs on: LOGIN NODE. sbatch would store the environment with the job, and other people could read the values there.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class CheckedPlace:
 
 
 def check_place(workspace: Workspace, options: SubmitOptions, context: Context) -> CheckedPlace:
-    """Check this machine, or all nodes of the allocation, as a job would.
+    """Check this machine, or all nodes of the allocation, in the same way as a job.
 
     Args:
         options: the options, without a script.
@@ -166,7 +166,7 @@ class _Steps:
         return status
 
     def _first_node(self) -> dict[str, str]:
-        """Return the variables that describe the first node, on which the batch script of a job would run."""
+        """Return the variables that describe the first node. The batch script of a job would run on this node."""
         if self._allocation is None:
             nodes = node_names(1)
             return {LOCAL_NODE: nodes[0], LOCAL_NODES: nodes[0], LOCAL_JOB: f"local-{os.getpid()}"}
@@ -218,7 +218,7 @@ def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) 
 
 
 def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
-    """Return the error for a failed check, with the end of the log, which contains the table of differences.
+    """Return the error for a failed check. It has the end of the log, with the table of differences.
 
     Args:
         of_modules: whether the modules of the site profile could not be loaded.

@@ -234,7 +234,7 @@ def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
     return "; ".join(parts)
 
 
-# -- what is refused ----------------------------------------------------------------------
+# -- refused requests ---------------------------------------------------------------------
 
 
 def refuse_shared_cores(

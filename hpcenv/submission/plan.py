@@ -100,16 +100,16 @@ class Plan(Shown):
         manifest: the manifest of the run, which the nodes read.
         request: what is requested from Slurm.
         script: the batch script, byte for byte; empty for `--cluster local`.
-        lockfile_text: the text of the lockfile, which is kept with the run.
-        requirements: the packages of the lockfile in a form for pip, which is kept with the run.
-        notes: what the user should know, one sentence each.
+        lockfile_text: the text of the lockfile. The run folder gets a copy.
+        requirements: the packages of the lockfile in a form for pip. The run folder gets a copy.
+        notes: information for the user, one sentence each.
         requested: the values of the request to Slurm, each with its origin.
         command: the command line that makes this plan again.
         source: the copy of the code that the run uses; None if the code runs in the live project.
         record: the stored request, which `hpcenv rerun` reads; None if the run cannot be submitted again.
         files: more files for the run folder: relative path -> content.
         hub: the cache that has the run's models and data sets of a hub.
-        after: the runs that must complete first. Slurm itself waits for those of them that are Slurm jobs.
+        after: the runs that must complete first. Slurm itself waits for the runs that are Slurm jobs.
         secret_values: variable of this process -> value, for the file of secrets that the nodes read.
     """
 
@@ -172,8 +172,8 @@ class Call:
             ranks find `module`.
         module: the file that defines the function; None if this file is not copied.
         folder: the folder for the pickles of the function and of its results.
-        outputs: a folder, without code, that the function writes to.
-        launcher: the program that starts the processes that call the function, see `LaunchOptions`.
+        outputs: a folder to which the function writes. This folder has no code.
+        launcher: the program that starts the processes for the function; see `LaunchOptions`.
     """
 
     name: str
@@ -187,7 +187,7 @@ class Call:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Further folders, without code, that every node must see."""
+        """More folders, without code, that every node must see."""
         return tuple(folder for folder in (self.folder, self.outputs) if folder is not None)
 
 
@@ -250,7 +250,7 @@ def module_words(manifest: Manifest) -> list[str]:
 
 
 def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
-    """Return the `#SBATCH` lines of a run as pairs: an option, and its value or None if it has no value."""
+    """Return the `#SBATCH` lines of a run: pairs of an option and its value; None if the option has no value."""
     run = RunFolder(_path(manifest.run_folder))
     requested: list[tuple[str, str | None]] = [
         ("job-name", manifest.run),
@@ -269,7 +269,7 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
         *_comment_directive(request),
         *((name, value) for name, value in request.sbatch.items() if name != "gres"),
         ("chdir", manifest.run_folder),
-        # One file for the whole job; a requeued job appends to it.
+        # The log is one file for the whole job. A requeued job appends to this file.
         ("output", batch_script.filename_pattern(str(run.log))),
         ("open-mode", "append"),
         ("export", "ALL"),
@@ -408,5 +408,5 @@ def _cpus(request: Request) -> list[str]:
 
 def _path(text: str) -> Path:
     if "\n" in text or "\0" in text:
-        raise UsageError(f"the run folder {text!r} holds a newline")
+        raise UsageError(f"the path of the run folder has a newline: {text!r}")
     return Path(text)

@@ -94,7 +94,7 @@ class _Wanted:
     """The merged options, the project and the site profile of a run.
 
     Attributes:
-        profile: the site profile, whose values for this run are not yet selected.
+        profile: the site profile. Its values for this run are not yet selected.
         request: what is requested from Slurm, without the values of the site profile.
         earlier: the runs of `--after`.
         script: the file that the ranks start; None if it is not known.
@@ -191,7 +191,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
     It does not start programs that the project names, because the user may not have accepted them yet (`--dry-run`).
 
     Raises:
-        HpcenvError: the login node found a reason why the job would fail.
+        HpcenvError: hpcenv found a reason why the job would fail.
     """
     _require_no_import(context)
     workspace = workspace.for_lock(options.lock)
@@ -652,7 +652,7 @@ def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
 
 
 def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
-    """Return the environment with binds for a function's pickles and outputs, and for its module if it is live."""
+    """Return the environment with binds for a function: its pickles, its outputs, and a module that is not copied."""
     if environment.kind != "sif":
         return environment
     folders = [str(folder) for folder in call.folders]

@@ -42,7 +42,7 @@ _MOST_LOOKED_AT = 20_000
 _DEEPEST = 100
 # If a linked folder has more files and folders than this number, the folder counts as data.
 _MOST_BEHIND_LINK = 2_000
-# Limits for all copied files together. A larger project probably holds data, and every run would keep a copy.
+# Limits for all copied files together. A larger project probably has data, and each run would have a copy of the data.
 _MOST_FILES = 20_000
 _MOST_BYTES = 10**9
 _SHOWN = 3
@@ -154,7 +154,7 @@ def _too_much(shown: str, sizes: Mapping[str, int]) -> UsageError:
 
 @dataclass(frozen=True, kw_only=True)
 class _LooseFile:
-    """An untracked file that is treated differently if git ignores it.
+    """An untracked file. Whether it is copied depends on whether git ignores it.
 
     Attributes:
         place: the path at which the file is read. If a link leads to the file, this path is outside of the folder.
@@ -513,7 +513,7 @@ def _starts_with(place: str, start: bytes) -> bool:
 def _text(place: str) -> bytes | None:
     """Return the content of a text file; None if the file is not text, is too long, or cannot be read."""
     content = _start_of(place)
-    # Same rule as git (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes means binary.
+    # git uses the same rule (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes means that the file is binary.
     is_text = content is not None and b"\0" not in content[:8000] and len(content) <= _LONGEST_TEXT
     return content if is_text else None
 

@@ -349,10 +349,14 @@ def require_literal(options: SubmitOptions) -> None:
 def require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
     """Refuse options that contradict each other. If the run is on this machine, refuse also options that need Slurm."""
     if options.module and options.entry:
-        raise UsageError("`--module` and `--entry` contradict each other", why="SCRIPT is one of the two")
+        raise UsageError(
+            "`--module` and `--entry` contradict each other", why="SCRIPT is either a module or a console script"
+        )
     if options.chain is not None and (options.sweep or options.array is not None):
         raise UsageError(
-            "`--chain` is for one run", why="a sweep or array has many runs", hint="submit each of them by itself"
+            "`--chain` is for one run",
+            why="a sweep or array has many runs",
+            hint="submit each run of the sweep as a separate chain",
         )
     if options.sweep and options.array is not None:
         raise UsageError("`--sweep` and `--array` contradict each other", hint="--sweep NAME=0..9 gives both")

@@ -89,7 +89,7 @@ class RerunPlan:
     """The plan of a new run, and the inputs that have changed since the first run was submitted.
 
     Attributes:
-        plan: the plan of the new run; for a sweep, the common part of its runs.
+        plan: the plan of the new run; for a sweep, the common part of the plans of its runs.
         sweep: the plan of the new sweep, with `plan` in it; None for one run.
         changed: the changed inputs.
     """

@@ -27,7 +27,7 @@ _STAGE_LIMIT = 100 * 10**9
 def find_copies(
     options: SubmitOptions, cwd: Path, cluster: Cluster, environment: Environment, sif: LockedSif, run_folder: Path
 ) -> tuple[StageRequest | None, tuple[str, ...]]:
-    """Return what is copied to the disks of the nodes (None if nothing is copied), and notes."""
+    """Return the copies to make on the disks of the nodes (None if nothing is copied), and notes."""
     if not options.stage and not options.stage_data:
         if options.stage_dir is not None:
             raise UsageError("nothing is staged", why="--stage-dir is for copies on the nodes", hint="--stage")
@@ -102,7 +102,7 @@ def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace,
         raise UsageError(
             f"cannot read the data `{given}`",
             why=f"[[data]] in {workspace.spec} names it: {error.filename or path}: {error.strerror}",
-            hint="bring them here, or take them out of hpcenv.toml",
+            hint="copy the data to this place, or remove the table from hpcenv.toml",
         ) from error
 
 

@@ -13,7 +13,7 @@ from hpcenv.submission.snapshot import Code
 
 
 def run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -> str:
-    """Return the lockfile for the run folder, with code, data, command, and the numbers of nodes and ranks."""
+    """Return the lockfile for the run folder. It also has code, data, command, and the numbers of nodes and ranks."""
     run = lock_model.RunTable(
         argv=tuple(_as_text(word) for word in (*manifest.program, *manifest.args)),
         nodes=manifest.nodes,

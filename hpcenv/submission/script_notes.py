@@ -120,7 +120,7 @@ def _environment_values(nodes: list[Any]) -> Iterator[tuple[int, str, str]]:
 
 
 def _argument(call: Any, name: str, position: int) -> str | None:
-    """Return the text of an argument that is a literal; None for any other argument. Find it by name or position."""
+    """Return the text of an argument, found by name or position; None if the argument is not a literal text."""
     named = [word.value for word in call.keywords if word.arg == name]
     given = named or call.args[position : position + 1]
     return _text(given[0]) if given else None

@@ -21,7 +21,7 @@ _STARTS_ON_NODES = re.compile(r"(?:.*/)?(?:srun|mpirun|mpiexec)\Z")
 
 
 def refuse(script: str, content: bytes) -> None:
-    """Refuse a shell script and a compiled program, because the locked Python starts each rank.
+    """Refuse a shell script and a compiled program, because the locked Python runs the script on each rank.
 
     Args:
         script: the script as the user typed it.
@@ -48,7 +48,7 @@ _ONLY_PYTHON = "the script is started with the locked Python, which reads Python
 
 
 def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequence[str]) -> None:
-    """Refuse `python train.py` and similar words: hpcenv starts the ranks itself.
+    """Refuse a starter such as `python` before the script, because hpcenv starts the ranks itself.
 
     Args:
         script, args: the script and its arguments as the user typed them.

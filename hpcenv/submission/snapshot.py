@@ -119,7 +119,7 @@ class _Committed:
     Attributes:
         files: the files that git tracks, and the files in `new`.
         new: the script, if git does not track it.
-        reason: why the code has no commit; None if it has a commit.
+        reason: why the code has no commit; None if the code has a commit.
         notes: what the user should know.
     """
 
@@ -227,7 +227,7 @@ def _dirty(tree: WorkTree, known: git.Tracked, new: Sequence[str]) -> UsageError
 
 
 def _not_filtered(tree: WorkTree) -> Iterable[str]:
-    """Yield a line about files for which only a filter of the repository could show whether they equal the commit."""
+    """Yield a line about files that may equal the commit. Only a filter of the repository could show this."""
     names = sorted({found.filter for found in tree.unfiltered})
     if names:
         yield (
@@ -244,7 +244,7 @@ def _only_filtered(tree: WorkTree) -> Iterable[str]:
         yield f"not the bytes of the commit, filter {_some(names)} of git stands between them: {files}"
 
 
-# -- what is copied -----------------------------------------------------------------------
+# -- the files to copy --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

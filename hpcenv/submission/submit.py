@@ -149,7 +149,8 @@ def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     before the file is on the disk, a queued job would find no manifest.
 
     Args:
-        elements: for a sweep, the folders of its elements, because each element also begins to read in its folder.
+        elements: for a sweep, the folders of its elements. The job of an element reads the files in the element's
+            folder.
 
     Raises:
         FileUnusable: a file cannot be written, because the disk is full or a quota is exceeded.
@@ -280,7 +281,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
 
 
 def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:
-    """Start the job, or the next job of a chain; return its id, and notes with warnings of sbatch or about limits."""
+    """Start the job, or the next job of a chain. Return its id, and notes: warnings of sbatch, texts about limits."""
     if after is None:
         use_image(plan)
     if plan.manifest.cluster == "slurm":

@@ -171,7 +171,7 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
         else "",
         settings=_settings(base, element),
         element=element.values,
-        # The container of an element must see the folder of the sweep, which has the node code and the lockfile.
+        # The container of an element must see the folder of the sweep, because it has the node code and the lockfile.
         environment=replace(
             base.environment,
             binds=(
@@ -366,7 +366,7 @@ class SweepStatus:
 
 
 def read_sweep(folder: Path, environ: Mapping[str, str]) -> SweepStatus:
-    """Return the state of a sweep, with one call of squeue and sacct for all elements.
+    """Return the state of a sweep. squeue and sacct are called once for all elements.
 
     Raises:
         RecordInvalid: the record of the sweep is damaged.

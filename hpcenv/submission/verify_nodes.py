@@ -171,6 +171,6 @@ def _cancelled(result: SubmitResult, context: Context) -> Interrupted:
     try:
         cancel(context.cwd, str(result.run_folder), environ=context.environ, pause=time.sleep)
     except (HpcenvError, KeyboardInterrupt):
-        left = f"interrupted; {job} may still hold its nodes"
+        left = f"interrupted; {job} may still occupy its nodes"
         return Interrupted(left, hint=Command("hpcenv", "cancel", str(result.run_folder)))
     return Interrupted(f"interrupted; {job} is cancelled")

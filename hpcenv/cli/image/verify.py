@@ -73,7 +73,7 @@ def command(what: str, as_json: bool, where: _render.Where, image: str | None, *
 
 
 def _sif_and_image(what: str, image: str | None, place: StorePlace) -> tuple[Path | None, LayeredImage]:
-    """Return the path of the SIF (None for the SIF in the store), and the image with which it is compared."""
+    """Return the path of the SIF (None for the SIF in the store), and the image with which the SIF is compared."""
     is_sif = what.endswith(".sif") or (os.path.isfile(what) and local_form(Path(what)) is None)
     if "://" in what or not is_sif:
         return None, _conversion.layered_image(what)
