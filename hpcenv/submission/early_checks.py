@@ -74,8 +74,8 @@ _ONLY_PARSE = 0x400
 def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchShape) -> list[str]:
     """Refuse a script with a syntax error, because the job would find the error only after its wait in the queue.
 
-    This Python knows only the grammar of its own version. If the environment has a newer Python, a syntax error is only
-    a note.
+    This Python knows only the grammar of its version. If the environment has a newer Python, a syntax error is only a
+    note.
 
     Args:
         shape: how the script will be started. The notes name code that does not work with this way to start the script.
