@@ -112,7 +112,7 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
     # click 8.1 does not have this class, because click 8.1 prints the help itself.
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
         verbs = ", ".join(context.command.list_commands(context))
-        return UsageError("no command is given", why=f"it is one of {verbs}", hint=Command("hpcenv", "--help"))
+        return UsageError("no command is given", why=f"the commands are {verbs}", hint=Command("hpcenv", "--help"))
     hint = None if context is None else _with(context, "--help")
     if isinstance(problem, click.NoSuchOption) and context is not None:
         typed = problem.option_name

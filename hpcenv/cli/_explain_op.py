@@ -38,7 +38,8 @@ def show(wish: ExplainWish) -> int:
     pair = find_pair(_render.cwd(), wish.reference, wish.run, runs=wish.runs, trace_steps=wish.trace_steps)
     if pair is None:
         _render.tell(
-            "the runs are equal to the last bit: no operation has to be explained (--trace-steps A:B compares)"
+            "the runs are equal to the last bit: no operation has to be explained "
+            "(--trace-steps A:B compares the operations of these steps)"
         )
         if wish.as_json:
             _render.verdict_on("compare", {"verdict": "equal", "headline": "equal to the last bit"}, ok=True)

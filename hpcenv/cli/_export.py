@@ -46,7 +46,7 @@ def _folder(_context: click.Context, _option: click.Parameter, value: str | None
     if value is not None and _OF_SBATCH.fullmatch(value):
         raise UsageError(
             f"`--export {value}` is an option of sbatch",
-            why="--export of hpcenv is a folder to write, and submits nothing",
+            why="--export of hpcenv names a folder to write, and nothing is submitted",
             hint=f"variables are --env NAME=VALUE and --pass-env NAME; for a folder of this name: ./{value}",
         )
     return value

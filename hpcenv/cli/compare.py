@@ -89,7 +89,7 @@ def command(
     """
     if explain_op:
         if again or steps or metrics or rtol is not None or atol is not None or ulp is not None:
-            raise UsageError("`--explain-op` takes two runs and --trace-steps, no other option of a comparison")
+            raise UsageError("`--explain-op` accepts only two runs and the option --trace-steps")
         return _explain_op(
             reference, run, runs=runs, trace_steps=trace_steps, accept=accept, timeout=timeout, as_json=as_json
         )

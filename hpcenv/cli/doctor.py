@@ -94,7 +94,7 @@ def command(
         return 0
     if nodes is not None or values["nodelist"]:
         if write_to is not None:
-            raise UsageError("--write does not go with --nodes or --nodelist", hint="give one of them")
+            raise UsageError("--write cannot be used with --nodes or --nodelist", hint="give one of them")
         return _check_nodes(nodes, values, accept, as_json=as_json)
     _refuse_without_nodes(values)
     return _look_around(write_to, values, force=force, as_json=as_json)

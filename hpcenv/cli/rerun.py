@@ -147,7 +147,7 @@ def _rerun_failed(
         raise UsageError(
             f"`--failed` cannot be used together with `{_render.quoted(tuple(words))}`",
             why="the runs are queued again in their own folders, as they were submitted",
-            hint=f"`{_render.quoted(('hpcenv', 'rerun', one, *words))}` submits one of them as a new run, changed",
+            hint=f"`{_render.quoted(('hpcenv', 'rerun', one, *words))}` submits one run with these changes",
         )
     if not dry_run:
         result = rerun_failed(found.folder, submit_cli.context_of())

@@ -138,7 +138,7 @@ def parse_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean `{close[0]}`?" if close else "docs/reference/options.md lists the options"
-            raise UsageError(f"`{name}` is no option of a submission", hint=hint)
+            raise UsageError(f"`{name}` is not an option of a submission", hint=hint)
     return _parse({name: (_plain(value), name) for name, value in keywords.items()}, _IN_PYTHON)
 
 

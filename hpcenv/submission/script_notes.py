@@ -69,7 +69,7 @@ def _data_parallel(nodes: list[Any], shape: LaunchShape) -> FoundLines:
     if shape.nproc_per_node * shape.nodes == 1:
         return
     for call in _calls(nodes, "DataParallel"):
-        what = "each rank would use all GPUs of its node, and the ranks would not be averaged"
+        what = "each rank would use all GPUs of its node, and the gradients of the ranks would not be averaged"
         yield call.lineno, f"DataParallel is for one process: {what}; DistributedDataParallel is for ranks"
 
 

@@ -182,7 +182,7 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
 def _not_copied(tree: WorkTree, known: git.Tracked) -> Iterable[str]:
     """Yield notes about tracked files that cannot be copied, because they are not in the work tree."""
     if known.left_out:
-        yield f"not in the copy of the code, they are not in the work tree: {_some(known.left_out)}"
+        yield f"not in the copy of the code, because they are not in the work tree: {_some(known.left_out)}"
     missing = [path for path in known.files if _is_folder(tree.root / path)]
     if missing:
         yield f"not in the copy of the code, the submodule is not initialised: {_some(missing)}"

@@ -69,7 +69,9 @@ class ScriptExecutor(submitit.SlurmExecutor):
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
         raise UsageError(
-            "hpcenv submits no job without its check", why="submitit's own batch script has none", hint="call `submit`"
+            "hpcenv submits no job without its check",
+            why="submitit's own batch script has no check",
+            hint="call `submit`",
         )
 
     @staticmethod

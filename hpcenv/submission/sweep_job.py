@@ -202,7 +202,9 @@ def _in_element(path: str, base: Manifest, folder: str) -> str:
 
 def _settings(base: Manifest, element: SweepElement) -> tuple[Setting, ...]:
     origin = "--sweep" if element.values else "--array"
-    own = Setting(name=ELEMENT, value=str(element.index), origin=origin, reason="which element of the array this is")
+    own = Setting(
+        name=ELEMENT, value=str(element.index), origin=origin, reason="the index of this element of the array"
+    )
     return (*(setting for setting in base.settings if setting.name != ELEMENT), own)
 
 
@@ -526,7 +528,7 @@ def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, e
             why=f"{error.why}\n{why}" if error.why else why,
             hint=(
                 Command("squeue", f"--name={record.run}"),
-                f" lists the array if it is queued, beside the rest of {', '.join(sorted(known))}",
+                f" lists the array if it is queued, together with the other jobs of {', '.join(sorted(known))}",
             ),
         )
     return error

@@ -78,7 +78,9 @@ def options_to_verify(
     given = [f"--{name}" for name in OF_JOBS if of_jobs[name] is not None]
     if nodes is None and given:
         raise UsageError(
-            f"`{given[0]}` goes with `--nodes` only", why="without it this machine is verified", hint="add --nodes N"
+            f"`{given[0]}` goes with `--nodes` only",
+            why="without --nodes, this machine is verified",
+            hint="add --nodes N",
         )
     level: FieldLevel | None = "deep" if deep else None
     return SubmitOptions(script=None, level=level, nodes=nodes, gpus=gpus, lock=lock, **parse_flags(of_jobs))

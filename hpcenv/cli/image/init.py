@@ -141,15 +141,15 @@ def _check_options(
     from_index = wanted["packages"] or wanted["requirements"]
     if for_sessions is not None and (compiled or wanted["base"] or wanted["pylock"] or from_index or wanted["apt"]):
         raise UsageError(
-            "--tools goes over the locked image",
+            "--tools adds tools to the locked image, and accepts no options for a new image",
             hint="leave out --build, --base, --pylock, --with, --requirements and --apt",
         )
     if not compiled and (tools or build_base):
         raise UsageError("--build-with and --build-base need --build", hint="for example --build flash-attn==2.8.3")
     if wanted["pylock"] and from_index:
         raise UsageError(
-            "--pylock names all packages, and --with and --requirements ask pip for more",
-            hint="add them to what is locked, or leave out --pylock",
+            "--pylock names all packages, but --with and --requirements add more packages",
+            hint="add the packages to the file of --pylock, or leave out --pylock",
         )
     if not wanted["pylock"]:
         pin_source(None, Path(), extras=wanted["extras"], groups=wanted["groups"], package=wanted["package"])
