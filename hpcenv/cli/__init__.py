@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
         _streams.discard(1, 2)
         status = Status.PIPE_CLOSED
     except _streams.OutputLost as lost:
-        from hpcenv.cli import _errors  # loads click, which `hpcenv --help` does not need
+        from hpcenv.cli import _errors  # loads click; `hpcenv --help` does not need click
 
         _streams.discard(1)
         status = _errors.show_lost_output(lost.reason)
@@ -33,6 +33,6 @@ def _run(argv: list[str]) -> int:
     if argv in (["--help"], ["-h"]):
         print(_help.page())
         return 0
-    from hpcenv.cli import _command_line  # loads click, which `hpcenv --help` does not need
+    from hpcenv.cli import _command_line  # loads click; `hpcenv --help` does not need click
 
     return _command_line.run(argv)

@@ -1,4 +1,4 @@
-"""Ask the user to accept what a project asks for, and define `--accept` for scripts."""
+"""Ask the user to accept the settings of a project that need consent, and define `--accept` for scripts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def option(command: _render.Decorated) -> _render.Decorated:
 
 
 def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Sequence[Asked] = ()) -> None:
-    """Return if the user has accepted what the project asks for. On a terminal, ask the user.
+    """Return if the user has accepted the settings that need consent. On a terminal, ask the user.
 
     Args:
         given: the digest after `--accept`.
-        as_json: whether the command prints JSON, in which case the user is not asked.
-        more: what the record of a run asks for, in addition to hpcenv.toml.
+        as_json: whether the command prints JSON. If so, the user is not asked.
+        more: the parts of a run's record that need consent, in addition to the settings in hpcenv.toml.
 
     Raises:
         NotAccepted: the user said no, or hpcenv cannot ask the user.
@@ -47,10 +47,10 @@ def require(workspace: Workspace, given: str | None, *, as_json: bool, more: Seq
 
 
 def require_paths(given: str | None, *, as_json: bool) -> None:
-    """Like `require`, but only for the folders of [paths], to which hpcenv will write.
+    """Do the same as `require`, but only for the folders of [paths]. hpcenv will write to these folders.
 
-    The function is for commands that start nothing, but write or remove files in these folders. Outside a project, the
-    user need not accept anything.
+    This function is for commands that start no program, but write or remove files in these folders. Outside a project,
+    the user need not accept anything.
     """
     here = _render.cwd()
     if any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
@@ -76,29 +76,29 @@ def _accepting(digest: str) -> Command:
 
 
 def _ask(workspace: Workspace, asked: Sequence[Asked], new: Sequence[Asked]) -> None:
-    _render.tell(f"The project {workspace.root} asks for:")
+    _render.tell(f"These settings of the project {workspace.root} need your consent:")
     for one in asked:
         _render.tell(f"  {'new: ' if one in new and len(new) < len(asked) else ''}{one.text}")
-    if not click.confirm("Accept this for this project?", err=True):
-        raise NotAccepted("you have not accepted what the project asks for; nothing was started")
+    if not click.confirm("Accept these settings for this project?", err=True):
+        raise NotAccepted("you have not accepted the settings of the project; nothing was started")
     acceptance.keep(asked, workspace.root, os.environ)
 
 
 def show(review: Review) -> None:
-    """Print what the project asks for, for a dry run. The user is not asked."""
+    """Print the settings that need consent, for a dry run. The user is not asked."""
     for line in review.asks:
         _render.tell(f"asks: {line}")
     if not review.accepted:
-        _render.tell(f"not accepted yet: without --dry-run hpcenv asks you, or takes --accept {review.digest}")
+        _render.tell(f"not accepted yet: without --dry-run, hpcenv asks you, or you give --accept {review.digest}")
 
 
 def reviewed(workspace: Workspace, more: Sequence[Asked] = ()) -> Review:
-    """Return what the project asks for, for a dry run."""
+    """Return the settings of the project that need consent, for a dry run."""
     return acceptance.review((*acceptance.asked_by(workspace), *more), workspace.root, os.environ)
 
 
 def remember_typed(workspace: Workspace, options: SubmitOptions, plan: Plan) -> None:
-    """Record what the user typed, so that `hpcenv rerun` of the run does not ask for consent again."""
+    """Record the options that the user typed, so that `hpcenv rerun` of the run does not ask for consent again."""
     # If `--resume-from` named a run, `rerun` uses the checkpoint that was found for this name.
     led_to = replace(options, resume_from=plan.manifest.resume_from or None)
     typed = [one for given in (options, led_to) for one in acceptance.asked_by_options(given, "", script=given.script)]

@@ -1,4 +1,4 @@
-"""The click group of all commands, and how a command ends.
+"""The click group of all commands. After a command has ended, this module handles errors and the exit status.
 
 Runs on: LOGIN NODE. The module of a command is imported when the command is used (LazyGroup).
 """
@@ -42,7 +42,7 @@ class _Hpcenv(LazyGroup):
 @click.version_option(VERSION, prog_name="hpcenv")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Run one of the commands; `_help.page` is what `--help` prints."""
+    """Run one of the commands. `--help` prints the text of `_help.page`."""
     if context.invoked_subcommand is None:
         from hpcenv.cli import _here  # imports all modules for projects and runs
 
@@ -51,7 +51,7 @@ def cli(context: click.Context) -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Run a command; print every error in the form of hpcenv; return the exit status."""
+    """Run a command, print errors in the form of hpcenv, and return the exit status."""
     stdout = sys.stdout
     os.environ.update(of_user(os.environ))
     try:
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except SystemExit as stop:
-        # click ends with status 1 for a closed pipe, after it has replaced stdout.
+        # If a pipe is closed, click replaces stdout, and then ends with status 1.
         if sys.stdout is not stdout:
             raise BrokenPipeError from stop
         raise
@@ -68,8 +68,8 @@ def run(argv: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (a bug in hpcenv is reported like any other error)
         problem = _errors.from_exception(error)
         if isinstance(problem, RunNotFound):
-            # This search comes last, so that Slurm is asked only about a run that was not found.
-            from hpcenv.runs import lost  # every command loads this module
+            # This search is the last one. So hpcenv asks Slurm only about a run that was not found.
+            from hpcenv.runs import lost  # imported here, because every command loads _command_line.py
 
             problem = lost.explain(problem, os.environ)
         return _errors.show(problem, as_json=_wants_json(argv), command=_command_name(argv))

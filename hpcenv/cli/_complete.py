@@ -1,7 +1,7 @@
-"""Shell completion of names: runs and lockfiles of the project in the current folder. Runs on: LOGIN NODE.
+"""Shell completion for the names of runs and lockfiles of the project in the current folder. Runs on: LOGIN NODE.
 
 click itself completes commands and options (docs/how-to/submit.md, "Completion"). If a folder cannot be read, there are
-no completions and no error message, because a message would break the line that the user types.
+no completions and no error message. A message would break the line that the user types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST = 500
 
 def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of run folders, for the argument RUN."""
-    from hpcenv.runs.find import runs_folder  # every command loads this module
+    from hpcenv.runs.find import runs_folder  # imported here, because every command loads _complete.py
 
     try:
         folder = runs_folder(Path.cwd(), ctx.params.get("runs"))
@@ -33,7 +33,7 @@ def run_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 def lockfile_names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the project's lockfiles and environments, for `--lock NAME`."""
-    from hpcenv.project.workspace import open_workspace  # loads pydantic
+    from hpcenv.project.workspace import open_workspace  # imported here, because it loads pydantic
 
     try:
         workspace = open_workspace(Path.cwd())

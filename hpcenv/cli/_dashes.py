@@ -1,4 +1,4 @@
-"""Commands that know which arguments were typed after `--`."""
+"""Classes for commands that store which arguments were typed after `--`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class KnowsDashes(click.Command):
 
 
 class WithDashes(click.Command):
-    """Removes the arguments after `--` and stores them, because click would use them as the command's own arguments."""
+    """Removes the arguments after `--` and stores them, because click would use them as arguments of the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _remember(ctx, args))
 
 
 def _remember(ctx: click.Context, args: list[str]) -> list[str]:
-    """Store the arguments after `--`, and return the arguments before it."""
+    """Store the arguments after `--`, and return the arguments before `--`."""
     if "--" not in args:
         return args
     index = args.index("--")

@@ -1,4 +1,4 @@
-"""Callbacks for options whose value is a length of time: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`."""
+"""Callbacks for options with a length of time as value: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcenv.project import duration
 def tell_unit(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Return the value of an option.
 
-    If the value is a plain number, print its unit, which is not the unit of --time.
+    If the value is a plain number, print its unit, because the option --time has a different unit.
     """
     if value and value.isdecimal() and int(value):
         flag = f"{parameter.opts[-1]} {value}"

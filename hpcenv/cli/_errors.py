@@ -38,14 +38,14 @@ def show(problem: HpcenvError, *, as_json: bool, command: str) -> int:
 
 
 def show_lost_output(reason: str) -> int:
-    """Print an error that says that standard output cannot be written; return its exit status."""
-    hint = "free some space there, or send the output to another place; what the command did is done"
+    """Print the error that standard output cannot be written, and return its exit status."""
+    hint = "free some space there, or send the output to another place; the command has done its work"
     problem = FileUnusable("standard output cannot be written", why=reason, hint=hint)
     return show(problem, as_json=False, command="")
 
 
 def text(problem: HpcenvError) -> str:
-    """Return the printed text of an error, in lines that fit into the terminal. Commands and paths are not broken."""
+    """Return the printed text of an error, in lines that fit into the terminal. Commands and paths stay in one line."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns
     lines = _wrapped(f"error[{problem.code}]: ", problem.what, indent=7, width=width)
     if problem.why:
@@ -59,12 +59,12 @@ def text(problem: HpcenvError) -> str:
 def _wrapped(first: str, words: str, *, indent: int, width: int) -> list[str]:
     lines = _terminal.clean_text(_shortened(words)).split("\n")
     firsts = [first, *[" " * indent] * (len(lines) - 1)]
-    # If a line is wrapped, its rest is indented by two more columns.
+    # If a line is too long, its continuation lines are indented by two more columns.
     return [wrap(line, first=start, indent=indent + 2, width=width) for start, line in zip(firsts, lines, strict=True)]
 
 
 def _shortened(words: str) -> str:
-    """Return a part of an error, shortened if it is long: a key or line of a hostile file could fill many screens."""
+    """Return a part of an error, shortened if it is long. A key or line of a hostile file could fill many screens."""
     more = len(words) - _LONGEST
     return words if more <= 0 else f"{words[:_LONGEST]} ... ({more} more characters)"
 
@@ -109,10 +109,10 @@ def from_exception(error: BaseException) -> HpcenvError:
 def _from_click(problem: click.ClickException) -> HpcenvError:
     """Return an HpcenvError for an error of click, which parses the command line."""
     context = getattr(problem, "ctx", None)
-    # click 8.1 does not have this class. It prints the help itself.
+    # click 8.1 does not have this class, because click 8.1 prints the help itself.
     if isinstance(problem, getattr(click.exceptions, "NoArgsIsHelpError", ())) and context is not None:
         verbs = ", ".join(context.command.list_commands(context))
-        return UsageError("no command is given", why=f"it is one of {verbs}", hint=Command("hpcenv", "--help"))
+        return UsageError("no command is given", why=f"the commands are {verbs}", hint=Command("hpcenv", "--help"))
     hint = None if context is None else _with(context, "--help")
     if isinstance(problem, click.NoSuchOption) and context is not None:
         typed = problem.option_name
@@ -126,14 +126,14 @@ def _from_click(problem: click.ClickException) -> HpcenvError:
 
 
 def _of_another_program(typed: str, context: click.Context) -> UsageError | None:
-    """Return the error for an option of sbatch, srun or torchrun; None for any other option."""
+    """Return the error for an option of sbatch, srun or torchrun; None for all other options."""
     if context.command_path.partition(" ")[2] not in ("submit", "rerun"):
         return None
     return _foreign_options.answer(typed, sys.argv[1:])
 
 
 def _no_such_option(typed: str, context: click.Context) -> UsageError:
-    """Return an error with the most similar option, and for `submit`, how to type an option of the script."""
+    """Return an error that names the most similar option. For `submit`, it also says how to type a script's option."""
     known = [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
     # The dashes are removed, because they would make all options similar.
     names = {name.lstrip("-"): name for name in known if name.startswith("--")}

@@ -15,10 +15,10 @@ def show(workspace: Workspace, options: SubmitOptions, context: Context, *, alon
     """Print Slurm's estimate. Nothing is queued, and nothing is written.
 
     Args:
-        alone: whether neither --dry-run nor --wait is given.
+        alone: whether --dry-run and --wait are both not given.
 
     Raises:
-        UsageError: --dry-run or --wait is given, or the submission is not a single job for Slurm.
+        UsageError: --dry-run or --wait is given, or the submission is not a single Slurm job.
     """
     if not alone:
         raise UsageError("`--test-only` cannot be combined with --dry-run or --wait", why="it submits nothing")
@@ -26,7 +26,7 @@ def show(workspace: Workspace, options: SubmitOptions, context: Context, *, alon
         raise UsageError("`--test-only` is for one run", hint="leave out --sweep or --array")
     plan = plan_job(workspace, options, context)
     if plan.manifest.cluster == "local":
-        raise UsageError("`--test-only` asks Slurm", why="on this machine a run starts at once (--cluster local)")
+        raise UsageError("`--test-only` needs Slurm", why="on this machine a run starts at once (--cluster local)")
     found = estimate_start(plan.script, context.environ)
     if as_json:
         _render.success("submit", {"estimate": found, "shape": plan.request.shape, "notes": plan.notes})

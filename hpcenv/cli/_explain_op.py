@@ -38,12 +38,13 @@ def show(wish: ExplainWish) -> int:
     pair = find_pair(_render.cwd(), wish.reference, wish.run, runs=wish.runs, trace_steps=wish.trace_steps)
     if pair is None:
         _render.tell(
-            "the runs are equal to the last bit: no operation has to be explained (--trace-steps A:B compares)"
+            "the runs are equal to the last bit: no operation has to be explained "
+            "(--trace-steps A:B compares the operations of these steps)"
         )
         if wish.as_json:
             _render.verdict_on("compare", {"verdict": "equal", "headline": "equal to the last bit"}, ok=True)
         return 0
-    # The copies are outside of the work tree, because git does not track them there. Each new run has its own copy.
+    # The copies are outside of the work tree, so that git does not see them. Each new run has its own copy.
     with tempfile.TemporaryDirectory(prefix="hpcenv-code-") as copies:
         planned = plan_missing(pair, submit_cli.context_of(), Path(copies).resolve(), _render.open_project)
         _tell_and_ask(planned, pair.steps, wish)
@@ -60,7 +61,7 @@ def show(wish: ExplainWish) -> int:
 
 
 def _tell_and_ask(planned: Mapping[int, Repetition], steps: TracedSteps, wish: ExplainWish) -> None:
-    """Print which runs are repeated, and ask the user to accept what their projects ask for."""
+    """Print which runs are repeated, and ask the user to accept the settings of their projects that need consent."""
     if not wish.as_json:
         for one in planned.values():
             _render.tell(f"{one.of}: repeats the steps up to {steps.last}, traces {steps}: {one.plan.request.shape}")

@@ -1,4 +1,4 @@
-"""`--export DIR` of `hpcenv submit` and `hpcenv rerun`: a folder with a job instead of a submission."""
+"""`--export DIR` of `hpcenv submit` and `hpcenv rerun`: write a folder with a job, instead of a submission."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.submission.handover import export_job
 from hpcenv.submission.request import SubmitOptions
 
-# Options that affect only your own job. They cannot be exported, because somebody else submits the folder later.
+# Options that affect only a job of this user. They cannot be exported, because another person submits the folder later.
 _NOT_HERE = (
     "name",
     "runs_dir",
@@ -42,11 +42,11 @@ _OF_SBATCH = re.compile(r"(?i:ALL|NONE|NIL)|[^/,=]*[,=].*")
 
 
 def _folder(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """Return the value of `--export`; refuse a value that means variables for sbatch."""
+    """Return the value of `--export`. Refuse a value that sbatch would use as a list of variables."""
     if value is not None and _OF_SBATCH.fullmatch(value):
         raise UsageError(
             f"`--export {value}` is an option of sbatch",
-            why="--export of hpcenv is a folder to write, and submits nothing",
+            why="--export of hpcenv names a folder to write, and nothing is submitted",
             hint=f"variables are --env NAME=VALUE and --pass-env NAME; for a folder of this name: ./{value}",
         )
     return value
@@ -82,17 +82,17 @@ def require_none(engine: str, volume: str | None) -> None:
 
 
 def refuse(typed: Mapping[str, Any], *, alone: bool) -> None:
-    """Refuse options that have no meaning for a job that is submitted later.
+    """Refuse options that have no effect on a job that is submitted later.
 
     Args:
         typed: name of an option -> value.
-        alone: whether neither `--wait`, `--dry-run` nor `--test-only` is given.
+        alone: whether `--wait`, `--dry-run` and `--test-only` are all not given.
     """
     flags = [flag for name in _NOT_HERE if name in typed for flag in argv_of(BY_NAME[name], typed[name])[:1]]
     if flags or not alone:
         word = flags[0] if flags else "--wait, --dry-run or --test-only"
         raise UsageError(
-            f"`--export` does not go together with {word}",
+            f"`--export` cannot be used together with {word}",
             why="the folder is submitted later",
             hint=f"leave out {word}",
         )
@@ -109,7 +109,7 @@ def run(
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Write the folder and print what it needs; return the exit status.
+    """Write the folder, print the requirements of its job, and return the exit status.
 
     Args:
         output: the folder to make.

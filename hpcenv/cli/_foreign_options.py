@@ -1,4 +1,4 @@
-"""Errors that name hpcenv's own option if an option of sbatch, srun or torchrun was typed after `hpcenv submit`.
+"""Errors for options of sbatch, srun or torchrun that were typed after `hpcenv submit`. They name hpcenv's own option.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -12,7 +12,7 @@ from hpcenv.project import native_options
 from hpcenv.project.options import OPTIONS
 from hpcenv.submission import launch_options, sbatch_directives
 
-# Options that users of `torch.distributed.launch` and of wrappers know: name -> what to do.
+# Options of `torch.distributed.launch` and of wrapper programs: name -> what the user should do instead.
 _HINTS = {
     "local-rank": 'torchrun sets the variable LOCAL_RANK instead: read os.environ["LOCAL_RANK"] in the script',
     "rank": 'torchrun sets the variable RANK: read os.environ["RANK"] in the script',
@@ -26,7 +26,7 @@ _OTHERS = {"gres": "GPUs are --gpus and --gpu-type; --sbatch passes other resour
 
 
 def answer(option: str, arguments: Sequence[str]) -> UsageError | None:
-    """Return the error for an option of another program; None if no such program has the option.
+    """Return the error for an option of another program; None if sbatch, srun and torchrun do not have the option.
 
     Args:
         option: the typed option, with its dashes and without a value.
@@ -64,9 +64,9 @@ def replaced(arguments: Sequence[str], old: str, new: str) -> list[str]:
 
 
 def _own_name(name: str) -> tuple[str, str] | None:
-    """Return the program that has this option, and the option of hpcenv that takes the same value; else None."""
+    """Return the program that has this option, and the option of hpcenv with the same value; None if there are none."""
     for row in OPTIONS:
-        # --signal combines a signal and a time. hpcenv has a separate option for each.
+        # sbatch's --signal combines a signal and a time. hpcenv has one option for the signal and one for the time.
         for program, theirs in (("sbatch", row.sbatch), ("srun", row.srun), ("torchrun", row.torchrun)):
             if theirs == name and name != "signal":
                 return program, row.flag
@@ -83,7 +83,7 @@ def _own(option: str, program: str, own: str, arguments: Sequence[str]) -> Usage
 
 
 def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | None:
-    """Return the error for an option that hpcenv sets itself; None for any other option."""
+    """Return the error for an option that hpcenv sets itself; None for all other options."""
     if native_options.program_of(name) == "sbatch":
         return None
     for program, reason in (
@@ -102,7 +102,7 @@ def _owned(option: str, name: str, arguments: Sequence[str]) -> UsageError | Non
 
 
 def _passed_on(option: str, name: str, arguments: Sequence[str]) -> UsageError | None:
-    """Return the error for an option that hpcenv can pass on; None for any other option."""
+    """Return the error for an option that hpcenv can pass on; None for all other options."""
     program = "torchrun" if launch_options.can_pass(name) else native_options.program_of(name)
     if program is None:
         return None
@@ -114,7 +114,7 @@ def _passed_on(option: str, name: str, arguments: Sequence[str]) -> UsageError |
     )
 
 
-# Program -> the option of hpcenv that passes on options of this program, and the prefix of their names in its value.
+# Program -> the option of hpcenv that passes on options of this program, and the prefix of each name in the value.
 _CARRIERS = {"sbatch": ("--sbatch", ""), "srun": ("--srun", ""), "torchrun": ("--torchrun-args", "--")}
 
 
@@ -139,6 +139,6 @@ def _around(arguments: Sequence[str], option: str) -> tuple[list[str], str, list
     else:
         number, equals, value = end, "", ""
     following = words[number + 1 : end][:1]
-    # If the option has no `=`, the next word is its value, but not if that word is an option or the script.
+    # If the option has no `=`, the next word is its value, except if the next word is an option or the script.
     taken = not equals and bool(following) and not following[0].startswith("-") and not following[0].endswith(".py")
     return words[:number], following[0] if taken else value, words[number + 1 + taken :]

@@ -13,7 +13,7 @@ from hpcenv.cli import _other_words
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are in a table, and whose `--help` imports no module of a command.
+    """A click group with a table of commands. Its `--help` imports no module of a command.
 
     Args:
         verbs: name of a command -> its one-line help, in the order of the help.
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def answer_other_word(self, ctx: click.Context, typed: list[str]) -> None:
-        """If the user typed the word of another program for a command, raise an error that names hpcenv's command."""
+        """If the user typed another program's name for a command, raise an error that names hpcenv's command."""
         answer = _other_words.command(ctx.command_path, typed)
         if answer is not None:
             raise answer

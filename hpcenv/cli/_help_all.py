@@ -25,7 +25,7 @@ class GroupedOption(click.Option):
         self.group, self.rare = group, rare
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return nothing, so that click adds no default and no range, because the help text names them where needed."""
+        """Return nothing, so that click adds no default and no range. The help text names them where needed."""
         del ctx
         return {}
 

@@ -1,4 +1,4 @@
-"""The lines that `hpcenv` without arguments prints below its help: lockfile, latest run and next command."""
+"""The lines that `hpcenv` without arguments prints below the help: lockfile, latest run, and next command."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _latest_run() -> RunLine | None:
 
 
 def _next(problem: HpcenvError | None, run: RunLine | None) -> str:
-    """Return the next command: for a run that has not ended, for a problem of the lockfile, or for the last run."""
+    """Return the next command. It is about a run that has not ended, a problem of the lockfile, or the last run."""
     if run is not None and run.state in _GOING:
         return f"hpcenv logs -f {run.run}"
     if problem is not None:

@@ -1,7 +1,7 @@
-"""Words that are not commands or options of hpcenv, and what to type instead.
+"""Words that are not commands or options of hpcenv, with the text to type instead.
 
-Some of these words are the names that other programs give to the same command (`ls`, `kill`). Other words are tasks for
-which users now need another program (`sign`, `image scan`). hpcenv had commands for these tasks until 2026-11-25, and
+Some of these words are names of similar commands in other programs (`ls`, `kill`). Other words are tasks for which
+users now need another program (`sign`, `image scan`). hpcenv had commands for these tasks until 2026-11-25, and
 CHANGELOG.md lists the same replacements.
 
 Runs on: LOGIN NODE. Pure.
@@ -39,9 +39,9 @@ _COMMANDS = {
     "hpcenv image rebuild": "hpcenv bundle make RUN --with-sif FILE",
     "hpcenv image scan": "hpcenv export cyclonedx -o bom.cdx.json",
 }
-# Ends of the name of a script that a user may type as a command.
+# File extensions of scripts. A user may type the name of a script as a command.
 _SCRIPTS = (".py", ".sh", ".slurm", ".sbatch", ".sub")
-# The reason for a replacement, if the command itself does not show it.
+# The reason for a replacement, if the replacement itself does not show the reason.
 _REASONS = {
     "hpcenv cost": "it has the GPU hours, the idle hours and the energy of the runs",
     "hpcenv sign": "OpenSSH signs files, and `ssh-keygen -Y verify` verifies them",
@@ -65,7 +65,7 @@ _OPTIONS = {
     ("hpcenv verify", "--signature"): _SIGNATURES,
     ("hpcenv verify", "--signers"): _SIGNATURES,
 }
-# Command and value that the command no longer accepts -> what to do instead.
+# Command, and a value that it no longer accepts -> what to do instead.
 _VALUES = {
     ("hpcenv export", "ro-crate"): _DESCRIBED,
     ("hpcenv export", "rocrate"): _DESCRIBED,
@@ -74,7 +74,7 @@ _VALUES = {
     ("hpcenv rerun", "deep"): _STRESSED,
     ("hpcenv submit", "deep"): _STRESSED,
 }
-# Option of sbatch without a value that hpcenv gives values -> which value means the same.
+# Option that has no value in sbatch, but has values in hpcenv -> the value with the same meaning.
 _WITH_VALUE = {"--requeue": "--requeue always is what --requeue of sbatch means; saved and never are the others"}
 _GONE = {"--" + option.name.replace("_", "-"): option.instead for option in GONE}
 _KEYS = {option.flag: f"`{option.key}` under [submit] of hpcenv.toml" for option in in_place("project")}
@@ -112,10 +112,10 @@ def option(command_path: str, typed: str) -> UsageError | None:
 
 
 def value(command_path: str, problem: click.ClickException) -> str | None:
-    """Return what to type instead of a missing or unknown value; None if no replacement is known.
+    """Return the text to type instead of a missing or unknown value; None if no replacement is known.
 
     Args:
-        command_path: the command, for example `hpcenv export`; empty if click does not say it.
+        command_path: the command, for example `hpcenv export`; empty if click does not name the command.
         problem: the error of click. The message of this error begins with the value in quotes, and the full text names
             the option.
     """

@@ -1,4 +1,4 @@
-"""The line about a run that waits in the queue: updated on a terminal, and repeated every 10 minutes in a log."""
+"""The line about a run that waits in the queue. A terminal shows updates; a log gets the line every 10 minutes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ASK, _REPEAT = 60.0, 600.0
 
 
 class PendingLine:
-    """Prints to standard error why a run waits. If several runs wait, the line is about the first of them.
+    """Prints to standard error why a run waits. If several runs wait, the line is about the first run.
 
     Args:
         environ: environment variables, for the Slurm commands.
-        clock: returns the time in seconds, which never decreases.
+        clock: returns a time in seconds that never decreases.
     """
 
     def __init__(self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,7 +49,7 @@ class PendingLine:
         return bool(self._waiting)
 
     def see(self, status: RunStatus) -> bool:
-        """Store the newest state of a run, and print a line if the run waits; return whether the run waits."""
+        """Store the newest state of a run, and return whether the run waits. If the run waits, print a line."""
         name = str(status.run_folder)
         before = self._waiting.get(name)
         if not status.waits_on_slurm:
@@ -63,7 +63,7 @@ class PendingLine:
         return True
 
     def renew(self) -> None:
-        """Print the line again if it is time for this."""
+        """Print the line again if enough time has passed."""
         if not self._waiting:
             return
         now, name = self._clock(), next(iter(self._waiting))
@@ -82,7 +82,7 @@ class PendingLine:
             _render.tell(text)
 
     def clear(self) -> None:
-        """Remove the line from a terminal, before something else is printed."""
+        """Remove the line from the terminal, before other text is printed."""
         if self._shown:
             print("\r\x1b[K", end="", file=_streams.unchanged(sys.stderr), flush=True)
             self._shown = ""

@@ -1,4 +1,4 @@
-"""Options that say which part of a file of pins was installed: `hpcenv lock --from`, `hpcenv image init --pylock`."""
+"""Options of `hpcenv lock --from` and `hpcenv image init --pylock`: which part of a file of pins was installed."""
 
 from __future__ import annotations
 

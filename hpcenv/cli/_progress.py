@@ -1,6 +1,6 @@
-"""Show events of long work: as bars on a terminal, as plain lines in a log, or as JSON lines.
+"""Show the progress of long work: as bars on a terminal, as plain lines in a log, or as JSON lines.
 
-All this is printed to stderr, because stdout is for results.
+The progress is printed to stderr, because stdout is for results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcenv.progress import Event, OnEvent
 
 # In a log, the progress of a phase is printed at this interval in seconds, in addition to its start and end.
 _EVERY_SECONDS = 10.0
-# In JSON, at least this many seconds are between two events of one phase.
+# In JSON, the time between two events of one phase is at least this number of seconds.
 _EVENT_SECONDS = 1.0
 
 _WORDS = {
@@ -40,13 +40,13 @@ _WORDS = {
 
 @contextlib.contextmanager
 def shown(*, as_json: bool) -> Iterator[OnEvent]:
-    """Yield a function that shows events in the form that is right for stderr.
+    """Yield a function that shows events. The form of the output depends on stderr (terminal or log) and on `as_json`.
 
-    During the block, a signal that asks the process to end (from scancel, a time limit, or a closed terminal) acts like
-    ^C: unfinished files are removed, and leases are returned.
+    During the block, the signals TERM and HUP have the same effect as ^C: unfinished files are removed, and leases are
+    returned. scancel, a time limit or a closed terminal sends these signals.
 
     Raises:
-        Interrupted: such a signal arrived.
+        Interrupted: one of these signals arrived.
     """
     with _ended_politely():
         if as_json:
@@ -69,7 +69,7 @@ def _ended_politely() -> Iterator[None]:
 
     mine: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
-        # If a signal is already ignored, it stays ignored. nohup(1), for example, ignores SIGHUP.
+        # If this process already ignores a signal, the signal stays ignored. For example, nohup(1) ignores SIGHUP.
         wanted = (signal.SIGTERM, signal.SIGHUP)
         mine = [number for number in wanted if signal.getsignal(number) is signal.SIG_DFL]
     for number in mine:
@@ -86,7 +86,7 @@ def _ended_politely() -> Iterator[None]:
 
 
 class _JsonLines:
-    """Prints one JSON object for each note, start and end, and for some of the events between them."""
+    """Prints one JSON object for each note, each start and each end, and for some events between start and end."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], float] = {}
@@ -156,7 +156,7 @@ def _bars() -> Iterator[OnEvent]:
         TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
     )
     tasks: dict[tuple[str, str], Any] = {}
-    # Bars move the cursor. So this code escapes control characters in texts, not the stream.
+    # Bars move the cursor. So this code itself escapes control characters in texts, and the stream does not.
     console = Console(file=_streams.unchanged(sys.stderr))
     with Progress(*columns, console=console, expand=True) as progress:
 

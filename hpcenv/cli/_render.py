@@ -1,6 +1,6 @@
 """Print results as text or JSON, and define the options that several commands share.
 
-Results are printed to stdout, everything else to stderr. No output needs colours or a terminal.
+Results are printed to stdout, and all other text to stderr. No output needs colours or a terminal.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def success(command: str, data: Any) -> None:
 
 
 def verdict_on(command: str, data: Any, *, ok: bool, problem: HpcenvError | None = None) -> None:
-    """Print the JSON envelope of a command whose result may be a failure."""
+    """Print the JSON envelope of a command. The result of the command may be a failure."""
     _errors.envelope(command, ok=ok, data=to_plain(data), problem=problem)
 
 
@@ -111,7 +111,7 @@ def tell(line: str) -> None:
 
 
 def cwd() -> Path:
-    """Return the current folder of the user; links in its path are kept."""
+    """Return the current folder of the user. Links in its path are not resolved."""
     return project_context.user_folder(os.environ)
 
 
@@ -142,8 +142,8 @@ class Where:
 
         Args:
             start: the folder.
-            script: the script that the user wants to submit. If there is no project here, but the script is in a
-                project, the error names that project.
+            script: the script that the user wants to submit. If there is no project around the folder, but the script
+                is in a project, the error names the project of the script.
         """
         here = start or cwd()
         return open_workspace(
@@ -156,14 +156,14 @@ class Where:
 
     @property
     def is_projects(self) -> bool:
-        """Whether hpcenv.toml may name the store, because the user named none."""
+        """Whether hpcenv.toml may name the store, because the user did not name a store."""
         return self._named() is None
 
     def place(self) -> StorePlace:
         """Return the folder for images.
 
-        The folder is the first that is given of: `--store`, HPCENV_STORE, `[paths] store` of the project, [store] of
-        the site profile; else it is the default folder.
+        hpcenv looks at these settings in this order: `--store`, HPCENV_STORE, `[paths] store` of the project, [store]
+        of the site profile. The first setting that is given names the folder. Without one, the default folder is used.
         """
         here, named = cwd(), self._named()
         if named is None and any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
@@ -178,11 +178,11 @@ class Where:
         return (*(("--store", named) if named else ()), *owners)
 
     def with_options(self, error: Error) -> Error:
-        """Return an error whose hint names the store in each command that takes `--store`."""
+        """Return an error with a hint in which each command that has the option `--store` names the store."""
         return error.changed(hint=self._with_options(error.hint_parts))
 
     def text(self, *parts: str | Command) -> str:
-        """Return text in which each command that takes `--store` names the store."""
+        """Return text in which each command that has the option `--store` names the store."""
         return render_hint(self._with_options(parts))
 
     def _with_options(self, parts: tuple[str | Command, ...]) -> tuple[str | Command, ...]:
@@ -225,7 +225,7 @@ def store_option(command: Decorated) -> Decorated:
         try:
             return command(*args, where=where, **words)
         except HpcenvError as problem:
-            # The code that raised the error knows the folder, but not whether an option named the folder.
+            # The code that raised the error has the folder, but cannot find out whether an option named the folder.
             raise where.with_options(problem) from problem
 
     store = click.option(
@@ -243,14 +243,15 @@ def open_project(start: Path | None = None, *, script: str | None = None) -> Wor
     return Where().project(start, script=script)
 
 
-# Options that do not change the run of a submission.
+# Options of a submission that do not change the run.
 _ABOUT_SHOWING = ("--dry-run", "--test-only", "--wait", "--verbose", "-v", "--json")
 
 
 def command_line() -> tuple[str, ...]:
-    """Return the command line that makes this run again, starting with `hpcenv`.
+    """Return the command line, starting with `hpcenv`, that submits the same run again.
 
-    Options for the output and `--accept` are left out, so that a dry run prints exactly what `submit` writes.
+    `--accept` and the options for the output are left out, so that a dry run prints exactly the text that `submit`
+    writes.
     """
     words = without_accept(sys.argv[1:])
     end = words.index("--") if "--" in words else len(words)
@@ -281,8 +282,8 @@ def own_program() -> str:
 
 
 def token() -> str:
-    """Return eight random hex digits, which distinguish runs that are submitted in the same second."""
-    # This is what secrets.token_hex does, without the imports of random and hmac.
+    """Return eight random hex digits. With them, runs that are submitted in the same second have different names."""
+    # secrets.token_hex does the same, but it imports random and hmac.
     return os.urandom(4).hex()
 
 

@@ -69,7 +69,7 @@ def _page(found: Run, made: RunRecord, measured: Measured, against: str | None, 
 
 
 def _with_energy(record: RunRecord, run: Run) -> RunRecord:
-    """Return the record with the energy from Slurm's accounting, if the run is from this cluster."""
+    """Return the record. If the run is from this cluster, add the energy from Slurm's accounting."""
     if run.submission.cluster != "slurm" or Path(run.manifest.run_folder) != run.folder.path:
         return record
     joules, source = energy.consumed(run.job_ids, os.environ)

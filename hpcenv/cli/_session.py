@@ -29,7 +29,7 @@ from hpcenv.submission.request import SubmitOptions, parse_flags
 from hpcenv.submission.session import prepare_folder, read_keys, with_session
 from hpcenv.submission.submit import SubmitResult, submit
 
-# Options of a submission that have a meaning without a script.
+# Options of a submission that have an effect without a script.
 _OPTIONS = frozenset((
     "nodes", "gpus", "allow_cpu_torch", "gpu_type", "cpus", "mem", "time", "partition", "account", "qos", "constraint",
     "reservation", "exclude", "nodelist", "dependency", "comment", "sbatch", "site", "lock", "frozen", "runtime",
@@ -39,7 +39,7 @@ _OPTIONS = frozenset((
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command those options of a submission that a session can have."""
+    """Give a command the options of a submission that a session can have."""
     return submit_options(command, only=_OPTIONS)
 
 
@@ -78,7 +78,7 @@ def begin(
 
 
 def _require_programs(manifest: Manifest, services: Sequence[SessionService]) -> None:
-    """Refuse services whose programs are not in the lockfile, before anything is queued."""
+    """Before anything is queued, refuse a service if its program is not in the lockfile."""
     missing = lacking([one.kind for one in services], {package.name for package in manifest.packages})
     if missing:
         hint = how_to_add(missing[0], on_host=manifest.environment.kind == "host")
@@ -87,7 +87,7 @@ def _require_programs(manifest: Manifest, services: Sequence[SessionService]) ->
 
 
 def wait_open(result: SubmitResult, name: str, *, as_json: bool) -> tuple[int, SessionNode | None]:
-    """Wait until the session is open; return the exit status, and the record of its node. Print why a session fails."""
+    """Wait until the session is open. Return the exit status and the record of its node. Print why a session fails."""
     run, line = open_run(result.run_folder), PendingLine(os.environ)
     told: list[tuple[str, str]] = []
 

@@ -21,13 +21,13 @@ class OutputLost(Exception):
 
 
 class _StandardStream(io.TextIOWrapper):
-    """Standard output or standard error: a layer over the stream of Python.
+    """Standard output or standard error. This stream writes into the original stream of Python.
 
-    In a terminal, this stream replaces control characters by escapes, whatever code prints them. If a text cannot be
-    written to standard error, for example because the reader has ended, the text is lost and the command continues.
+    In a terminal, this stream replaces all control characters by escapes. If a text cannot be written to standard error
+    (for example, the reader has ended), the text is lost and the command continues.
 
     Attributes:
-        unchanged: the underlying stream, for code that moves the cursor.
+        unchanged: the original stream, for code that moves the cursor.
     """
 
     def __init__(self, unchanged: io.TextIOWrapper, descriptor: int) -> None:
@@ -35,7 +35,7 @@ class _StandardStream(io.TextIOWrapper):
         super().__init__(
             unchanged.buffer,
             encoding=unchanged.encoding,
-            # With this setting, printing a path never fails.
+            # With this setting, a path with any bytes can be printed.
             errors="backslashreplace",
             line_buffering=unchanged.line_buffering or self._is_terminal,
             write_through=unchanged.write_through,
@@ -64,7 +64,7 @@ class _StandardStream(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Replace standard output and standard error by `_StandardStream`. Closed standard streams become /dev/null.
+    """Replace standard output and standard error by `_StandardStream`. Closed standard streams are opened as /dev/null.
 
     If a stream stayed closed, the next opened file would get the number of the stream, and programs would write into
     this file.
@@ -73,7 +73,7 @@ def prepare() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the system gives the lowest free number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the system uses the lowest free number
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
@@ -86,15 +86,15 @@ def prepare() -> None:
 
 
 def unchanged(stream: TextIO) -> TextIO:
-    """Return the stream below a `_StandardStream`, for code that moves the cursor.
+    """Return the original stream of a `_StandardStream`, for code that moves the cursor.
 
-    The caller must escape its own texts.
+    The caller must escape control characters in its own texts.
     """
     return stream.unchanged if isinstance(stream, _StandardStream) else stream
 
 
 def discard(*descriptors: int) -> None:
-    """Send all further output to /dev/null, because Python would write its buffered text at exit and fail again."""
+    """Send all further output to /dev/null. At exit, Python would write its buffered text, and would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(null, descriptor)

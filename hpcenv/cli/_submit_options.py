@@ -1,4 +1,4 @@
-"""The options of `hpcenv submit` and `hpcenv rerun`, which are made from the table of options."""
+"""The options of `hpcenv submit` and `hpcenv rerun`. They are made from the table of options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcenv.project.options import in_place
 
 
 class _Whole(click.IntRange):
-    """A whole number. For other values (`--nodes two`, `--nodes 2-4`), the error says which values are possible."""
+    """A whole number. If the value is not a whole number (`--nodes two`), the error says which values are possible."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if str(value).strip().removeprefix("-").isdecimal():

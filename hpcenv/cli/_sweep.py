@@ -27,7 +27,7 @@ from hpcenv.submission.sweep_job import (
 )
 from hpcenv.text import columns, plural, visible
 
-# The number of rows that are printed, about as many as a terminal shows. `--json` has all rows.
+# The number of rows that are printed. A terminal shows about this number of rows. `--json` has all rows.
 _ROWS = 40
 
 
@@ -52,11 +52,11 @@ def carry_out(
     as_json: bool,
     verb: str = "submit",
 ) -> int:
-    """Submit a planned sweep, or print it for a dry run; with `wait`, wait for the sweep's end. Return the exit status.
+    """Submit a planned sweep, or print it for a dry run. With `wait`, wait for its end. Return the exit status.
 
     Args:
-        by_name: whether other commands find the sweep by its name; with --runs-dir these commands need its folder.
-        review: what the user must accept, for a dry run, which prints this; None to submit.
+        by_name: whether other commands find the sweep by its name. With --runs-dir, these commands need its folder.
+        review: the settings that the user must accept. A dry run prints them. With None, the sweep is submitted.
         verb: name of the command, for the JSON envelope.
     """
     if review is not None:
@@ -68,7 +68,7 @@ def carry_out(
 def go_on(
     result: SweepResult, *, by_name: bool, wait: Wait | None, as_json: bool, verb: str = "submit", again: bool = False
 ) -> int:
-    """Print what was submitted. If `wait` is set, wait until the sweep has ended. Return the exit status.
+    """Print the submitted sweep. If `wait` is set, wait until the sweep has ended. Return the exit status.
 
     Args:
         again: whether only some runs of the sweep were submitted again, in their old folders.
@@ -150,7 +150,7 @@ def follow(result: SweepResult, word: str, wait: Wait, *, as_json: bool, verb: s
     else:
         show(status)
         if code != 0:
-            # If an element cannot be read, the status is not 0, although perhaps no element has failed.
+            # If an element cannot be read, the status is not 0, although it is possible that no element has failed.
             first = f"{word}/{status.failed[0].element}" if status.failed else word
             _render.tell("\nhint: " + _render.quoted(("hpcenv", "report", first)))
         source = f"{status.run}/{status.failed[0].element}" if status.failed else status.run
@@ -170,7 +170,7 @@ def _as_data(status: SweepStatus) -> dict[str, Any]:
 
 
 def show(status: SweepStatus) -> None:
-    """Print the table of a sweep, with failed elements first and at most as many rows as a terminal shows."""
+    """Print the table of a sweep. Failed elements come first. The number of rows is limited."""
     _render.say(f"{status.run}: {plural(len(status.elements), 'run')}: {counts(status)}")
     failed = {element.element for element in status.failed}
     rows = sorted(status.elements, key=lambda element: element.element not in failed)

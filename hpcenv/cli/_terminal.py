@@ -1,11 +1,11 @@
 """Text of other programs, without control characters that would affect the terminal.
 
-Other people or programs write logs, host names, keys of a lockfile and messages of failed ranks. In a terminal, their
-control characters could move the cursor, hide lines or send answers in the user's name, so hpcenv prints them as
-escapes. Colours of logs (SGR, ECMA-48 section 8.3.117) are kept.
+Other people or programs write logs, host names, keys of a lockfile and messages of failed ranks. In a terminal, control
+characters in these texts could move the cursor, hide lines, or make the terminal type answers. So hpcenv prints control
+characters as escapes. Colours of logs (SGR, ECMA-48 section 8.3.117) are kept.
 
-`clean_text` is for the messages of a command, even in a pipe. `_streams.prepare` applies `escape_stream` to a terminal.
-So data, help and tracebacks send no control characters to a terminal, either.
+`clean_text` is for the messages of a command, even in a pipe. `_streams.prepare` uses `escape_stream` for all output to
+a terminal. So data, help and tracebacks also send no control characters to a terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_terminal() -> bool:
 
 
 def has_colours() -> bool:
-    """Whether to print colours: on a terminal, if NO_COLOR (no-color.org) is not set and TERM is not `dumb`."""
+    """Whether to print colours: only on a terminal, if NO_COLOR (no-color.org) is not set and TERM is not `dumb`."""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -44,7 +44,7 @@ def clean_text(text: str) -> str:
 
 
 def escape_stream(text: str) -> str:
-    """Return text for a terminal, like `clean_text`, but with colours. The text may be a part of a line."""
+    """Return text for a terminal. This is like `clean_text`, but keeps colours. The text may be a part of a line."""
     if text.isprintable():
         return text
     parts, position = [], 0
@@ -55,9 +55,9 @@ def escape_stream(text: str) -> str:
 
 
 class Cleaner:
-    """Replaces control characters in the text of a log by escapes, piece by piece.
+    """Replaces control characters in the text of a log by escapes. The text arrives in pieces.
 
-    A piece may end within an escape sequence.
+    A piece may end in the middle of an escape sequence.
     """
 
     def __init__(self, *, colours: bool = True) -> None:
@@ -78,7 +78,7 @@ class Cleaner:
         return self._clean(text) + (_RESET if self._coloured else "")
 
     def _clean(self, text: str) -> str:
-        # A carriage return, for example from a progress bar, would overwrite the line, so it becomes a line end.
+        # A carriage return (for example from a progress bar) would overwrite the line. So it is replaced by a line end.
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         parts, position = [], 0
         for match in _COLOURS.finditer(text):

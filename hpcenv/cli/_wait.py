@@ -15,7 +15,7 @@ from hpcenv.errors import Command, Interrupted, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """The request to follow a run until it ends.
+    """The user's request to follow a run until it ends.
 
     Attributes:
         timeout: maximum seconds to wait; None for no limit.
@@ -59,14 +59,14 @@ def wait_of(wait: bool, timeout: float | None, verbose: bool) -> Wait | None:
             hint="add --wait, or set the time limit of the job: --time",
         )
     if verbose and not wait:
-        hint = ("add --wait; of a run that was submitted: ", Command("hpcenv", "report", "RUN"))
+        hint = ("add --wait; for a run that is already submitted: ", Command("hpcenv", "report", "RUN"))
         raise UsageError("`--verbose` needs --wait", why="the verdict is made by the job", hint=hint)
     return Wait(timeout=timeout, verbose=verbose) if wait else None
 
 
 @contextmanager
 def interruptible(continues: str, *words: str, again: Sequence[str] = ("wait",)) -> Iterator[None]:
-    """Turn ^C during a wait into an error that says what continues, how to wait again, and how to cancel it.
+    """Turn ^C during a wait into an error. The error says what continues, how to wait again, and how to cancel it.
 
     Args:
         continues: the text that says what continues.

@@ -50,9 +50,9 @@ def command(
     """Remove run folders, and packed data that no run needs any more.
 
     RUN is a run folder, a run name, a job id or a sweep. Without RUN, all runs that match the
-    options are removed. hpcenv first shows what will be removed, beginning with the files that scripts wrote into
-    their copies of the project, and then asks you for confirmation. Runs that wait, run, or may still run are kept.
-    Runs with checkpoints are kept unless you name them.
+    options are removed. hpcenv first shows what will be removed, and then asks you for confirmation. Files that
+    scripts wrote into their copies of the project are shown first. Runs that wait, run, or may still run are kept.
+    Runs with checkpoints are removed only if you name them.
     """
     wanted = tuple(word for state in states for word in state.split(","))
     request = CleanRequest(words=run, older_than=older_than, states=wanted, keep=keep, runs=runs)

@@ -27,12 +27,12 @@ _STATUS = {"equal": 0, "within": Status.WITHIN_TOLERANCE, "differs": Status.RESU
 @click.option(
     "--rtol",
     type=click.FloatRange(min=0),
-    help="Relative tolerance. Default: that of torch.testing for the type of the values, but 0 if --atol is given.",
+    help="Relative tolerance. Default: the value of torch.testing for the type of the values; 0 if --atol is given.",
 )
 @click.option(
     "--atol",
     type=click.FloatRange(min=0),
-    help="Absolute tolerance. Default: that of torch.testing for the type of the values, but 0 if --rtol is given.",
+    help="Absolute tolerance. Default: the value of torch.testing for the type of the values; 0 if --rtol is given.",
 )
 @click.option(
     "--ulp", type=click.IntRange(min=0), help="Tolerance in units in the last place, instead of --rtol and --atol."
@@ -76,14 +76,15 @@ def command(
     seeds are compared by the 95 % confidence intervals of their last values; exit status 40 then means that the two
     sweeps cannot be distinguished.
 
-    --explain-op repeats a step of both runs, each in its own locked environment, from their last equal checkpoint (or
-    from the start, if there is no equal checkpoint), and names the first operation that differs, with its module,
-    rank and likely causes. A run that has a trace (`submit --trace-steps`) is not repeated. With --explain-op, hpcenv
-    ends with 41 if an operation differs, and with 42 if a trace is missing.
+    --explain-op repeats a step of both runs, each in its own locked environment. The repetition begins at the last
+    checkpoint that is equal in both runs; without such a checkpoint, it begins at the start. Then hpcenv names the
+    first operation that differs, with its module, rank and likely causes. A run that has a trace (`submit
+    --trace-steps`) is not repeated. With --explain-op, hpcenv ends with 41 if an operation differs, and with 42 if a
+    trace is missing.
     """
     if explain_op:
         if again or steps or metrics or rtol is not None or atol is not None or ulp is not None:
-            raise UsageError("`--explain-op` takes two runs and --trace-steps, no other option of a comparison")
+            raise UsageError("`--explain-op` accepts only two runs and the option --trace-steps")
         return _explain_op(
             reference, run, runs=runs, trace_steps=trace_steps, accept=accept, timeout=timeout, as_json=as_json
         )

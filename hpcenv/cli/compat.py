@@ -58,7 +58,7 @@ def command(packages: tuple[str, ...], as_json: bool, **parts: str) -> int:
 
 
 def _refuse_empty(context: click.Context, parts: dict[str, str]) -> None:
-    """Refuse an option with an empty value, for example from an empty variable of a script."""
+    """Refuse an option with an empty value. The value may come from an empty variable of a script."""
     for name, value in parts.items():
         if not value and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise UsageError(f"`--{name.replace('_', '-')}` is empty", hint="give its value, or leave it out")

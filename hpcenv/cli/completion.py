@@ -1,4 +1,4 @@
-"""`hpcenv completion`: print the code that a shell loads. The wheel has files with the same code.
+"""`hpcenv completion`: print the code that a shell loads for completion. The wheel has files with the same code.
 
 Runs on: LOGIN NODE.
 """
@@ -16,7 +16,7 @@ SHELLS = ("bash", "zsh", "fish")
 def script(root: click.Command, shell: str) -> str:
     """Return the completion script that click makes for one of `SHELLS`."""
     made = get_completion_class(shell)
-    # The class's own method is not used, because it would start bash to find the version of bash.
+    # The `source` method of the class itself is not used, because it would start bash to find the version of bash.
     return "" if made is None else ShellComplete.source(made(root, {}, "hpcenv", "_HPCENV_COMPLETE"))
 
 

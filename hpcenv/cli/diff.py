@@ -79,7 +79,7 @@ def _not_compared(missing: Sequence[str]) -> None:
 
 def _show(change: Change) -> None:
     mark = {"must": "!!", "warn": " !", "info": "  "}[change.severity]
-    # Long values, such as the UUIDs of all GPUs, would fill a screen, so they are cut. --json has the whole values.
+    # Long values, such as the UUIDs of all GPUs, would fill a screen. So they are cut. --json has the whole values.
     left, right = (escape_control(cut(shorten(value), _WIDEST)) for value in (change.left, change.right))
     _render.say(f"{mark} {escape_control(change.field)}: {left} -> {right}")
     if change.severity == "info":

@@ -89,12 +89,12 @@ def command(
     values = parse_flags(params)
     if record_to is not None:
         if write_to is not None:
-            raise UsageError("--record and --write exclude each other", hint="give one of them")
+            raise UsageError("--record and --write cannot be used together", hint="give one of them")
         _record(_render.cwd() / (record_to or "machine.json"), force=force, as_json=as_json)
         return 0
     if nodes is not None or values["nodelist"]:
         if write_to is not None:
-            raise UsageError("--write does not go with --nodes or --nodelist", hint="give one of them")
+            raise UsageError("--write cannot be used with --nodes or --nodelist", hint="give one of them")
         return _check_nodes(nodes, values, accept, as_json=as_json)
     _refuse_without_nodes(values)
     return _look_around(write_to, values, force=force, as_json=as_json)
@@ -108,7 +108,7 @@ def _refuse_without_nodes(values: dict[str, Any]) -> None:
     if given:
         raise UsageError(
             f"`{given[0]}` goes with --nodes or --nodelist only",
-            why="without them this machine is looked at",
+            why="without them, hpcenv checks this machine",
             hint="add --nodes N",
         )
 
@@ -144,7 +144,7 @@ def _look_around(write_to: str | None, values: dict[str, Any], *, force: bool, a
 def _store_place() -> StorePlace:
     """Return the folder of images.
 
-    If the site profile is unusable, return the default: doctor may write a new profile.
+    If the site profile cannot be used, return the default folder, because doctor may write a new profile.
     """
     try:
         return _render.Where().place()
@@ -190,7 +190,7 @@ def _check_nodes(nodes: int | None, values: dict[str, Any], accept: str | None, 
 
 
 def _record(path: Path, *, force: bool, as_json: bool) -> None:
-    """Write a recording of this machine."""
+    """Write a file that describes the network and the GPUs of this machine (--record)."""
     date = time.strftime("%Y-%m-%d", _render.local_time())
     recording = record_this_machine(os.environ, name=path.stem, date=date)
     write_recording(recording, path, force=force)

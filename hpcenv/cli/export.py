@@ -18,9 +18,9 @@ _HELP = """Write the lockfile in another tool's format.
 FORMAT is one of
 {formats}
 
-What a format cannot hold is left out. The reason is in a comment, if the format has
-comments, and in `left_out` of --json. Formats that do not ask pip's index need nothing
-but the lockfile.
+A value that a format cannot contain is left out. The reason is in `left_out` of --json,
+and in a comment if the format has comments. Formats that do not ask pip's index need
+only the lockfile.
 
 To export a job instead, as a folder that anyone can submit: `hpcenv submit --export DIR`.
 """

@@ -85,7 +85,7 @@ def command(
     line.
     """
     if as_csv and as_json:
-        raise UsageError("--csv and --json exclude each other", hint="use one of them")
+        raise UsageError("--csv and --json cannot be used together", hint="use one of them")
     wanted = tuple(word for state in states for word in state.split(","))
     limit = count or (None if everything or sweep is not None or as_json or as_csv else _LINES)
     listing = list_lines(
@@ -124,11 +124,11 @@ def command(
 
 _FRONT = ("JOB", "STATE", "NODES", "ATTEMPT", "ELAPSED")
 _OF_A_SWEEP = ("STATE", "EXIT", "ELAPSED")
-# The columns of `_FRONT` and the two columns around them, with their names in `hpcenv.runs.run_columns`.
+# The columns of `_FRONT`, and the two columns around them. The names are those of `hpcenv.runs.run_columns`.
 _SHOWN = ("run", *map(str.lower, _FRONT), "reason")
 _TO_THE_RIGHT = ("NODES", "ATTEMPT", "ELAPSED", "EXIT")
-# The column of names has at most this width. A longer name is printed on a separate line and not cut, so that
-# it can be copied.
+# The column of names has at most this width. A longer name is not cut, so that it can be copied. It is printed on a
+# separate line.
 _NAME_WIDTH = 34
 # Longer values are cut. `--json` has the full value.
 _VALUE_WIDTH = 20
@@ -145,15 +145,15 @@ def table(
 ) -> list[str]:
     """Return the lines of a table as wide as the terminal; 80 columns without a terminal.
 
-    A reason that does not fit into its row follows below the row.
+    If a reason does not fit into its row, it is printed below the row.
 
     Args:
         lines: the runs.
-        names: parameter names of a sweep; each has a column.
+        names: the names of a sweep's parameters. Each name has a column.
         more: further columns after `names`: heading -> full name.
         only_more: show only the name of the run, `names` and `more`.
-        failures: run -> first failure, which is shown instead of the reason and cut to the width; None
-            for a table with reasons.
+        failures: run -> first failure. It is shown instead of the reason, and is cut to the width. With None, the table
+            shows the reasons.
         margin: number of columns to leave free.
     """
     if not lines:

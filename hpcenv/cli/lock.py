@@ -85,7 +85,7 @@ def command(
         raise UsageError(f"`{option}` goes with `--check` only", hint="add --check, or leave it out")
     workspace = _render.open_project()
     if not spec_only:
-        # A lock and a check both start the Python of `image = "host"`.
+        # With `image = "host"`, both `hpcenv lock` and `hpcenv lock --check` start the Python of the environment.
         _accept.require(workspace, accept, as_json=as_json)
     if check and every:
         return _show_checked(workspace, check_locks(workspace, wanted, context_of(), spec_only=spec_only), as_json)
@@ -99,7 +99,7 @@ def command(
 def _refuse_with_check(options: LockOptions) -> None:
     """Refuse options that have an effect only when a lockfile is written.
 
-    Without this refusal, `--check` would ignore such options silently.
+    Otherwise, `--check` would ignore these options without a message.
     """
     for_writing = {
         "--upgrade": options.upgrade,
@@ -112,7 +112,7 @@ def _refuse_with_check(options: LockOptions) -> None:
     if given:
         raise UsageError(
             f"`--check` does not go with `{given[0]}`",
-            why="--check only compares: it writes nothing, and asks no registry and no index",
+            why="--check only compares: it writes no file, and does not contact a registry or an index",
             hint="leave out one of the two; "
             "--check goes with --lock, --all, --from, --spec-only, --require-hashes and --json",
         )
@@ -155,8 +155,8 @@ def _show_locked(workspace: Workspace, name: str, result: LockResult, as_json: b
 def submission_of(locked: lock_model.Lockfile) -> str:
     """Return the command that submits a script.
 
-    The options of the command fit to the lockfile: `--gpus G` only if torch can use GPUs, and no torchrun if the
-    lockfile has no torch.
+    The options of the command fit the lockfile: `--gpus G` is used only if torch can use GPUs, and torchrun is not used
+    if the lockfile has no torch.
     """
     shape = "--gpus 0 --nproc R" if lock_model.gpu_support(locked) == "none" else "--gpus G"
     launcher = " --launcher none" if locked.facts.get("torch.version") == "absent" else ""
@@ -175,7 +175,7 @@ def _show_check(workspace: Workspace, result: CheckResult, as_json: bool) -> int
 
 
 def _show_checked(workspace: Workspace, results: Sequence[CheckResult], as_json: bool) -> int:
-    """Print whether each of several lockfiles is fresh; raise the problem if a lockfile is not fresh."""
+    """Print whether each of several lockfiles is fresh. If a lockfile is not fresh, raise its problem as an error."""
     problem = problem_of(results)
     if as_json:
         rows = [

@@ -66,7 +66,7 @@ def _follow(run: Run, selection: Selection) -> int:
     """Print the log of a run while it grows. While the run waits, print why.
 
     Returns:
-        The same exit status as `hpcenv wait` if the run ended before it had a log, else 0.
+        The exit status of `hpcenv wait` if the run ended before it had a log; else 0.
     """
     show = LogPrinter(run)
     with PendingLine(os.environ) as line:
@@ -83,11 +83,11 @@ def _follow(run: Run, selection: Selection) -> int:
 
 
 def _has_ended(run: Run, line: PendingLine | None = None) -> Callable[[], bool]:
-    """Return a function that asks Slurm whether a run has ended; it raises `CannotStart` as `hpcenv wait` does.
+    """Return a function that asks Slurm whether a run has ended. It raises `CannotStart`, as `hpcenv wait` does.
 
     Args:
         run: the run.
-        line: shows why the run waits.
+        line: the line that shows why the run waits.
     """
     no_start, began = NoStart(os.environ), time.monotonic()
 

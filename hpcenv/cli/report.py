@@ -32,7 +32,7 @@ _MAX_FAILURES = 10
 @click.option("--html", metavar="FILE", help="Write the report as one HTML file that needs no network.")
 @click.option("--markdown", metavar="FILE", help="Write the report as Markdown.")
 @click.option(
-    "--record", metavar="FILE", help="Write the run record, which contains all that hpcenv knows of the run, as JSON."
+    "--record", metavar="FILE", help="Write the run record as JSON. It contains all information about the run."
 )
 @click.option(
     "--against", metavar="RUN2", help="With --html or --markdown: compare the run with the reference run RUN2."

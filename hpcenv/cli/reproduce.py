@@ -33,7 +33,7 @@ _STATUS = {
 }  # fmt: skip
 
 
-# Groups of options whose values are in the record of the run. A reproduction changes them only to find a cause.
+# Groups of options with values in the record of the run. A reproduction changes these values only to find a cause.
 _OF_THE_RECORD = ("What runs", "Environment", "Checks", "Many runs")
 _OWN: Any = {"cls": GroupedOption, "group": GROUPS[0]}
 

@@ -63,12 +63,12 @@ def command(
 ) -> int:
     """Submit a run again as a new run: same script, arguments, lockfile and options.
 
-    RUN is a run folder, a run name, a job id or a sweep. Options of `hpcenv submit` change the new
-    run, and so do arguments after --. What changes is printed first. If the script, the code
+    RUN is a run folder, a run name, a job id or a sweep. Options of `hpcenv submit` and arguments
+    after -- change the new run. hpcenv first prints these changes. If the script, the code
     or the SIF has changed, --allow-changed is needed.
     """
     waiting = wait_of(wait, timeout, verbose)
-    # --runs-dir names the folder in which the old run is. The new run is made in the same folder.
+    # --runs-dir names the folder that contains the old run. The new run is made in the same folder.
     found = find(_render.cwd(), run, runs=params["runs_dir"])
     typed = {
         name: value
@@ -145,9 +145,9 @@ def _rerun_failed(
         first = found.elements[0].folder.path
         one = f"{found.folder.name}/{first.name}" if by_name else str(first)
         raise UsageError(
-            f"`--failed` does not go together with `{_render.quoted(tuple(words))}`",
+            f"`--failed` cannot be used together with `{_render.quoted(tuple(words))}`",
             why="the runs are queued again in their own folders, as they were submitted",
-            hint=f"`{_render.quoted(('hpcenv', 'rerun', one, *words))}` submits one of them as a new run, changed",
+            hint=f"`{_render.quoted(('hpcenv', 'rerun', one, *words))}` submits one run with these changes",
         )
     if not dry_run:
         result = rerun_failed(found.folder, submit_cli.context_of())

@@ -70,7 +70,7 @@ def command(keep: bool, accept: str | None, **params: Any) -> int:
 def _end(folder: Path) -> None:
     """Cancel the job, and remove the session's folder, because no later shell uses it.
 
-    If Slurm does not answer, this is no error, because the command ends with the exit status of the shell.
+    If Slurm does not answer, this function raises no error, because the command ends with the exit status of the shell.
     """
     try:
         session = open_run(folder).manifest.session

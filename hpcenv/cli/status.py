@@ -87,7 +87,7 @@ def _show_unrecorded(entry: Unrecorded, *, as_json: bool) -> None:
 
 
 def show_lost(lost: LostRun, command_name: str, *, as_json: bool) -> None:
-    """Print the state of a job whose run folder is gone."""
+    """Print the state of a job. Its run folder no longer exists."""
     if as_json:
         _render.success(command_name, lost)
         return

@@ -24,7 +24,7 @@ from hpcenv.submission.submit import SubmitResult, submit
 
 
 class _SubmitCommand(KnowsDashes, GroupedCommand):
-    """A command with the options of a submission that knows which words were typed after `--`."""
+    """A command with the options of a submission. It stores which words were typed after `--`."""
 
 
 @click.command("submit", cls=_SubmitCommand, context_settings={"ignore_unknown_options": False})
@@ -64,7 +64,7 @@ def command(
     stray = _before_dashes(params["args"])
     context, options = context_of(), from_command_line(params["script"], params["args"], table_values(params))
     workspace = _render.open_project(script=params["script"])
-    # A dry run and --test-only start and queue nothing.
+    # A dry run and --test-only start no program of the project, and queue no job.
     if not (dry_run or test_only):
         _accept.require(workspace, accept, as_json=as_json)
     if export is not None:
@@ -85,7 +85,7 @@ def command(
 
 
 def _before_dashes(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on arguments of the script that were typed before `--`, for example the `G` of `--mem 10 G`."""
+    """Return a note about arguments of the script that were typed before `--`, for example the `G` of `--mem 10 G`."""
     # The script itself may also be typed after `--`.
     before = arguments[: max(0, len(arguments) - len(after_dashes() or ()))]
     if not before:
@@ -107,8 +107,8 @@ def carry_out(
     """Submit a plan, or print it for a dry run. If `wait` is set, follow the run until it ends. Return the exit status.
 
     Args:
-        by_name: whether other commands find the run by its name; with --runs-dir these commands need its folder.
-        review: what the user must accept, for a dry run; None to submit.
+        by_name: whether other commands find the run by its name. With --runs-dir, these commands need its folder.
+        review: the settings that the user must accept. A dry run prints them. With None, the plan is submitted.
         verb: name of the command, for the JSON envelope.
     """
     if review is not None:
@@ -160,7 +160,7 @@ def _show_plan(plan: Plan, review: Review, *, as_json: bool, verb: str = "submit
 
 
 def show_submitted(result: SubmitResult, word: str) -> None:
-    """Print what was submitted, and the next commands, in which `word` names the run."""
+    """Print the submitted run, and the next commands. In these commands, `word` names the run."""
     for note in result.notes:
         _render.tell(f"note: {note}")
     jobs = f"jobs {', '.join(result.chain)}, one after the other" if result.chain else f"job {result.job_id}"

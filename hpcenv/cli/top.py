@@ -44,7 +44,7 @@ def _show_live(reader: TopReader) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    # The page moves the cursor. So `lines` escapes control characters in its texts, not the stream.
+    # The page moves the cursor. So `lines` escapes control characters in its texts, and the stream does not.
     console = Console(file=_streams.unchanged(sys.stdout), no_color=not has_colours(), highlight=False)
 
     def page() -> Text:

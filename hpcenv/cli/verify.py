@@ -56,9 +56,9 @@ def command(
 ) -> int:
     """Compare this environment, a SIF, or a set of nodes with the lockfile.
 
-    Exit status: 0 if all fields match; 90 if a field that must match differs, or if, with --imports, a package cannot
-    be imported; 91 if such a field could not be read; 92 if, with --strict, a field of severity `warn` differs; 93 if
-    the nodes differ from each other; 4 to 7 if there is no usable lockfile.
+    Exit status: 0 if all fields match; 90 if a field that must match differs, or if a package cannot be imported
+    (--imports); 91 if a field that must match could not be read; 92 if a field of severity `warn` differs (--strict);
+    93 if the nodes differ from each other; 4 to 7 if there is no usable lockfile.
     """
     wanted = options_to_verify(nodes=nodes, sif=sif, **options)
     workspace = _render.open_project()

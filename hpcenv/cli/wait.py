@@ -38,8 +38,8 @@ def command(run: tuple[str, ...], runs: str | None, timeout: float | None, as_js
     """Wait until the given runs have ended.
 
     RUN is a run folder, a run name, a job id or a sweep; the default is the latest run. hpcenv ends with the exit
-    status of the run. With several runs, hpcenv ends with the exit status of the first run, in the given order, that
-    did not end well. The last printed line names the run that gave the exit status.
+    status of the run. With several runs, hpcenv goes through them in the given order, and ends with the exit status
+    of the first run that did not end well. The last printed line names the run that gave the exit status.
     """
     entries = find_all(_render.cwd(), run, runs=runs)
 
@@ -60,7 +60,7 @@ def wait_telling(runs: Sequence[Submitted], timeout: float | None, *, as_json: b
     """Wait until runs have ended, and print each new state.
 
     Raises:
-        WaitTimeout: a run has not ended within `timeout` seconds. It continues.
+        WaitTimeout: a run has not ended within `timeout` seconds. The run continues.
     """
     line = PendingLine(os.environ)
 
@@ -88,7 +88,7 @@ def tell_state(status: RunStatus) -> None:
 
 
 def tell_exit_status(status: RunStatus) -> None:
-    """Print to stderr which run the exit status of hpcenv is from. Commands that wait print this as their last line."""
+    """Print to stderr which run gave the exit status of hpcenv. Commands that wait print this as their last line."""
     code = exit_status_of(status)
     if code == RunEndUnknown.exit_status and status.exit_status is None:
         why = "was cancelled" if status.state == "cancelled" else "ended, and its exit status is unknown"
@@ -98,7 +98,7 @@ def tell_exit_status(status: RunStatus) -> None:
 
 
 def _show_end(run: Submitted, status: RunStatus, *, alone: bool) -> None:
-    """Print how a run ended, after its first failure. The traceback is printed only if there is a single run."""
+    """Print the first failure of a run, then how the run ended. The traceback is printed only if there is one run."""
     if alone:
         say_failure(run, status)
     elif status.failure is not None:
@@ -110,7 +110,7 @@ def _show_end(run: Submitted, status: RunStatus, *, alone: bool) -> None:
 
 
 def say_failure(run: Submitted, status: RunStatus) -> None:
-    """Print the first failure of a run, if there is one, and the cause that its logs name."""
+    """Print the first failure of a run, if there is one, and the cause of the failure that the run's logs show."""
     if status.failure is not None:
         _render.say(first_failure.render(status.failure, folder=str(status.run_folder)))
     if status.has_failed:

@@ -40,7 +40,7 @@ def find(options: SubmitOptions, context: Context, cluster: Cluster) -> EarlierR
         if not state.quiet:
             going.append(run)
             job_ids.append(_job_of(entry, run))
-    # Slurm waits only if the new run and the earlier run are both jobs of Slurm.
+    # Slurm waits only if the new run and the earlier run are both Slurm jobs.
     by_slurm = [cluster == "slurm" and run.submission.cluster == "slurm" for run in going]
     return EarlierRuns(
         names=tuple(_name(entry) for entry in entries),
@@ -71,10 +71,10 @@ def _failed(name: str, state: str, detail: str) -> SubmitRejected:
 def with_dependency(request: Request, earlier: EarlierRuns) -> Request:
     """Return the request to Slurm with a dependency on the jobs that must complete first.
 
-    The request also tells Slurm to cancel the job if it can never start.
+    The request also contains the option with which Slurm cancels the job if the job can never start.
 
     Raises:
-        UsageError: the user's own `--dependency` has a `?`, with which the job starts after any of several jobs.
+        UsageError: the user's own `--dependency` has a `?`. With `?`, the job starts after any one of several jobs.
     """
     own = request.dependency
     if earlier.on_slurm and own is not None and "?" in own:
@@ -86,7 +86,7 @@ def with_dependency(request: Request, earlier: EarlierRuns) -> Request:
     dependency = ",".join(filter(None, (own, *completed)))
     if not dependency:
         return request
-    # Without this option, a job that can never start would stay in the queue, and hpcenv would wait for it without end.
+    # Without this option, a job that can never start stays in the queue, and hpcenv waits for it forever.
     sbatch = {"kill-on-invalid-dep": "yes", **request.sbatch}
     return replace(request, dependency=dependency, sbatch=sbatch)
 

@@ -25,12 +25,12 @@ _Told = TypeVar("_Told")
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The answers of other programs, which run while the run is planned; None for a program that is not asked.
+    """The answers of programs that run while a submission is planned; None for a program that is not asked.
 
     Attributes:
-        offers: the answer of sinfo on the cluster's nodes.
-        resources: the answer of scontrol on the resources of the nodes.
-        tree: the answer of git on the folder of the code.
+        offers: the answer of sinfo about the nodes of the cluster.
+        resources: the answer of scontrol about the resources of the nodes.
+        tree: the answer of git about the folder of the code.
     """
 
     offers: Future[tuple[Offer, ...]] | None
@@ -40,7 +40,7 @@ class Answers:
 
 @contextlib.contextmanager
 def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> Iterator[Answers]:
-    """Start sinfo, scontrol and git, which run in parallel with the block.
+    """Start sinfo, scontrol and git. They run in parallel with the block of the `with` statement.
 
     At the end of the block, kill the programs that still run.
     """
@@ -60,7 +60,7 @@ def asked(workspace: Workspace, options: SubmitOptions, context: Context, cluste
 
 
 def _may_want_share(workspace: Workspace, options: SubmitOptions) -> bool:
-    """Return whether CPUs and memory may have to be computed. A site profile may still give the values later."""
+    """Return whether the number of CPUs and the memory may have to be computed. A site profile may give them later."""
     project = workspace.project.submit
     gpus = project.gpus if options.gpus is None else options.gpus
     given = [(getattr(options, name), getattr(project, name)) for name in ("cpus", "mem")]

@@ -1,4 +1,4 @@
-"""The batch script: fill the `@{holes}` of a readable bash template. Pure.
+"""The batch script: replace the placeholders `@{NAME}` of a readable bash template by values. Pure.
 
 Runs on: LOGIN NODE. Only this module turns values into shell text.
 """
@@ -25,12 +25,12 @@ def render(template: str, values: Mapping[str, str], *, parts: Collection[str] =
 
     Args:
         template: text of a template.
-        values: name of a hole -> its value; a plain str is quoted for the shell.
+        values: name of a placeholder -> its value; a plain str is quoted for the shell.
         parts: names of the parts to keep. A part begins with `#@if NAME` and ends with `#@end`. All other parts are
             removed.
 
     Raises:
-        ValueError: a hole has no value, or a value has no hole.
+        ValueError: a placeholder has no value, or a value has no placeholder.
     """
     shell = {name: value if isinstance(value, ShellText) else shlex.quote(value) for name, value in values.items()}
     return fill(template, shell, parts=parts)

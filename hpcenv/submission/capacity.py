@@ -1,7 +1,8 @@
 """Find out whether a partition can ever run a job: compare the request with the resources of the nodes.
 
 Runs on: LOGIN NODE. Pure: the answer of sinfo is an argument. Nodes that are down count, too, because a request is
-refused only if no node can ever fulfil it. Values that are not known count as fulfilled.
+refused only if no node can ever fulfil it. If a value of a node is not known, the request counts as fulfilled by this
+node.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def _fault(
     for what, origin, fits in _conditions(request, origins):
         fitting = [offer for offer in left if fits(offer)]
         if _count(fitting, excluded) < needed:
-            # Too few nodes fulfil this condition and all conditions before it.
+            # Too few nodes fulfil this condition together with all conditions before it.
             before = "" if left is offers else " and everything else in the request"
             return _Fault(
                 what=f"partition `{name}` has {_nodes(_count(fitting, excluded))} with {what}{before}, {requested}",
@@ -193,7 +194,7 @@ def _fault(
 def _why_it_may_wait(
     request: Request, origins: Mapping[str, str], offers: list[Offer], excluded: frozenset[str], *, can_run: bool
 ) -> Iterator[str]:
-    """Yield notes if a partition can run the job only later, or only if the QOS allows it."""
+    """Yield the reasons why a partition runs the job only later, or only if the QOS allows the job."""
     name, needed = offers[0].partition, request.nodes + request.spare
     if offers[0].available in _TAKES_NO_JOBS:
         return
@@ -216,7 +217,7 @@ _TAKES_NO_JOBS = ("inact", "drain", "inactive")
 
 
 def _beyond_limits(request: Request, offer: Offer) -> tuple[bool, bool]:
-    """Return whether the job is longer, and whether it has more nodes, than the partition allows."""
+    """Return whether the job is longer than the partition allows, and whether it has more nodes than allowed."""
     minutes, needed = request.time_minutes, request.nodes + request.spare
     too_long = minutes is not None and offer.max_minutes is not None and minutes > offer.max_minutes
     return too_long, offer.max_nodes is not None and needed > offer.max_nodes
@@ -302,7 +303,7 @@ def feature_sets(constraint: str | None) -> list[frozenset[str]]:
 
 
 def mebibytes(mem: str | None) -> float | None:
-    """Return the value of sbatch's `--mem` in MiB; None for all memory of a node (`0`), or an unknown form.
+    """Return the value of sbatch's `--mem` in MiB; None for `0` (all memory of a node) and for an unknown form.
 
     The value is a number with K, M, G or T; a number without a unit is in MiB (sbatch(1)).
     """
@@ -339,7 +340,7 @@ def _first(origins: Mapping[str, str], *names: str) -> str:
 
 
 def _shown(offers: Sequence[Offer]) -> str:
-    """Return a text with the resources of some nodes, one part for each kind of node."""
+    """Return a text with the resources of some nodes. The text has one part for each kind of node."""
     kinds: dict[str, int] = {}
     for offer in offers:
         gpus = ", ".join(f"{count} GPUs{f' ({kind})' if kind else ''}" for kind, count in sorted(offer.gpus.items()))

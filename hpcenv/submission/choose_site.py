@@ -1,8 +1,8 @@
-"""Which site profile a run uses.
+"""Choose the site profile of a run.
 
 Runs on: LOGIN NODE. --site, HPCENV_SITE or `site` in hpcenv.toml names the profile. Without a name, the profile for
 this cluster is used, from the user's folder, the project, the folders of the machine, or the folders in HPCENV_SITES.
-The example profiles in hpcenv are used only by name, because they were not tested on this cluster.
+The example profiles in hpcenv are used only if the user names one, because they were not tested on this cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def choose(workspace: Workspace, options: SubmitOptions, context: Context, clust
     """Return the named profile or the profile for this cluster, and notes. The profile is None if no profile fits.
 
     Raises:
-        SpecError: the named profile does not exist, or the profile for this cluster is not valid.
+        SpecError: the named profile does not exist, or the profile is not valid.
         FileUnusable: the profile cannot be read, or other users can change it.
     """
     outside = named_outside(workspace.root, workspace.project.site, context.environ)
@@ -49,7 +49,7 @@ def choose(workspace: Workspace, options: SubmitOptions, context: Context, clust
             return None, (f"without Slurm no site profile is used: --site {options.site}",)
         return None, ()
     if cluster == "local" and named is None and detect_cluster(context.environ) == "local":
-        return None, ()  # without Slurm there is no cluster name to look for
+        return None, ()  # without Slurm, the cluster has no name to search for
     found, notes = find(named, origin, workspace.root, context)
     return found, notes if found is None else (*notes, f"site profile {found.name} ({found.path})")
 
@@ -115,7 +115,10 @@ def by_name(named: str, origin: str, root: Path | None, context: Context) -> Pro
 
 def _instead(known: Sequence[str]) -> Hint:
     """Return a hint with the names of all known profiles."""
-    return (Command("hpcenv", "doctor"), f" shows which one fits; --site none uses none. There are: {', '.join(known)}")
+    return (
+        Command("hpcenv", "doctor"),
+        f" shows which profile fits; --site none uses no profile. Known profiles: {', '.join(known)}",
+    )
 
 
 def _load(path: Path, *, trusted: bool = False) -> Profile:
@@ -129,7 +132,7 @@ def _load(path: Path, *, trusted: bool = False) -> Profile:
 def by_cluster(project: Path | None, context: Context) -> NotedProfile:
     """Return the first profile for this cluster, and notes. The profile is None if no profile is for this cluster.
 
-    The name of the cluster is looked up only if there are profiles.
+    This function looks up the name of the cluster only if there are profiles.
 
     Raises:
         SpecError, FileUnusable: one of the user's profiles is not valid, or the profile for this
@@ -147,7 +150,7 @@ def by_cluster(project: Path | None, context: Context) -> NotedProfile:
         try:
             site, refusal = site_files.read(path)
         except HpcenvError as error:
-            # If the user cannot correct the file, for example a file of the administrator, the error becomes a note.
+            # If the user cannot correct the file (for example a file of the administrator), the error becomes a note.
             if os.access(path, os.W_OK):
                 raise
             notes += (f"profile not used: {error.what}",)
@@ -176,8 +179,8 @@ def for_run(
 
     Args:
         nodes, partition, gpu_type: as requested; None if Slurm chooses.
-        now: the current date. `left_out` of the result names values whose date for a new check is past. If `now` is
-            None, `left_out` names no such values.
+        now: the current date. `left_out` of the result names the values that should have been checked again before this
+            date. If `now` is None, `left_out` does not name them.
     """
     support = lock_model.gpu_support(locked)
     gpu = gpu_type or locked.host.gpu or None
@@ -206,7 +209,7 @@ def require_runtime(profile: Profile) -> None:
     """
     if profile.no_runtime:
         raise SubmitRejected(
-            f"the site {profile.name} has nothing that starts a SIF for hpcenv",
+            f"the site {profile.name} has no program that can start a SIF for hpcenv",
             why=f"{profile.no_runtime} ([runtime] in {profile.path})",
             hint='`image = "host"` in hpcenv.toml locks an environment of the host; --site none uses no profile',
         )
@@ -245,7 +248,7 @@ def with_origins(origins: Mapping[str, str], profile: Profile | None) -> Mapping
 
 
 def options_in_words(profile: Profile | None) -> tuple[str, ...]:
-    """Return the options of sbatch and srun that the profile has for this run, each with its origin."""
+    """Return the sbatch and srun options that the profile has for this run, each with its origin."""
     if profile is None:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""The folder of images if neither the user nor the project names a folder: from the site profile, or the default.
+"""Choose the folder of images, from the site profile or the default, if the user and the project name no folder.
 
 Runs on: LOGIN NODE. HPCENV_SITE or `site` in hpcenv.toml names the profile; without a name, the profile for this
 cluster is used. The option `--site` of a submission has no effect here, because all submissions share the images, and

@@ -1,10 +1,10 @@
 """Find names of files, lines of text and arguments of a script that look like credentials. Pure.
 
-Runs on: LOGIN NODE. Of the files that git neither tracks nor ignores, this module decides which ones are not copied,
-because other people may read the copies. This module guesses by names and by the form of values, so it can miss a
-credential, and it can suspect a harmless value.
+Runs on: LOGIN NODE. For the files that git does not track and does not ignore, this module decides which ones are not
+copied, because other people may read the copies. This module guesses by names and by the form of values. So it can miss
+a credential, and it can take a harmless value for a credential.
 
-hpcenv/records/variables.py has the names that stand for credentials.
+hpcenv/records/variables.py has the list of names that are usual for credentials.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.variables import looks_like_credential, names_credential
 
-# Files that usually hold credentials, in lower case. Python cannot import them.
+# Names of files that usually have credentials, in lower case. Python cannot import these files.
 _FILES = (
     *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".boto"),
     *(".s3cfg", ".git-credentials", ".dockercfg", ".htpasswd", ".vault-token", "kubeconfig", "kaggle.json"),
@@ -28,16 +28,17 @@ _FILES = (
     *("password.*", "passwords.*", "*[_-]password.*", "token", "token.txt", "*[_-]token", "*[_-]token.txt"),
     *("apikey*", "api[_-]key*", "service*account*.json"),
 )
-# Folders of such files. In `.aws/config`, for example, only the folder shows that the file has credentials.
+# Folders that usually have credentials. For example, the name `config` in `.aws/config` does not show this, but the
+# name of the folder does.
 _FOLDERS = (".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "secrets", ".secrets")
 
-# A header of HTTP, with a token and not with a placeholder.
+# An HTTP header with a token. Headers with a placeholder do not match.
 _BEARER = (
     r"(?i:authorization)[\"']?\]?[ \t]*[:=,][ \t]*[rbfu]?[\"']?[Bb]earer "
     r"(?![A-Z_]+\b|(?i:your|my|token|auth|xxx))[\w.~+/-]{8,}"
 )
-# Patterns of tokens. Before each pattern is a text that all its matches contain. They are from config/gitleaks.toml of
-# gitleaks at b58d3f1 (2026-07-22); some are less strict here.
+# Each entry has a text and the pattern of a token. All matches of the pattern contain the text. The patterns are from
+# config/gitleaks.toml of gitleaks at b58d3f1 (2026-07-22); some patterns are less strict here.
 _FORMS = tuple(
     (part, re.compile(form))
     for part, form in (
@@ -55,7 +56,7 @@ _FORMS = tuple(
         ("AIza", r"(?<!\w)AIza[\w-]{35}"),
         ("eyJ", r"(?<!\w)eyJ[A-Za-z0-9]{16,}\.ey[\w/-]{17,}\.[\w/-]{10,}"),
         ("earer ", _BEARER),
-        # A user and a password before a host.
+        # A URL with a user and a password before the host.
         ("://", r"://[^\s/:@'\"{}$<>]+:(?!(?:pass|password|pwd|token)@)[^\s/:@'\"{}$<>*]{3,}@[\w.-]+"),
     )
 )
@@ -64,7 +65,8 @@ _FORMS = tuple(
 _WEAK_NAME = re.compile(r"(?:.*[^a-z])?(?:tokens?|keys?|auth)", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=[A-Za-z+/]*[0-9])(?=[0-9+/]*[A-Za-z])[A-Za-z0-9+/]{20,}={0,2}")
 
-# The end of such a name and the sign after it, in lower-case text: NAME = VALUE or NAME: VALUE. NAME may be in quotes.
+# The end of a credential's name, and the sign between name and value, in lower-case text: NAME = VALUE or NAME: VALUE.
+# NAME may be in quotes.
 _ENDS = re.compile(
     r"((?:token|key|secret|password|passwd|passphrase|pass|pwd|cred|credential|auth)s?)[\"']?\]?[ \t]*"
     r"(?::[ \t]*(?:str|final(?:\[str\])?)[ \t]*=|:=|=|:)[ \t]*"
@@ -73,7 +75,7 @@ _WHOLE_NAME = re.compile(r"[A-Za-z][\w.-]*\Z")
 _LONGEST_NAME = 80
 _QUOTED = re.compile(r"""[rbfuRBFU]?(["'])(?P<value>[^"'\n]{4,400})\1""")
 _BARE = re.compile(r"""(?P<value>[^\s"'][^\s,}\]]{2,400})""")
-# What must follow a value without quotes. In a sentence, more words would follow.
+# The text that must follow a value without quotes. If more words follow, the line is a sentence.
 _BEHIND_BARE = re.compile(r"[ \t]*(?:[#,}\]\n]|\Z)")
 _SHORTEST = 4
 # Placeholders are no credentials: `<TOKEN>`, `${HF_TOKEN}`, `xxxx`, `os.environ[...]`, `env:NAME`, a path,
@@ -90,7 +92,7 @@ _MODULES = (".py", ".pyi", ".ipynb")
 
 
 def is_named_like_one(path: str) -> bool:
-    """Return whether a file, or a folder above it, has a name that is usual for credentials."""
+    """Return whether the name of a file, or of a folder above the file, is usual for credentials."""
     *folders, name = path.lower().split("/")
     return any(folder in _FOLDERS for folder in folders) or any(fnmatch.fnmatchcase(name, one) for one in _FILES)
 
@@ -117,7 +119,8 @@ def _pairs(text: str, *, bare: bool) -> Iterator[int]:
         bare: whether values without quotes count, too.
     """
     lower = text.lower()
-    # A few characters become two characters in lower case. In such a text, the positions would differ.
+    # A few characters become two characters in lower case. If the text has such a character, the positions would
+    # differ.
     for end in _ENDS.finditer(lower if len(lower) == len(text) else text):
         value = _QUOTED.match(text, end.end())
         if value is None and bare:
@@ -129,7 +132,7 @@ def _pairs(text: str, *, bare: bool) -> Iterator[int]:
 
 
 def is_pair(name: str, value: str) -> bool:
-    """Return whether a name and its value look like a credential. A mere placeholder is no credential."""
+    """Return whether a name and its value look like a credential. A placeholder is not a credential."""
     value = value.strip().rstrip(",;").strip("\"'")
     if (
         len(value) < _SHORTEST
@@ -164,11 +167,11 @@ def arguments(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def notes_on(manifest: Manifest) -> tuple[str, ...]:
-    """Return notes on variables and arguments that look like credentials, because the manifest has their values."""
+    """Return notes about variables and arguments that look like credentials. The manifest has their values."""
     notes = []
     names = [setting.name for setting in manifest.settings if looks_like_credential(setting.name)]
     if names:
-        what = f"{', '.join(names)}: records have the name only, because it looks like that of a credential"
+        what = f"{', '.join(names)}: records have the name only, because it looks like the name of a credential"
         notes.append(f"{what}; manifest.json has the value. To keep it out of there: --secret {names[0]}=file:PATH")
     words = arguments(manifest.args)
     if words:

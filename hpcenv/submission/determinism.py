@@ -35,7 +35,7 @@ def determinism_options(
         launcher: the program that starts the ranks.
 
     Raises:
-        UsageError: the program starts the ranks itself, so hpcenv can neither seed them nor set their switches.
+        UsageError: the program starts the ranks itself, so hpcenv cannot seed the ranks and cannot set their switches.
     """
     profile = options.determinism or locked.determinism.profile
     seed = project.determinism.seed if options.seed is None else options.seed
@@ -62,7 +62,7 @@ def _not_ours(options: SubmitOptions, profile: str, seed: int, *, seeds: bool, l
 
 
 def _nccl(locked: Lockfile) -> tuple[int, int] | None:
-    """Return the locked version of NCCL; None if it is not known, so that no variable for NCCL is set."""
+    """Return the locked version of NCCL; None if the version is not known. With None, no variable for NCCL is set."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", str(locked.facts.get("libs.nccl.version", "")))
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -90,5 +90,5 @@ def variables(determinism: DeterminismOptions) -> tuple[Setting, ...]:
 
 
 def origin_of(determinism: DeterminismOptions) -> str:
-    """Return the origin of the profile's variables. judge/network/lint.py recognises the first words of this origin."""
+    """Return the origin of the profile's variables. judge/network/lint.py searches for the first words of this text."""
     return f"base seed {determinism.seed}" if determinism.seeds else f"determinism profile {determinism.profile}"

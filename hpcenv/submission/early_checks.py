@@ -1,4 +1,4 @@
-"""Checks that refuse a job before it is queued, if the job would otherwise fail after its wait in the queue.
+"""Checks before a job is queued. They refuse a job that would fail after its wait in the queue.
 
 Runs on: LOGIN NODE. Each check returns notes or raises an error. No check writes anything.
 """
@@ -67,26 +67,26 @@ def read_script(script: str, cwd: Path) -> tuple[Path, bytes]:
     return path, content
 
 
-# ast.PyCF_ONLY_AST: parse, and make no code.
+# The value of ast.PyCF_ONLY_AST: compile() parses the text, and makes no code.
 _ONLY_PARSE = 0x400
 
 
 def compile_script(script: str, content: bytes, locked: Lockfile, shape: LaunchShape) -> list[str]:
     """Refuse a script with a syntax error, because the job would find the error only after its wait in the queue.
 
-    This Python knows only its own grammar. If the environment has a newer Python, a syntax error
-    gives only a note.
+    This Python knows only the grammar of its version. If the environment has a newer Python, a syntax error is only a
+    note.
 
     Args:
-        shape: how the script will be started. Notes name code that does not fit to the way of the start.
+        shape: how the script will be started. The notes name code that does not work with this way to start the script.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # This is what ast.parse does; the import of ast would cost time.
+            # ast.parse makes the same call. It is not used, because the import of ast takes time.
             tree = compile(content, script, "exec", flags=_ONLY_PARSE, dont_inherit=True)
     except (RecursionError, MemoryError):
-        return []  # too deeply nested for this parser: the job will show whether it is correct
+        return []  # the script is nested too deeply for this parser: the job will show whether the script is correct
     except (SyntaxError, ValueError) as error:
         message, line = (error.msg, error.lineno) if isinstance(error, SyntaxError) else (str(error), None)
         where = f"line {line}: {message}" if line else message
@@ -106,7 +106,7 @@ def places_of_nodes(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
 ) -> dict[str, Path]:
     """Return the folders that every node must see: description -> folder."""
-    # If the run repeats another run, it makes a new copy of that run's code. The nodes read the new copy.
+    # A run that repeats another run makes a new copy of the other run's code. The nodes read the new copy.
     works_here = options.copied is None or options.workdir == LIVE
     places = {
         "the run folder": run_folder,
@@ -131,7 +131,7 @@ def places_of_nodes(
 def require_shared(
     run_folder: Path, options: SubmitOptions, context: Context, environment: Environment, checkpoint: Path | None
 ) -> list[str]:
-    """Refuse a folder that nodes cannot see; return notes about folders for which this is not known."""
+    """Refuse a folder that nodes cannot see; return notes about folders that nodes possibly cannot see."""
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     places = places_of_nodes(run_folder, options, context, environment, checkpoint)
     notes = []
@@ -150,14 +150,14 @@ def require_shared(
 
 
 def require_secrets(secrets: Sequence[Secret], context: Context, *, local: bool, as_here: bool) -> list[str]:
-    """Refuse a secret that no node can read; return notes about secrets that only the nodes may have.
+    """Refuse a secret that no node can read; return notes about secrets that possibly only the nodes can read.
 
-    No value is read. If a variable is not set here, only Slurm, a module or `setup` can set it in the job. A file may
-    be on the local disks of the nodes.
+    This function reads no value. If a variable is not set here, only Slurm, a module or `setup` can set the variable in
+    the job. A file may be on the local disks of the nodes.
 
     Args:
         local: whether the ranks run on this machine.
-        as_here: whether the job has the variables of this process, because no module and no `setup` adds variables.
+        as_here: whether the job has only the variables of this process: no module and no `setup` adds variables.
 
     Raises:
         UsageError: a variable is not set.
@@ -230,14 +230,14 @@ def require_cpus_for_local(request: Request, origins: Mapping[str, str], *, type
 
 
 def require_hpcenv_chooses_gpus(manifest: Manifest) -> None:
-    """Refuse a variable that chooses the GPUs of the ranks: in a run without Slurm, hpcenv chooses free GPUs."""
+    """Refuse a variable that chooses the GPUs of the ranks, because hpcenv chooses free GPUs in a run without Slurm."""
     if manifest.cluster != "local" or not manifest.gpus_per_node:
         return
     for setting in manifest.settings:
         if setting.name == free_gpus.VARIABLE:
             raise UsageError(
                 f"{setting.name}={setting.value} ({setting.origin}) names GPUs that the run may not have",
-                why="without Slurm the run takes free GPUs, and this variable would give its ranks other ones",
+                why="without Slurm the run uses free GPUs, and with this variable its ranks would use other GPUs",
                 hint=f"leave it out; `{setting.name}={setting.value} hpcenv submit ...` limits the choice",
             )
 
@@ -283,13 +283,13 @@ def require_known_srun_options(request: Request, context: Context) -> list[str]:
     raise UsageError("srun refuses an option that is passed on", why=first, hint=Command("srun", "--help"))
 
 
-# A run folder starts with about 5 MB of node code and records; logs follow.
+# At the start, a run folder has about 5 MB of node code and records. Later, logs are added.
 _NO_ROOM = 16 * 10**6
 _LITTLE_ROOM = 10**9
 
 
-# Slurm may send the signal of --signal up to this many seconds too early, because it checks only at intervals
-# (sbatch(1), 24.11).
+# Slurm may send the signal of --signal up to this number of seconds too early, because Slurm checks the time only at
+# intervals (sbatch(1), 24.11).
 _EARLY_SECONDS = 60
 
 
@@ -336,7 +336,7 @@ def check_space(run_folder: Path) -> list[str]:
 
 
 def require_start_line(manifest: Manifest) -> None:
-    """Refuse values that the start command of the container cannot contain, as the nodes would refuse them later."""
+    """Refuse values that the start command of the container cannot contain. The nodes would refuse them later."""
     run = RunFolder(Path(manifest.run_folder))
     build_start_command(
         manifest.environment,

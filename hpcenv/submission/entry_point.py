@@ -29,7 +29,7 @@ def require_name(name: str) -> None:
 
 
 def refuse_starter(name: str, launcher: str | None) -> None:
-    """Refuse a program that starts ranks itself if torchrun starts it: each rank would start all ranks again.
+    """Refuse torchrun for a program that starts ranks itself, because each rank would start all ranks again.
 
     Raises:
         ScriptUnusable: `name` is such a program, and the launcher is torchrun.

@@ -1,8 +1,8 @@
 """Select the variables of the first run's ranks that must be equal when the run is repeated.
 
-Runs on: LOGIN NODE. Pure. The nodes compare the variables, because only they know which variables the job has. So each
-variable of the first run becomes one more expectation in the manifest of the new run. Before anything is queued, a note
-names the variables that differ in this shell.
+Runs on: LOGIN NODE. Pure. The nodes compare the variables, because only the nodes know which variables the job has. So
+each variable of the first run is added to the manifest of the new run as an expectation. Before the new run is queued,
+a note names the variables that differ in this shell.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from hpcenv.records.verdict import Verdict
 from hpcenv.submission.plan import Plan
 from hpcenv.text import listed
 
-_OF_JOB = (
-    "environment of the job"  # the origin of a variable of NCCL that hpcenv did not set (machine/network/reach.py)
-)
+_OF_JOB = "environment of the job"  # the origin of an NCCL variable that hpcenv did not set (machine/network/reach.py)
 _ABSENT = "absent"
 _SHOWN = 5
 
 
 def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, environ: Mapping[str, str]) -> Plan:
-    """Return the plan with the variables that must be as in the first run, and a note on differences in this shell.
+    """Return the plan with the variables that must be as in the first run, and a note about differences in this shell.
 
     A variable that an option sets is not included, because `hpcenv rerun` reports differences of options.
 
     Args:
         before: the manifest of the first run.
-        verdict: the verdict of its last attempt; None if there is no verdict.
+        verdict: the verdict of the last attempt of the first run; None if there is no verdict.
     """
     manifest = plan.manifest
     if manifest.environment.kind != before.environment.kind:
         return plan
     if verdict is None or not verdict.inherited:
-        note = f"not compared: the variables that reached the ranks of {before.run}, which started none"
+        note = f"not compared: the variables of the ranks of {before.run}, because that run started no ranks"
         return replace(plan, notes=(*plan.notes, note))
     first, others = _of_first(before, verdict)
     others |= {setting.name for setting in manifest.settings}
@@ -55,7 +53,7 @@ def with_first_variables(plan: Plan, before: Manifest, verdict: Verdict | None, 
         for name, value in wanted.items()
     )
     plan = replace(plan, manifest=replace(manifest, expectations=(*manifest.expectations, *expected)))
-    # Modules and lines of `setup` may still set the values of the first run.
+    # In the job, modules and lines of `setup` may still set the values of the first run.
     changed = (
         []
         if manifest.modules or manifest.setup

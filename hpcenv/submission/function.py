@@ -26,7 +26,7 @@ from hpcenv.submission.plan import Call
 
 FOLDER = "function"
 _SCRIPT = f"{FOLDER}/call.py"
-# A login node has to hold a result in memory. The function should write larger results into a file.
+# The login node reads a whole result into its memory. The function should write larger results into a file.
 _MOST_BYTES = 2 * 10**9
 
 
@@ -85,7 +85,7 @@ def make_call(
 
 
 def is_same_python(version: str) -> bool:
-    """Return whether Python `version` can run the compiled code of this Python: their minor versions must be equal."""
+    """Return whether Python `version` can run the compiled code of this Python. The minor versions must be equal."""
     return tuple(int(part) for part in re.findall("[0-9]+", version)[:2]) == sys.version_info[:2]
 
 
@@ -93,8 +93,8 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
     """Pickle a `submitit.helpers.DelayedSubmission`.
 
     If the ranks have the same minor version of Python, cloudpickle pickles the code of the function. So lambdas and
-    functions of a notebook work, too. For another version, only the name of the function is pickled, and the ranks
-    import the function from its file.
+    functions of a notebook work, too. If the ranks have another version, only the name of the function is pickled, and
+    the ranks import the function from its file.
 
     Raises:
         UsageError: the function or an argument cannot be pickled, or the ranks would submit again.
@@ -107,7 +107,7 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
             _dump_by_value(submission, path)
         else:
             path.write_bytes(pickle.dumps(submission, protocol=4))
-    except Exception as error:  # whatever the __reduce__ of an argument raises
+    except Exception as error:  # the __reduce__ of an argument can raise any exception
         path.unlink(missing_ok=True)
         raise UsageError(
             f"`{name}` and its arguments cannot be sent to the nodes",
@@ -117,10 +117,10 @@ def dump(submission: Any, path: Path, *, python: str) -> None:
 
 
 def _dump_by_value(submission: Any, path: Path) -> None:
-    """Pickle as submitit does, but keep the name of the file in code objects.
+    """Pickle a function as submitit does, but keep the name of the file in code objects.
 
     cloudpickle 3.1.3 replaces this name by `<dynamic-code>` (cloudpickle pull request 560). With `<dynamic-code>`, the
-    traceback of a function that fails on a rank would show neither the file nor the text of the line.
+    traceback of a function that fails on a rank would not show the file and the text of the line.
     """
     import cloudpickle  # type: ignore[import-untyped]
 
@@ -136,7 +136,7 @@ def _dump_by_value(submission: Any, path: Path) -> None:
 
 
 def _named(function: Any) -> Any:
-    """Return the function in a `partial` or a wrapper; for an object without a name, its class."""
+    """Return the function inside a `partial` or a wrapper. If an object has no name, return its class."""
     while isinstance(function, functools.partial) or _is_wrapper(function):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     has_name = hasattr(function, "__qualname__") and getattr(function, "__module__", None)
@@ -162,7 +162,7 @@ def _file_of(module: str) -> Path | None:
     if file is None or not file.endswith(".py") or not os.path.isfile(file):
         return None
     path = Path(os.path.abspath(file))
-    # An installed module need not be copied, because the environment has the packages of its lockfile.
+    # An installed module is not copied, because the environment has the packages of its lockfile.
     return None if {"site-packages", "dist-packages"} & set(path.parts) else path
 
 
@@ -222,13 +222,13 @@ def _packages() -> dict[str, bytes]:
         for path in sorted(folder.rglob("*.py")):
             if not path.name.startswith("test_") and path.name != "conftest.py":
                 files[f"{FOLDER}/packages/{package.__name__}/{path.relative_to(folder)}"] = path.read_bytes()
-    # This copy is the last entry of the path: if it came before a newer one in the environment, it could break other
-    # packages.
+    # This copy is the last entry of the search path. If the copy came before a newer typing_extensions of the
+    # environment, the copy could break other packages.
     files[f"{FOLDER}/fallback/typing_extensions.py"] = Path(typing_extensions.__file__).read_bytes()
     return files
 
 
-# -- what they send back ------------------------------------------------------------------
+# -- results of the ranks -----------------------------------------------------------------
 
 
 def read_result(path: Path) -> tuple[str, Any]:

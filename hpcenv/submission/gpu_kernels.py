@@ -1,4 +1,4 @@
-"""Refuse GPUs and packages that the locked torch cannot use, before a job is queued. Uses the compatibility table.
+"""Before a job is queued, refuse GPUs and packages that the locked torch cannot use. Uses the compatibility table.
 
 Runs on: LOGIN NODE. Only submissions with GPUs import this module.
 """
@@ -36,7 +36,7 @@ def refuse_gpu_without_kernels(
     table: Mapping[str, Any],
     offers: Sequence[node_types.Offer],
 ) -> list[str]:
-    """Refuse GPUs for which torch has no kernels. The nodes would refuse such GPUs, too, but only after the queue.
+    """Refuse GPUs for which torch has no kernels. The nodes would refuse these GPUs, too, but only in the job.
 
     GPUs can be refused here only if their name is known from hpcenv.toml or sinfo.
     """
@@ -73,7 +73,7 @@ def _without_kernels(locked: Lockfile, known: Compat, model: GpuModel) -> list[J
 
 
 def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], origin: str) -> None:
-    """Refuse GPU models with less memory than the project asks for. The nodes check the real size later.
+    """Refuse GPU models with less memory than the project requests. The nodes check the real size later.
 
     Raises:
         SubmitRejected: no GPU model has enough memory.
@@ -88,12 +88,12 @@ def _refuse_small_gpus(locked: Lockfile, models: Mapping[str, GpuModel | None], 
         raise SubmitRejected(
             f"the GPUs have less memory than the {wanted} GB that the project asks for",
             why=f"{shown} at most; the GPU is known from {origin}",
-            hint="ask for another GPU (--gpu-type, --constraint), or lower `gpu-memory` under [host]",
+            hint="request another GPU (--gpu-type, --constraint), or lower `gpu-memory` under [host]",
         )
 
 
 def judge_libraries(locked: Lockfile, request: Request, table: Mapping[str, Any]) -> list[str]:
-    """Refuse a torchvision or torchaudio that is made for another torch, as the gate would do only after the queue.
+    """Refuse torchvision or torchaudio if it was made for another torch. The gate would do this only after the queue.
 
     Returns:
         Notes about packages that do not fit, but do not block the job.
@@ -110,6 +110,6 @@ def judge_libraries(locked: Lockfile, request: Request, table: Mapping[str, Any]
     for one, weight in weights:
         if weight == "must":
             judged = one.judgement
-            to_accept = f'or say that you want it: "{one.field}" = "warn" under [policy]'
+            to_accept = f'or accept the difference: "{one.field}" = "warn" under [policy]'
             raise SubmitRejected(judged.what, why=judged.why, hint=f"{judged.hint or 'install what fits'}, {to_accept}")
     return [f"{one.field}: {one.judgement.what}" for one, weight in weights if weight == "warn"]

@@ -33,8 +33,8 @@ class Handover:
     """An exported folder.
 
     Attributes:
-        needs: what a cluster must have to run the job, one phrase each.
-        lost: what Slurm, or hpcenv on Slurm, would do for the job, but another engine does not.
+        needs: texts that name the things that a cluster must have to run the job.
+        lost: the things that Slurm, or hpcenv with Slurm, does for a job, and that the other engine does not do.
         start: the command to type in the folder.
     """
 
@@ -47,7 +47,7 @@ class Handover:
 
 
 def export_job(workspace: Workspace, options: SubmitOptions, context: Context, folder: Path) -> Handover:
-    """Write the files that `submit` would give to Slurm into a folder; submit nothing.
+    """Write the files that `submit` would give to Slurm into a folder. Nothing is submitted.
 
     Args:
         folder: the new folder, which must not exist.
@@ -151,8 +151,8 @@ def _readme(plan: Plan, needs: tuple[str, ...]) -> str:
         "It needs:",
         *(f"  {visible(need)}" for need in needs),
         "",
-        "Every node is compared with lock.toml first; if one differs, the job ends with status 90",
-        "(91: it could not be told) and a table, and not a line of the program runs.",
+        "First, every node is compared with lock.toml. If a node differs, the job prints a table and ends with",
+        "status 90, and the program does not start. Status 91: hpcenv could not find out whether the nodes match.",
         "Look into hpcenv-JOBID.log, and runs/JOBID: verdict.json, facts/, exits/, ranks/.",
     ]
     return "\n".join(lines) + "\n"

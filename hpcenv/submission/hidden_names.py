@@ -1,7 +1,8 @@
-"""Files of the project that hide a locked package or a module of the standard library from the ranks.
+"""Find files of the project that hide a locked package or a module of the standard library from the ranks.
 
-Runs on: LOGIN NODE. Python first looks for a module in the folder of the script, or for `-m` in the working directory.
-A check of the environment cannot see this problem: the locked package is unchanged, but Python imports another file.
+Runs on: LOGIN NODE. Python first searches for a module in the folder of the script; with `-m`, in the working
+directory. A check of the environment does not find this problem, because the locked package is unchanged. But Python
+imports another file instead of the package.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _IMPORTED_AS = {
     "protobuf": "google", "python-dateutil": "dateutil", "pytorch-lightning": "pytorch_lightning", "pyyaml": "yaml",
     "scikit-image": "skimage", "scikit-learn": "sklearn",
 }  # fmt: skip
-# Python loads these modules before it looks into the folder. Only Python's own tests import `test`.
+# Python loads these modules before it searches the folder. `test` is in this list, because only Python's own tests
+# import it.
 _NEVER_HIDDEN = frozenset(
     (
         *sys.builtin_module_names,
@@ -44,10 +46,10 @@ def hidden_names(folder: Path | None, locked: Lockfile, packages: Path | None) -
 
     Args:
         folder: the folder in which Python looks first; None if there is no such folder.
-        locked: the lockfile. The lockfile has the names of packages. Of modules with another name, only common ones are
-            known.
-        packages: the folder with the packages of a host environment, which shows the names of the modules; None if it
-            is not known.
+        locked: the lockfile, which has the names of packages. If a module has another name than its package, hpcenv
+            knows only the common ones.
+        packages: the folder with the packages of a host environment, which shows the names of the modules; None if this
+            folder is not known.
     """
     if folder is None:
         return ()

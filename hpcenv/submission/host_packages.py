@@ -1,7 +1,7 @@
 """Compare the packages of a host environment with its lockfile before the job is queued, in about one second at most.
 
 Runs on: LOGIN NODE, after the user has accepted the project. Reads only metadata; imports and starts nothing. If the
-time is over, some packages may not be compared here. The nodes compare all packages, and the content of their files.
+time is not enough, some packages are not compared here. The nodes compare all packages, and the content of their files.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def compare(manifest: Manifest, context: Context) -> tuple[str, ...]:
     shown = listed([f"{one.field} {one.locked} -> {one.found}" for one in found], _MOST_NAMED)
     home = Path(context.environ.get("HOME") or os.path.expanduser("~"))
     if manifest.cluster != "local" and not filesystem.visibility(folder, home=home).shared:
-        return (f"{folder} is not as it was locked; nodes that have the same refuse the job: {shown}",)
+        return (f"{folder} differs from the lockfile; nodes with the same packages will refuse the job: {shown}",)
     path = Path(manifest.lockfile)
     raise LockfileStale(
-        f"the environment is no longer that of `{path.name}`",
+        f"the environment no longer matches `{path.name}`",
         why=f"{shown}\nevery node would refuse the job",
         hint=stale.hint(stale.from_differences(found), path=path, name=path.name.removesuffix(".lock.toml")),
     )
@@ -60,7 +60,7 @@ def differences(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Difference]:
-    """Return how the packages in a folder differ from the locked packages, as far as the time limit allows.
+    """Return how the packages in a folder differ from the locked packages. At the time limit, the comparison ends.
 
     Args:
         folder: the folder with the packages of a virtual environment.
@@ -83,8 +83,8 @@ def differences(
         dist = packages.read_dist(environment, site, names[name])
         found[dist.name] = dist
     result = [one for name, dist in found.items() if (one := _difference(dist, known.get(name))) is not None]
-    # Absent packages are reported only if no .pth file adds a folder, because a package may be there, and only if all
-    # suspects were read, because only METADATA shows the name of a package.
+    # Missing packages are reported only under two conditions. All suspects must have been read, because only METADATA
+    # shows the name of a package. No .pth file may add a folder, because the package may be in that folder.
     if suspects <= found.keys() and module_file.places_below(folder) == ([folder], True):
         absent = sorted(known.keys() - names.keys() - found.keys())
         result += [Difference(field=package_field(one), locked=known[one].version, found="absent") for one in absent]
@@ -97,7 +97,7 @@ def _seems_locked(info: str, known: dict[str, PackageExpectation]) -> bool:
 
 
 def _difference(dist: Dist, locked: PackageExpectation | None) -> Difference | None:
-    """Return how a package differs from the locked package; None for no difference, or if none is known."""
+    """Return how a package differs from the locked package; None if there is no difference, or if none is known."""
     field = package_field(dist.name)
     if not dist.version:
         return None

@@ -1,6 +1,6 @@
-"""A cache folder of the hub library for the ranks of one run, with the repositories of [[data]] at their commits.
+"""A cache folder of huggingface_hub for the ranks of one run. It has the repositories of [[data]] at their commits.
 
-Runs on: LOGIN NODE. The layout is that of huggingface_hub 2.4 (docs/source/en/guides/manage-cache.md):
+Runs on: LOGIN NODE. The cache has the layout of huggingface_hub 2.4 (docs/source/en/guides/manage-cache.md):
 
     RUN/hub/models--ORG--NAME/refs/main            the commit: used by a script that names no revision
     RUN/hub/models--ORG--NAME/snapshots/COMMIT     a link to the folder in the store
@@ -26,9 +26,9 @@ from hpcenv.records.manifest import Bind, Environment, Setting
 from hpcenv.records.run_folder import RunFolder
 
 _ORIGIN = "[[data]] hub in hpcenv.toml"
-# Without these variables the libraries ask the hub first, and on a node without network they wait until a time limit:
-# huggingface_hub 2.4 (constants.py), transformers 4, datasets 2 and later (config.py). An older library knows only the
-# variable with its own name.
+# Without these variables, the libraries first ask the hub. On a node without network, they wait until a time limit.
+# Sources: huggingface_hub 2.4 (constants.py), transformers 4, datasets 2 and later (config.py). An older library reads
+# only the variable with its own name.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _WHY_OFFLINE = "the libraries read the fetched files and do not ask the hub"
 _WHY_CACHE = "the fetched repositories of this run"
@@ -41,7 +41,7 @@ class HubCache:
     Attributes:
         refs: path of a file in the cache -> the commit that it contains.
         links: path of a link in the cache -> the folder in the store to which it leads.
-        notes: a note for each repository whose revision the script must name.
+        notes: a note for each repository for which the script must name the revision.
     """
 
     refs: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class HubCache:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedData:
-    """A repository of [[data]] in the store that has not changed since it was fetched."""
+    """A repository of [[data]] in the store. The repository has not changed since it was fetched."""
 
     wanted: HubReference
     folder: Path
@@ -94,7 +94,7 @@ def plan_cache(fetched: Sequence[FetchedData]) -> HubCache:
 
 
 def variables(cache: HubCache, run_folder: Path) -> tuple[Setting, ...]:
-    """Return the variables with which the ranks use the cache, and do not ask the hub."""
+    """Return the variables that make the ranks use the cache instead of the hub."""
     if not cache.links:
         return ()
     place = Setting(name="HF_HUB_CACHE", value=str(RunFolder(run_folder).hub), origin=_ORIGIN, reason=_WHY_CACHE)
@@ -118,7 +118,7 @@ def write(cache: HubCache, run: RunFolder) -> None:
     for name, commit in cache.refs.items():
         path = run.hub / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The library compares the whole content with a commit, so the file has no line end.
+        # The file has no line end, because the library compares the whole content with a commit.
         path.write_text(commit, encoding="ascii")
     for name, folder in cache.links.items():
         path = run.hub / name

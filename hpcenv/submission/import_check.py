@@ -18,7 +18,7 @@ from hpcenv.errors import EnvironmentUnreadable
 from hpcenv.facts.probe import run_text
 from hpcenv.records.manifest import Manifest
 
-# The import of torch takes some seconds, and up to a minute from a slow disk.
+# The import of torch takes some seconds; from a slow disk, it takes up to a minute.
 _SECONDS_EACH = 120.0
 _SECONDS = 3600.0
 
@@ -32,7 +32,7 @@ class PackageImport:
     Attributes:
         name: the name of the package in the lockfile.
         module: the modules that were imported, or the module that failed; empty for a package without a module.
-        state: the result; `no-module` means that the package has no module, for example only libraries.
+        state: the result; `no-module` means that the package has no Python module (for example, it has only libraries).
         found: the last line of the error; empty if there was no error.
     """
 
@@ -79,7 +79,7 @@ def import_packages(manifest: Manifest, environ: Mapping[str, str]) -> tuple[Pac
 
 
 def _parse(output: str) -> list[PackageImport]:
-    """Return the results; skip all other lines, because code that runs at the start of Python may print lines."""
+    """Return the results. Skip all other lines, because code that runs at the start of Python may print lines."""
     results = []
     for line in output.splitlines():
         try:

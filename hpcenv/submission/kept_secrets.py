@@ -1,6 +1,6 @@
-"""Send the values of `env:NAME` secrets to the nodes in a file of the user, not through Slurm.
+"""Send the values of `env:NAME` secrets to the nodes, in a file of the user instead of through Slurm.
 
-Runs on: LOGIN NODE. sbatch would store the environment with the job, where other people can read it.
+Runs on: LOGIN NODE. sbatch would store the environment with the job, and other people could read the values there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOp
     if not found:
         return options, context, ()
     given = {name: value for name, value in found.items() if options.secret.get(name, f"env:{name}") == f"env:{name}"}
-    note = f"{', '.join(given)}: treated as --secret NAME=env:NAME, because the name is like a credential's"
+    note = (
+        f"{', '.join(given)}: treated as --secret NAME=env:NAME, because the name looks like the name of a credential"
+    )
     secret = {**options.secret, **{name: f"env:{name}" for name in given}}
     env = {name: value for name, value in options.env.items() if name not in found}
     context = replace(context, environ={**context.environ, **given})
@@ -42,7 +44,7 @@ def hide_credentials(options: SubmitOptions, context: Context) -> tuple[SubmitOp
 
 
 def secrets_of(workspace: Workspace, options: SubmitOptions, environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Return the secrets of the run. A secret is marked as kept if this process has its value for the nodes."""
+    """Return the secrets of the run. If this process has the value of a secret, the secret is marked as kept."""
     found = {
         name: Secret(name=name, source=source, origin=f"[secrets] in {workspace.spec}")
         for name, source in workspace.project.secrets.items()
@@ -61,7 +63,7 @@ def file_of(named: Sequence[Secret], run_folder: Path, environ: Mapping[str, str
 
 
 def mark_kept(secrets: Sequence[Secret], environ: Mapping[str, str]) -> tuple[Secret, ...]:
-    """Mark the secrets whose value this process has as kept. Other secrets are read in the job."""
+    """Mark a secret as kept if this process has its value. The values of all other secrets are read in the job."""
     return tuple(replace(secret, kept=True) if _variable(secret) in environ else secret for secret in secrets)
 
 
@@ -77,7 +79,7 @@ def _variable(secret: Secret) -> str:
 
 
 def require_visible(secrets: Sequence[Secret], context: Context) -> list[str]:
-    """Refuse kept secrets if nodes cannot see the user's state folder; return a note if this is not known.
+    """Refuse kept secrets if nodes cannot see the user's state folder. If this is not known, return a note.
 
     Raises:
         RunFolderNotShared: nodes cannot see the state folder.
@@ -99,7 +101,7 @@ def require_visible(secrets: Sequence[Secret], context: Context) -> list[str]:
 
 
 def without(context: Context, values: Mapping[str, str]) -> Context:
-    """Return a context for sbatch, without the variables that hold secrets."""
+    """Return a context for sbatch, without the variables that have the values of secrets."""
     hidden = set(values) - set(_NEEDED_BY_SBATCH)
     return replace(context, environ={name: v for name, v in context.environ.items() if name not in hidden})
 
@@ -151,9 +153,9 @@ def renew(manifests: Sequence[Manifest], context: Context) -> dict[str, str]:
             )
         if kept and manifest.secret_values != str(secret_file.path_of(state, manifest.run_folder)):
             raise UsageError(
-                f"the values of secrets of {manifest.run} cannot be brought again",
+                f"the values of secrets of {manifest.run} cannot be written again",
                 why=f"its nodes read {manifest.secret_values}, which is not in your state folder {state}",
-                hint="submit it as a new run, or set XDG_STATE_HOME as it was",
+                hint="submit it as a new run, or set XDG_STATE_HOME to its old value",
             )
         values = values_of(kept, context.environ)
         write(manifest, values, context)

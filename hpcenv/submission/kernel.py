@@ -1,4 +1,4 @@
-"""A Jupyter kernel that starts in the locked environment, for a Jupyter of the site. Pure. Runs on: LOGIN NODE.
+"""A Jupyter kernel that starts in the locked environment, for the Jupyter server of a site. Pure. Runs on: LOGIN NODE.
 
 `hpcenv run` starts the kernel, so each start of the kernel is checked like a job. If the machine differs from the
 lockfile, the kernel does not start, and Jupyter's log has the table of differences.
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 # The arguments of this shell code are the project, hpcenv, the lockfile, the Python of the environment, and the
-# connection file. The folder of the connection file also has the kernel's sockets (transport `ipc`), and a container
-# needs a bind for it.
+# connection file. The folder of the connection file also has the kernel's sockets (transport `ipc`), so a container
+# needs a bind for this folder.
 _START = 'cd "$1" && exec "$2" run --nodes 1 --lock "$3"{bind} -- "$4" -m ipykernel_launcher -f "$5"'
 _BIND = ' --bind "${5%/*}"'
 
 
 def folder_name(project: str, lock: str) -> str:
-    """Return the name of the kernel's folder, by which Jupyter finds the kernel."""
+    """Return the name of the kernel's folder. Jupyter finds the kernel by this name."""
     return re.sub(r"[^a-z0-9._]+", "-", f"hpcenv-{project}-{lock}".lower())
 
 

@@ -1,4 +1,4 @@
-"""Check what a user can add to the launch: arguments for torchrun, names of variables, and sources of secrets.
+"""Check the user's additions to the launch: arguments for torchrun, names of variables, and sources of secrets.
 
 Runs on: LOGIN NODE. Pure. Options that would break the launch on the nodes are refused here, before the job is queued.
 """
@@ -39,8 +39,8 @@ _OURS = {
     "help": "torchrun would print its help and train nothing",
 }
 
-# Options with a value. The value may be the next argument. torchrun uses the argument after any other option as the
-# script.
+# Options with a value. The value may be the next argument. After an option that is not in this list, torchrun uses the
+# next argument as the script.
 _WITH_VALUE = frozenset(
     {
         *(
@@ -58,10 +58,10 @@ _WITH_VALUE = frozenset(
 _WITHOUT_VALUE = frozenset({"virtual-local-rank"})
 
 
-# Options of srun that give each task only some of the GPUs. With them, LOCAL_RANK is not the number of a GPU.
+# Options of srun that give each task only some of the GPUs. With these options, LOCAL_RANK is not the number of a GPU.
 _GPUS_OF_TASKS = frozenset({"gpu-bind", "accel-bind", "tres-bind"})
 
-# The lists above were made for torch up to this version.
+# The lists above are correct for torch up to this version.
 _NEWEST_TORCH = (2, 13)
 
 
@@ -98,8 +98,8 @@ def cpu_binding(asked: CpuBinding | None, torchrun_args: Sequence[str], srun: Ma
     """Return how the ranks are bound to CPUs. The result is `off` if torchrun or srun binds the ranks to CPUs or GPUs.
 
     Args:
-        asked: what the user asks for; None for the default.
-        torchrun_args: more arguments of torchrun.
+        asked: the binding that the user wants; None for the default.
+        torchrun_args: the user's arguments for torchrun.
         srun: options that are passed on to srun.
     """
     by_torchrun = any(_plain(word.partition("=")[0]) == "numa-binding" for word in torchrun_args)
@@ -125,7 +125,11 @@ def _check_option(word: str, name: str, torch: str) -> None:
     if not word.startswith("-"):
         raise _refused(word, "torchrun would use it as the script", "write option and value as one argument: --a=b")
     if not plain:
-        why = "torchrun would use what follows as the script" if word == "--" else "torchrun has no such option for you"
+        why = (
+            "torchrun would use what follows as the script"
+            if word == "--"
+            else "hpcenv passes on only options that begin with --"
+        )
         raise _refused(word, why, "arguments of the script go after `--`: hpcenv submit SCRIPT OPTIONS -- ARGS")
     if plain in _WITH_VALUE or plain in _WITHOUT_VALUE:
         return
@@ -182,7 +186,7 @@ _NAME_OR_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?|\*")
 
 
 def check_pass_env(names: Iterable[str]) -> None:
-    """Refuse a text that is neither the name of a variable nor a pattern like `HF_*`.
+    """Refuse a text if it is not the name of a variable and not a pattern like `HF_*`.
 
     Raises:
         UsageError: `names` has such a text.

@@ -1,8 +1,8 @@
 """Load the environment modules of a site profile without a batch script, for `hpcenv run`.
 
 Runs on: LOGIN NODE, or the node of an allocation on which the user types. The batch script uses the same shell code,
-steps/modules.sh. So `hpcenv run` and a job load the modules, find out what the modules set, and report errors in the
-same way.
+steps/modules.sh. So `hpcenv run` and a job do these things in the same way: they load the modules, find out which
+variables the modules set, and report errors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.submission import batch_script
 from hpcenv.submission.plan import module_words
 
-# The script sets the names that modules.sh uses. At the end it writes the environment to standard output, and nothing
-# else. The environment may have credentials, so it is never written to a file.
+# The script sets the names that modules.sh uses. At the end, the script writes only the environment to standard output.
+# The environment may have credentials, so it is never written to a file.
 _SCRIPT = """\
 set -u
 run=@{run_folder}
@@ -33,7 +33,7 @@ exec env -0 >&3
 def load_modules(run: RunFolder, manifest: Manifest, environ: Mapping[str, str], *, python: str) -> dict[str, str]:
     """Load the modules of a run, and return the new environment.
 
-    Write what the modules set to `modules.json`, for the ranks.
+    Also write the variables that the modules set to `modules.json`, for the ranks.
 
     Args:
         environ: the environment of the user. Modules that are already loaded are loaded again, to see their effect.

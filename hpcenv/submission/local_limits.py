@@ -1,4 +1,4 @@
-"""Limits for memory and CPUs of a run without Slurm: a scope of the user's systemd, if the machine has systemd.
+"""Limit the memory and CPUs of a run without Slurm, with a scope of the user's systemd if the machine has systemd.
 
 Runs on: LOGIN NODE, the machine of `--cluster local`. `systemd-run --user --scope` needs no administrator. A trial
 scope shows which limits are in effect, because systemd may accept a limit that it cannot pass on to the kernel
@@ -21,8 +21,8 @@ _SECONDS = 20.0
 # This command prints the limits from the scope's folder in cgroup version 2 (cgroups(7)). Version 1 does not have these
 # files.
 _READ = 'cd "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)" && grep -H . memory.max cpu.max || true'
-# Without this property, systemd ends the whole run when the kernel has killed one process for lack of memory, and the
-# run would seem to be cancelled. Scopes have this property since systemd 253.
+# Without this property, systemd ends the whole run after the kernel has killed one process for lack of memory. The run
+# would then look like a cancelled run. Scopes have this property since systemd 253.
 _CONTINUE = "--property=OOMPolicy=continue"
 
 
@@ -32,7 +32,7 @@ class LocalScope:
 
     Attributes:
         argv: the words before the command of the run; empty if there are no limits.
-        notes: what is limited, and what is not limited.
+        notes: texts for the user that say which limits are in effect, and which limits are not.
     """
 
     argv: tuple[str, ...] = ()
@@ -50,10 +50,10 @@ class _Limit:
 
 
 def scope_for(manifest: Manifest, environ: Mapping[str, str]) -> LocalScope:
-    """Return how to start a run with its limits. Without a limit that cannot be set, the run starts with a note.
+    """Return how to start a run with its limits. If a limit cannot be set, the run starts without it, and with a note.
 
     Args:
-        environ: the environment of the run, through which systemd is found.
+        environ: the environment of the run. systemd-run needs its variables to find the user's systemd.
     """
     limits, absent = _limits(manifest)
     # A run without GPUs and without limits gets no notes.
@@ -100,7 +100,8 @@ def _limits(manifest: Manifest) -> tuple[list[_Limit], list[str]]:
 def _try(argv: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """Start a trial scope.
 
-    Return the limits that are in effect in the scope, and why the start failed (empty if it worked).
+    Return two texts: the limits that are in effect in the scope, and the reason why the start failed. The second text
+    is empty if the start worked.
     """
     try:
         process.find_tool(_TOOL, needed_for="limit a run", path=environ.get("PATH"))
@@ -119,4 +120,4 @@ def _without_lingering(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     if said.stdout.strip() != "no":
         return ()
-    return ("systemd ends this run when you log out everywhere; `loginctl enable-linger` lets it go on",)
+    return ("systemd ends this run when you log out everywhere; after `loginctl enable-linger`, the run continues",)

@@ -54,7 +54,7 @@ class FreshLockfile:
 
     @property
     def edited(self) -> str:
-        """The fingerprint of the lockfile's content if the lockfile names another fingerprint; else empty."""
+        """The fingerprint of the lockfile's content, if the lockfile states another fingerprint; else empty."""
         return next((one.found for one in self.reasons if one.name == "edited"), "")
 
 
@@ -86,7 +86,7 @@ def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ..
     """
     if reasons:
         path = workspace.lockfile_path(lock)
-        # If `image` does not name an image, this error comes first, because a new lock would be refused, too.
+        # If `image` in hpcenv.toml is not valid, report this error first, because a new lock would be refused, too.
         parse_source(workspace.project.image)
         why = "\n".join(str(reason) for reason in reasons)
         hint = stale.hint(reasons, path=path, name=lock)
@@ -94,7 +94,7 @@ def refuse_stale(workspace: Workspace, lock: str, reasons: tuple[StaleReason, ..
 
 
 def default_level(environment: Environment) -> FieldLevel:
-    """Return how deeply the nodes check the environment: less for a SIF, because its hash covers all its files."""
+    """Return the level of the nodes' check. A SIF needs a lower level, because its hash covers all its files."""
     return "record" if environment.kind == "sif" else "full"
 
 
@@ -122,8 +122,8 @@ def environment_of(
     if container is None:
         return replace(host_environment(workspace, environ), revision=locked.revision)
     image = find_sif(workspace, container, lock=lock)
-    # The container gets the GPUs even if torch cannot use them (--allow-cpu-torch) or is missing, because other
-    # software in the image may use them.
+    # The container gets the GPUs even if torch cannot use GPUs (--allow-cpu-torch) or is missing, because other
+    # software in the image may use the GPUs.
     gpus = request.gpus_per_node > 0 and lock_model.gpu_support(locked) != "hip"
     program = program_of(runtime, profile, environ)
     environment = container_environment(workspace, image, gpus=gpus, program=program)
@@ -157,7 +157,8 @@ def project_binds(workspace: Workspace) -> tuple[Bind, ...]:
 def unlocked_binds(locked: Lockfile, environment: Environment) -> tuple[str, ...]:
     """Return the targets of binds that are not in the lockfile.
 
-    Such binds are from the site profile or from --bind, or were added to hpcenv.toml after the lock (--frozen).
+    These binds come from the site profile or from --bind, or the user added them to hpcenv.toml after the lock
+    (--frozen).
     """
     known = {bind.target for bind in locked.bind}
     targets = {os.path.normpath(bind.target) for bind in environment.binds}
@@ -187,7 +188,8 @@ def settings(workspace: Workspace, asked: Mapping[str, str], profile: Profile | 
 def add_own(given: Sequence[Setting], own: Sequence[Setting], but: str) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
     """Return the variables of the ranks, with hpcenv's own variables added, and notes.
 
-    If `given` and `own` have the same variable, the given value is used. A note says so if the values differ.
+    If `given` and `own` have the same variable, the value in `given` is used. If the two values differ, a note says
+    which value is used.
 
     Args:
         given: the variables that the user, the project or the site profile gives.
@@ -218,11 +220,12 @@ def expectations(
 
 
 def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]:
-    """Return what the host of each node must offer to the locked environment."""
+    """Return the requirements of the locked environment for the host of each node."""
     if not lock_model.compares_gpus(locked, gpus):
         return ()
     severity = lock_model.severities_of(locked).of("host.gpu-count")
-    # If the count cannot be read on AMD, this is only a warning, because the files of AMD's driver tell less than NVML.
+    # If the number of AMD GPUs cannot be read, this is only a warning, because the files of AMD's driver have less
+    # information than NVML.
     lighter: Severity | None = "warn" if severity == "must" and lock_model.gpu_support(locked) == "hip" else None
     return (
         Expectation(
@@ -237,12 +240,12 @@ def host_expectations(locked: Lockfile, *, gpus: int) -> tuple[Expectation, ...]
 
 
 def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint: str) -> None:
-    """Refuse GPUs that the locked torch cannot use, which would stay idle although the verdict would be `match`.
+    """Refuse GPUs that the locked torch cannot use. These GPUs would stay idle, although the verdict would be `match`.
 
     Args:
         gpus: how many GPUs are requested on each node.
         origin: where the number of GPUs comes from.
-        hint: what to type next.
+        hint: the command or option that the user can type next.
 
     Raises:
         SubmitRejected: torch was built without CUDA and without ROCm.
@@ -259,7 +262,7 @@ def refuse_gpus_for_cpu_torch(locked: Lockfile, *, gpus: int, origin: str, hint:
 def gpu_needs(locked: Lockfile, *, gpus: int, table: Mapping[str, Any]) -> GpuNeeds | None:
     """Return the requirements for drivers and GPUs of the nodes.
 
-    The result is None if the run has no GPUs, or if neither torch nor JAX uses CUDA.
+    The result is None if the run has no GPUs, or if torch and JAX do not use CUDA.
     """
     cuda, jax_cuda = lock_model.cuda_of(locked), lock_model.jax_cuda_of(locked)
     if not gpus or (cuda is None and jax_cuda is None):

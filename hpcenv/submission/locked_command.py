@@ -1,8 +1,8 @@
 """`hpcenv run`: run any command in the locked environment, on this machine or on the nodes of an allocation.
 
 Runs on: LOGIN NODE, or the node of an allocation on which the user types. Before the command starts, the gate checks
-the nodes as for a job, with run folder, steps and verdict. But this process starts the steps with srun, because salloc
-has no batch script.
+the nodes in the same way as for a job: there are a run folder, steps and a verdict. But salloc has no batch script, so
+this process starts the steps with srun.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class CheckedPlace:
 
 
 def check_place(workspace: Workspace, options: SubmitOptions, context: Context) -> CheckedPlace:
-    """Check this machine, or all nodes of the allocation, as a job would.
+    """Check this machine, or all nodes of the allocation, in the same way as a job.
 
     Args:
         options: the options, without a script.
@@ -107,7 +107,7 @@ def check_place(workspace: Workspace, options: SubmitOptions, context: Context) 
     run = RunFolder(Path(plan.manifest.run_folder))
     submission.make_folder(run.path)
     submission.materialize(plan, run, context)
-    # Only the check is recorded as a run; what the command does is not recorded.
+    # Only the check is recorded as a run. The actions of the command are not recorded.
     submission.record(plan, run, "local" if allocation is None else allocation.job_id)
     steps = _Steps(run, plan.manifest, context.environ, allocation)
     status = steps.check()
@@ -131,7 +131,7 @@ def _plan(workspace: Workspace, options: SubmitOptions, context: Context, alloca
         name=f"run-{time.strftime('%Y%m%d-%H%M%S', context.now)}-{context.token}",
     )
     plan = plan_job(workspace, shape, context)
-    # Only a job has spare nodes, copies on the nodes, and `setup` lines in its batch script.
+    # Only a job has spare nodes, copies of images and data on the nodes, and `setup` lines in its batch script.
     return replace(plan, manifest=replace(plan.manifest, spare=0, retry_excluding=0, stage=None, setup=()))
 
 
@@ -139,8 +139,8 @@ class _Steps:
     """Starts the steps of a job that checks its nodes. The output of the steps is written to the run's log.
 
     Attributes:
-        environ: the environment of the steps; after the check, with the variables that the modules of the site profile
-            set.
+        environ: the environment of the steps. After the check, it also has the variables that the modules of the site
+            profile set.
         modules_failed: whether the modules could not be loaded.
     """
 
@@ -158,14 +158,15 @@ class _Steps:
         place = self._first_node()
         status = self._start(self._step("begin"), place) or self._load_modules()
         if status == 0:
-            # The status of the check step is not needed: the decide step names the nodes that wrote no facts.
+            # The exit status of the check step is not needed, because the decide step names the nodes that wrote no
+            # facts.
             self._start([*self._on_all_nodes(), *self._step("check")], place)
             status = self._start(self._step("decide"), place)
         self._start(self._step("finish", str(status)), place)
         return status
 
     def _first_node(self) -> dict[str, str]:
-        """Return the variables that describe the first node, on which the batch script of a job would run."""
+        """Return the variables that describe the first node. The batch script of a job would run on this node."""
         if self._allocation is None:
             nodes = node_names(1)
             return {LOCAL_NODE: nodes[0], LOCAL_NODES: nodes[0], LOCAL_JOB: f"local-{os.getpid()}"}
@@ -201,10 +202,11 @@ class _Steps:
 
 
 def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) -> list[str]:
-    """Return the srun command of a job step with one task on each of the nodes. The step can run beside other steps.
+    """Return the srun command of a job step with one task on each node. Other steps can run at the same time.
 
     With `--overlap` (Slurm 20.11 and later), the step shares CPUs, memory and GPUs of the job with salloc's shell,
-    which may be a step itself. With `--cpu-bind=none`, each task uses all CPUs that the job has on the node.
+    because this shell may be a job step, too. With `--cpu-bind=none`, each task uses all CPUs that the job has on the
+    node.
 
     Raises:
         ToolMissing: srun is missing.
@@ -216,7 +218,7 @@ def srun_argv(job_id: str, nodes: Sequence[str], *, environ: Mapping[str, str]) 
 
 
 def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
-    """Return the error for a failed check, with the end of the log, which contains the table of differences.
+    """Return the error for a failed check. It has the end of the log, with the table of differences.
 
     Args:
         of_modules: whether the modules of the site profile could not be loaded.
@@ -237,7 +239,7 @@ def _refusal(run: RunFolder, status: int, *, of_modules: bool) -> HpcenvError:
     if status == NodeRejected.exit_status and result == "mismatch":
         what = "a check failed" if of_checks else "a node differs from the lockfile"
         return NodeRejected(f"the command was not started: {what}", why=log, hint=hint)
-    what = "the command was not started: it could not be told whether the nodes match the lockfile"
+    what = "the command was not started: hpcenv could not find out whether the nodes match the lockfile"
     return NodesUnknown(what, why=log or f"the check ended with status {status}", hint=hint)
 
 
@@ -246,11 +248,11 @@ def count_nodes(allocation: CurrentAllocation | None, *, nodes: int | None, pty:
 
     Args:
         allocation: the allocation; None for this machine.
-        nodes: the number that the user asks for; None for all nodes, or with `pty` for the first node only.
+        nodes: the number that the user wants. None means all nodes; with `pty`, None means only the first node.
         pty: whether the command gets a terminal.
 
     Raises:
-        UsageError: the allocation has fewer nodes, or several tasks would share one terminal.
+        UsageError: the allocation has fewer nodes than the user wants, or several tasks would share one terminal.
     """
     most = 1 if allocation is None else len(allocation.nodes)
     count = nodes if nodes is not None else 1 if pty else most

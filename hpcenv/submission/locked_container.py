@@ -1,4 +1,4 @@
-"""The container that a lockfile names, for one run: its SIF, and how the nodes recognise it.
+"""The container of one run, which the lockfile names: its SIF, and how the nodes recognise this SIF.
 
 Runs on: LOGIN NODE. Only submissions with a container import this module.
 """
@@ -83,7 +83,7 @@ def with_wrapper(environment: Environment, profile: Profile | None) -> Environme
 
 
 def program_of(named: str | None, profile: Profile | None, environ: Mapping[str, str]) -> str:
-    """Return the program that starts containers; empty if no source names one, so that the caller searches PATH.
+    """Return the program that starts containers; empty if no source names a program. Then the caller searches PATH.
 
     The program may exist only on the nodes, where a module provides it.
 
@@ -91,7 +91,7 @@ def program_of(named: str | None, profile: Profile | None, environ: Mapping[str,
         named: `--runtime`, or `runtime` of hpcenv.toml.
 
     Raises:
-        UsageError: the value is neither a program's name nor an absolute path.
+        UsageError: the value is not the name of a program and not an absolute path.
         ToolMissing: PATH does not have the program.
     """
     origin = "`runtime` of this submission or of hpcenv.toml"
@@ -107,7 +107,7 @@ def program_of(named: str | None, profile: Profile | None, environ: Mapping[str,
         raise ToolMissing(
             f"`{program}` is not on PATH",
             why=f"{origin} names it",
-            hint="name it there by its absolute path, or the modules that bring it",
+            hint="give its absolute path there, or name the modules that provide it",
         )
     return found or program
 
@@ -124,7 +124,7 @@ def identify_sif(
     """Return the SIF's hash and identity.
 
     Args:
-        place: the store, which may have built the SIF again.
+        place: the store of images. hpcenv may have built the SIF again there.
         cache: the user's folder for hashes of earlier runs.
         lock: name or path of the lockfile, for a hint.
 
@@ -150,7 +150,7 @@ def identify_sif(
     same_tree = stands_for(container, Path(image), digest, place=place, cache=cache)
     if same_tree:
         by = f" (of {wanted.built_with})" if wanted.built_with else ""
-        note = f"{image} stands for the locked SIF{by}: it has other bytes, and the same tree"
+        note = f"{image} is used as the locked SIF{by}: its bytes differ, but its file tree is the same"
     elif lock_model.severities_of(locked).of("container.sif.sha256") == "must":
         raise ImageMismatch(
             f"`{image}` is not the locked SIF",
@@ -188,8 +188,8 @@ def _identify_overlay(
 def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note if the container program is too old, or cannot read the compression of the SIF.
 
-    This function may start the program to find its version. So this function is not called while a run is planned,
-    because the project may name the program, and the user must accept the program before a submission.
+    This function may start the container program to find its version. The project may name this program, and the user
+    must accept the program before a submission. So this function is not called while a run is planned.
     """
     if environment.kind != "sif":
         return ()
@@ -200,16 +200,16 @@ def notes_on_sif(environment: Environment, environ: Mapping[str, str]) -> tuple[
     try:
         compression = sif.superblock(path, sif.read_header(path)).compression
     except (ImageMismatch, EnvironmentUnreadable):
-        return ()  # another kind of file system: the check of the nodes starts the container, and reports problems
+        return ()  # for other kinds of file systems, the check of the nodes starts the container and reports problems
     unreadable = runtime.unreadable_here(compression, environ, environment.apptainer)
     return (f"{unreadable}: the check of the nodes would fail",) if unreadable else ()
 
 
 def _to_repair(container: ContainerTable, lock: str) -> Hint:
-    """Return what to do about a SIF that has changed."""
+    """Return a hint for a SIF that has changed."""
     command = _command_to_make(container, lock)
     if isinstance(locked_source(container), SifFile):
-        return ("bring the locked file back; to lock the one that is there: ", command)
+        return ("restore the locked file; to lock the changed file instead: ", command)
     if container.manifest_digest is None:
         return ("move it away, then: ", command)
     return (command, " moves it aside, and makes the locked one again")

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE. Reads folders; imports nothing and starts nothing.
 
-The ranks start in the run's copy of the working directory, and Python first looks for modules in this copy.
+The ranks start in the run's copy of the working directory. Python searches this copy first for modules.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def require_in_environment(
 
 
 def _file_of(module: str, folder: Path) -> Path | None:
-    """Return the file that `-m` starts, which is `__main__.py` for a package. Python prefers a package to a file."""
+    """Return the file that `-m` starts; for a package, `__main__.py`. A package has precedence over a file."""
     base = _place_of(module, folder)
     main, own = base / "__main__.py", base.with_name(f"{base.name}.py")
     if _is_package(base):
@@ -94,7 +94,7 @@ def _is_package(place: Path) -> bool:
 
 
 def _is_fixed(module: str, folder: Path) -> bool:
-    """Return whether Python would look for a module only in this folder, because it has the top package or its file."""
+    """Return whether Python searches for a module only in this folder: the folder has the top package, or its file."""
     top = folder / module.partition(".")[0]
     return _is_package(top) or top.with_name(f"{top.name}.py").is_file()
 
@@ -116,10 +116,10 @@ def only_packages(environment: Environment, variables: Mapping[str, str]) -> Pat
 
 
 def places_below(folder: Path) -> tuple[list[Path], bool]:
-    """Return the folder and the folders that its .pth files add, and whether this list is complete.
+    """Return a list of the folder and the folders that its .pth files add, and whether the list is complete.
 
-    The list may be incomplete if a line of a .pth file runs code, which may add folders (editable installs), or if a
-    folder is not on this machine, because a node may have it.
+    The list may be incomplete in two cases. A line of a .pth file runs code, and the code may add folders (editable
+    installs). Or a folder is not on this machine, but it may be on a node.
     """
     found, complete = [folder], True
     try:

@@ -1,4 +1,4 @@
-"""The node code, a copy of hpcenv's code in the run folder: whole packages, unchanged, in one archive.
+"""The node code: a copy of hpcenv's code in the run folder. It has whole packages, unchanged, in one archive.
 
 Runs on: LOGIN NODE. Because of the copy, an upgrade of hpcenv does not change a job that waits in the
 queue, and the nodes need no installation (docs/decisions/0001-node-code-travels-with-the-run.md).
@@ -31,19 +31,20 @@ NODE_ROOMS = (
 # Another Python starts single files of this room by their paths, so these files cannot be in an archive.
 FILES_ROOM = "incontainer"
 
-# Modules that a training script can import even in an image without hpcenv: hpcenv.training and what it imports.
+# Modules that a training script can import even in an image without hpcenv: hpcenv.training and the modules that it
+# imports.
 RANK_MODULES = ("__init__.py", "version.py", "training.py", "incontainer/__init__.py", "incontainer/provenance.py")
 
-# This replaces `hpcenv.api.executor`, which submitit loads as a plug-in.
+# For the ranks, this module replaces `hpcenv.api.executor`, which submitit loads as a plug-in.
 _RANK_EXECUTOR = "incontainer/rank_executor.py"
 
-# The start hook is a package next to sitecustomize.py, which Python imports by itself. The package is not named hpcenv,
-# because the image may have a different version of hpcenv.
+# The start hook is a package next to sitecustomize.py. Python imports sitecustomize.py at its start. The package is not
+# named hpcenv, because the image may have a different version of hpcenv.
 _HOOK_ROOM = "incontainer/start_hook"
 _HOOK_PACKAGE = "_hpcenv_start_hook"
 _HOOK_ENTRY = "sitecustomize.py"
 
-# Flags of a compiled module (PEP 552). They say what the next 8 bytes mean, and whether Python compares them.
+# Flags of a compiled module (PEP 552). A flag says what the next 8 bytes mean, and whether Python compares these bytes.
 _BY_TIME, _UNCHECKED_HASH, _CHECKED_HASH = 0, 1, 3
 
 
@@ -65,14 +66,14 @@ def node_modules() -> list[str]:
 
 
 def copy_node_code(run: RunFolder, *, as_files: bool = False) -> None:
-    """Write what the nodes run, and what the ranks can import, into a run folder.
+    """Write the code that the nodes run, and the code that the ranks can import, into a run folder.
 
-    The modules that the steps on the nodes import are in one archive, because a parallel file system makes one file
-    much faster than hundreds.
+    The modules that the steps on the nodes import are in one archive, because a parallel file system writes one file
+    much faster than hundreds of files.
 
     Args:
-        as_files: write these modules as files, for a folder whose code any Python version may run. Python can store the
-            compiled code of files, but not of modules in an archive.
+        as_files: write these modules as separate files. This is for a folder that any Python version may run. Python
+            can store the compiled code of files, but not the compiled code of modules in an archive.
 
     Raises:
         FileUnusable: a file cannot be read or written.
@@ -113,10 +114,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file and make its folder. The file gets the default permissions, even if the installation is read-only.
+    """Write a file and make its folder. The file gets default permissions, even if hpcenv's own files are read-only.
 
     Raises:
-        OSError: the file cannot be written; `filename` of the error names it.
+        OSError: the file cannot be written; `filename` of the error is its path.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,12 +128,12 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _write_archive(run: RunFolder, content: bytes) -> None:
-    """Write the archive of a run: a hard link to a shared archive with the same content, or, if that fails, a copy.
+    """Write the archive of a run: a hard link to a shared archive with the same content; if the link fails, a copy.
 
-    The shared file is not used if it has another owner or, after a crash or an edit, another content.
+    The shared file is not used if it has another owner, or if its content is different (after a crash or an edit).
 
     Raises:
-        OSError: the archive cannot be written; `filename` of the error names it.
+        OSError: the archive cannot be written; `filename` of the error is its path.
     """
     shared = run.shared_archive(hashlib.sha256(content).hexdigest())
     with contextlib.suppress(OSError):
@@ -154,10 +155,10 @@ def share_archive(run: RunFolder) -> None:
 
 
 def packed(package: Path, modules: Sequence[str]) -> bytes:
-    """Return a zip archive of modules with their compiled code, so that the nodes need not compile them.
+    """Return a zip archive of modules and their compiled code, so that the nodes do not compile the modules.
 
-    Equal modules give equal bytes, because the names are sorted and all files have the earliest time of the format. The
-    files are not compressed, so Python reads them without zlib.
+    Equal modules give an archive with equal bytes, because the names are sorted, and all files have the earliest time
+    of the zip format. The files are not compressed, so Python reads them without zlib.
 
     Args:
         package: the folder of the package.
@@ -184,14 +185,15 @@ def _member(name: str) -> zipfile.ZipInfo:
 def _compiled(module: Path, source: bytes) -> bytes | None:
     """Return the compiled code of a module; None if it is missing, or was compiled from another source text.
 
-    In an archive, Python compares the time of the source with the time in the compiled code, with a precision of 2 s
-    and in the time zone of the node (zipimport, Python 3.13). To avoid this comparison on the node, the times are
-    compared here, and the header of the compiled code gets a hash that Python does not check.
+    In an archive, Python compares the time of the source with the time in the compiled code. The comparison has a
+    precision of 2 s, and depends on the time zone of the node (zipimport, Python 3.13). To avoid this comparison on the
+    node, this function compares the times, and writes a hash that Python does not check into the header of the compiled
+    code.
     """
     try:
         compiled = Path(cache_from_source(str(module))).read_bytes()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None  # the nodes compile it
+        return None  # the nodes compile the module
     status = module.stat()
     flags, stamp = int.from_bytes(compiled[4:8], "little"), compiled[8:16]
     by_hash = source_hash(source)

@@ -1,8 +1,8 @@
-"""CPUs and memory for a job that does not request them: the share of a node that belongs to the job's GPUs.
+"""Choose CPUs and memory for a job that does not request them: the share of a node that belongs to the job's GPUs.
 
-Runs on: LOGIN NODE. By default, Slurm gives one CPU to each task, so all ranks of a node would share one core. For such
-a start, OLCF's guide to PyTorch on Frontier reports 10 minutes instead of 10 seconds (pytorch_frontier.rst, 2026-11).
-See also Lightning#18650 (2023-09) and NVIDIA/srt-slurm#254 (2026).
+Runs on: LOGIN NODE. By default, Slurm gives one CPU to each task, so all ranks of a node would share one core. OLCF's
+guide to PyTorch on Frontier reports that a start on one core takes 10 minutes instead of 10 seconds
+(pytorch_frontier.rst, 2026-11). See also Lightning#18650 (2023-09) and NVIDIA/srt-slurm#254 (2026).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcenv.submission.plan import Request
 from hpcenv.text import plural
 
 _SCONTROL = "scontrol show node"
-# Sort keys: unknown memory (None) comes first, all memory of a node (0) comes last.
+# Sort keys: unknown memory (None) is first, all memory of a node (0) is last.
 _AS_LAST = {None: -1.0, 0: float("inf")}
 _LEFT_TO_SLURM = "CPUs and memory are left to Slurm's defaults (--cpus and --mem request them)"
 
@@ -34,7 +34,7 @@ class NodeShare:
         mem: the memory in the form of sbatch's --mem; None for Slurm's default.
         cpus_origin, mem_origin: how the value was computed, or why it is not requested; may be empty.
         note: one line about CPUs and memory, for the user; may be empty.
-        expedite: whether Slurm starts the job first when it queues the job again after a node failure.
+        expedite: whether Slurm starts the job before other jobs if it queues the job again after a node failure.
     """
 
     cpus: int | None = None
@@ -79,7 +79,7 @@ def choose(
 
     Args:
         resources: as for `read_resources`. If the request has GPUs, this function waits for the answer.
-        handover: whether somebody else submits the job, perhaps to another cluster.
+        handover: whether another person will submit the job, perhaps to another cluster.
     """
     if request.gpus_per_node == 0:
         return of_ranks(request, offers)
@@ -99,7 +99,7 @@ def of_ranks(request: Request, offers: Sequence[Offer]) -> NodeShare:
 
 
 def of_gpus(request: Request, found: ClusterResources | str) -> NodeShare:
-    """Return the CPUs and the memory that belong to the requested GPUs, without values that the request has. Pure.
+    """Return the CPUs and the memory that belong to the requested GPUs, without values that are in the request. Pure.
 
     Args:
         found: the resources of the nodes, or why they are not known.
@@ -131,7 +131,7 @@ def _wants_memory(request: Request) -> bool:
 
 
 def _fitting(request: Request, found: ClusterResources) -> list[tuple[NodeResources, PartitionShares]]:
-    """Return the nodes that can run the job, each with the partition that it would run in."""
+    """Return the nodes that can run the job, each with the partition in which the job would run."""
     named = {name for name in (request.partition or "").split(",") if name}
     partitions = [part for part in found.partitions.values() if (part.name in named if named else part.default)]
     ways = capacity.feature_sets(request.constraint)
@@ -169,7 +169,7 @@ def _cpus(request: Request, node: NodeResources, part: PartitionShares) -> tuple
         cpus, why = part.cpus_per_gpu * gpus, f"{plural(gpus, 'GPU')} x DefCpuPerGPU={part.cpus_per_gpu}"
         why = f"{why} of partition {part.name}"
     else:
-        # A core is never given to two jobs.
+        # Slurm never gives one core to two jobs.
         cpus, why = (
             has * gpus // total // unit * unit,
             f"{gpus} of the {total} GPUs of {node.name}, which has {has} CPUs",
@@ -204,7 +204,8 @@ def _memory(request: Request, cpus: int | None, node: NodeResources, part: Parti
 
 
 def _whole_nodes(request: Request, part: PartitionShares) -> bool:
-    # `exclusive` with a value does not give whole nodes: with `user` and `mcs` jobs share nodes, `topo` is about racks.
+    # `exclusive` with a value does not give whole nodes. With `user` and `mcs`, jobs share nodes. `topo` is about
+    # racks.
     return part.whole_nodes or ("exclusive" in request.sbatch and not request.sbatch["exclusive"])
 
 
@@ -219,7 +220,7 @@ def _sbatch_memory(mebibytes: int | None) -> str | None:
 
 
 def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
-    """Return one line that says what is requested and what is left to Slurm, each with its origin."""
+    """Return one line that says which values are requested and which values Slurm chooses, each with its origin."""
     asked: list[str] = []
     left: list[str] = []
     if wants_cpus:
@@ -233,17 +234,17 @@ def _in_one_line(share: NodeShare, *, wants_cpus: bool, wants_mem: bool) -> str:
     return "; ".join(parts)
 
 
-# -- what is refused ----------------------------------------------------------------------
+# -- refused requests ---------------------------------------------------------------------
 
 
 def refuse_shared_cores(
     request: Request, origin: str, offers: Sequence[Offer], *, launcher: str, skipped: Sequence[str]
 ) -> None:
-    """Refuse a request in which ranks would share a core. What is not known here, the check of the nodes finds.
+    """Refuse a request in which ranks would share a core. If this is not known here, the check of the nodes finds it.
 
     Args:
         origin: where the number of CPUs comes from.
-        launcher: what starts the ranks.
+        launcher: the program that starts the ranks.
         skipped: ids of skipped checks. If `sys.affinity` is skipped, ranks may share cores.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A plan: everything that a submission will write and request, complete before anything is done.
+"""A plan: everything that a submission will write and request. The plan is complete before anything is done.
 
 Runs on: LOGIN NODE. Pure. `--dry-run` prints the same plan that `submit` carries out.
 """
@@ -39,9 +39,10 @@ class Request(WrittenOptions):
         comment: the user's own comment of the job; None if the user gave no comment.
         fingerprint: the fingerprint of the lockfile, for the job's comment; empty if it is not known.
         rocm: whether the container needs ROCm's libraries of the host.
-        expedite: whether Slurm is to start a job first if it queues the job again after a node failure.
-        sbatch: options that are passed on to sbatch: name -> value; the value is None for an option without a value.
-        srun: options that are passed on to the srun of the launch step, in the same form.
+        expedite: whether Slurm starts the job before other jobs if it queues the job again after a node failure.
+        sbatch: name -> value of the options that are passed on to sbatch. The value is None for an option without a
+            value.
+        srun: the options that are passed on to the srun of the launch step, in the same form as `sbatch`.
     """
 
     nodes: int
@@ -96,19 +97,19 @@ class Plan(Shown):
     """A run that can be submitted.
 
     Attributes:
-        manifest: what the nodes will read.
+        manifest: the manifest of the run, which the nodes read.
         request: what is requested from Slurm.
         script: the batch script, byte for byte; empty for `--cluster local`.
-        lockfile_text: the text of the lockfile, which is kept with the run.
-        requirements: the packages of the lockfile in a form for pip, which is kept with the run.
-        notes: what the user should know, one sentence each.
+        lockfile_text: the text of the lockfile. The run folder gets a copy.
+        requirements: the packages of the lockfile in a form for pip. The run folder gets a copy.
+        notes: information for the user, one sentence each.
         requested: the values of the request to Slurm, each with its origin.
         command: the command line that makes this plan again.
         source: the copy of the code that the run uses; None if the code runs in the live project.
-        record: the request, for `hpcenv rerun`; None if the run cannot be submitted again.
+        record: the stored request, which `hpcenv rerun` reads; None if the run cannot be submitted again.
         files: more files for the run folder: relative path -> content.
-        hub: the cache with the repositories of a hub.
-        after: the runs that must complete first. Slurm itself waits for the runs that it knows.
+        hub: the cache that has the run's models and data sets of a hub.
+        after: the runs that must complete first. Slurm itself waits for the runs that are Slurm jobs.
         secret_values: variable of this process -> value, for the file of secrets that the nodes read.
     """
 
@@ -136,12 +137,12 @@ class PlannedSource:
         record: the description of the copy in the manifest.
         script: the path of the script in the copy; None if the run has no file of code.
         files: path in the run folder -> the file to copy.
-        texts: files that may change at any time: path -> the content that was read, which is also what is written.
-        listing: the content of the copy; paths that are not in `files` are links.
+        texts: path -> content, for files that may change at any time. The copy gets the content that was read once.
+        listing: the list of all paths in the copy. A path that is not in `files` is a link.
         workdir: the working directory, relative to the run folder.
-        roots: name of a folder in the run folder -> the folder of which it is a copy, links resolved.
+        roots: name of a folder in the run folder -> the original folder of this copy, links resolved.
         live_folders: folders that this submission makes in the project.
-        diff: the difference of tracked files from the commit; empty if there is no difference.
+        diff: the difference between the tracked files and the commit; empty if there is no difference.
         new: the script, if git does not track it.
         has_submodules: whether the work tree has submodules with files in the copy.
     """
@@ -167,12 +168,12 @@ class Call:
         name: the name of the function, which is also the name of the run.
         script: the file that torchrun starts: one of `files`, relative to the run folder.
         files: path relative to the run folder -> content.
-        spec: the content of call.json, which `script` reads. call.json also has `file`: the path of
-            `module` for the ranks.
-        module: the file of the function; None if there is nothing to copy.
+        spec: the content of call.json, which `script` reads. call.json has also the key `file`: the path at which the
+            ranks find `module`.
+        module: the file that defines the function; None if this file is not copied.
         folder: the folder for the pickles of the function and of its results.
-        outputs: a folder, without code, that the function writes to.
-        launcher: the program that starts the processes that call the function, see `LaunchOptions`.
+        outputs: a folder to which the function writes. This folder has no code.
+        launcher: the program that starts the processes for the function; see `LaunchOptions`.
     """
 
     name: str
@@ -186,7 +187,7 @@ class Call:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Further folders, without code, that every node must see."""
+        """More folders, without code, that every node must see."""
         return tuple(folder for folder in (self.folder, self.outputs) if folder is not None)
 
 
@@ -203,9 +204,9 @@ def render_script(
     Args:
         manifest: the run.
         request: what is requested from Slurm.
-        python: the interpreter for hpcenv's steps on the nodes. The interpreter is the same that submits the run.
+        python: the Python interpreter for hpcenv's steps on the nodes. The same interpreter submits the run.
         command: the command line, for a comment at the top of the script.
-        replaced: name of a hole of the template -> text that replaces the value from the manifest.
+        replaced: name of a placeholder of the template -> text that replaces the value from the manifest.
     """
     values: dict[str, str] = {
         "run": batch_script.comment(manifest.run),
@@ -224,7 +225,7 @@ def render_script(
 
 
 def _parts(manifest: Manifest, request: Request) -> dict[str, Sequence[str]]:
-    """Return the parts of the template that this run needs: name of the hole in the part -> the words for this hole."""
+    """Return the parts of the template that this run needs: name of a placeholder in the part -> its words."""
     parts: dict[str, Sequence[str]] = {}
     if manifest.modules:
         parts["modules"] = module_words(manifest)
@@ -249,7 +250,7 @@ def module_words(manifest: Manifest) -> list[str]:
 
 
 def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
-    """Return the `#SBATCH` lines of a run as pairs: an option, and its value or None if it has no value."""
+    """Return the `#SBATCH` lines of a run: pairs of an option and its value; None if the option has no value."""
     run = RunFolder(_path(manifest.run_folder))
     requested: list[tuple[str, str | None]] = [
         ("job-name", manifest.run),
@@ -268,7 +269,7 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
         *_comment_directive(request),
         *((name, value) for name, value in request.sbatch.items() if name != "gres"),
         ("chdir", manifest.run_folder),
-        # One file for the whole job; a requeued job appends to it.
+        # The log is one file for the whole job. A requeued job appends to this file.
         ("output", batch_script.filename_pattern(str(run.log))),
         ("open-mode", "append"),
         ("export", "ALL"),
@@ -278,8 +279,8 @@ def directives_of(manifest: Manifest, request: Request) -> list[tuple[str, str |
     ]
 
 
-# `scontrol show job` shows a job's comment. sacct shows it, too, if the site stores it
-# (AccountingStoreFlags=job_comment).
+# `scontrol show job` shows a job's comment. If the site stores comments (AccountingStoreFlags=job_comment), sacct shows
+# the comment, too.
 _COMMENT_PREFIX = "hpcenv:"
 
 
@@ -291,7 +292,7 @@ def _comment_directive(request: Request) -> list[tuple[str, str | None]]:
 
 
 def _stop_directives(manifest: Manifest, request: Request) -> list[tuple[str, str | None]]:
-    """Return the directives for a signal before the end, and for a requeue after a preemption or a node failure."""
+    """Return the directives for a signal before the time limit, and for a requeue after preemption or node failure."""
     # Without `B:` only the job steps get the signal. The batch shell waits for the steps.
     warning = [("signal", f"USR2@{manifest.stop.grace}")] if manifest.launches and manifest.stop.grace else []
     if manifest.stop.requeue == "never":
@@ -300,7 +301,7 @@ def _stop_directives(manifest: Manifest, request: Request) -> list[tuple[str, st
 
 
 def _resource_directives(request: Request) -> list[tuple[str, str | None]]:
-    """Return the directives for GPUs and other resources; only one is `--gres`, because sbatch uses only the last."""
+    """Return the directives for GPUs and other resources, with only one `--gres`, because sbatch uses the last one."""
     gres, directives = request.sbatch.get("gres"), []
     if request.gpus_per_node:
         count = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
@@ -329,7 +330,7 @@ def _stage_options(manifest: Manifest, request: Request) -> list[str]:
         *_on_all_nodes(request),
         *_cpus(request),
         "--kill-on-bad-exit=0",
-        # The limit is computed with 20 MB/s: a slower file system is useless for jobs.
+        # The time limit assumes 20 MB/s, because a slower file system is useless for jobs.
         f"--time={10 + total // (20 * 10**6 * 60)}",
         "--job-name=stage",
     ]
@@ -347,13 +348,13 @@ def _launch_options(manifest: Manifest, request: Request) -> list[str]:
         f"--nodes={request.nodes}",
         f"--ntasks={request.nodes * tasks}",
         f"--ntasks-per-node={tasks}",
-        # A file with the nodes that the decide step chose: srun reads a file if the value has a slash.
+        # The value is a file with the nodes that the decide step chose. srun reads a file if the value has a slash.
         *([f"--nodelist={RunFolder(_path(manifest.run_folder)).launched}"] if request.spare else []),
         *([] if cpus is None else [f"--cpus-per-task={cpus}"]),
         # The failure of one node ends the step at once.
         "--kill-on-bad-exit=1",
-        # When the first task has ended, srun waits this long for the others, then it ends the step: a node may hang.
-        # With 0, srun prints a warning after 60 s.
+        # When the first task has ended, srun waits this long for the other tasks. Then srun ends the step, because a
+        # node may hang. With 0, srun prints a warning after 60 s.
         f"--wait={SECONDS_FOR_SLOWER_NODES}",
         "--unbuffered",
         "--job-name=launch",
@@ -372,14 +373,14 @@ def _inside_options(manifest: Manifest, request: Request, name: str) -> list[str
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
         f"--job-name={name}",
-        # The options of the launch step, because this step checks the cores that a rank gets.
+        # This step gets the options of the launch step, because this step checks the cores that a rank gets.
         *native_options.options_of(request.srun),
     ]
 
 
 def _smoke_options(manifest: Manifest, request: Request, smoke: SmokeOptions) -> list[str]:
-    # The start has the time limit of the check, and each of four phases has a time limit. The limit of the step is only
-    # for a node that hangs.
+    # The start of the smoke test has the time limit of the check. Each of the four phases has its own time limit. The
+    # limit of the whole step is only for a node that hangs.
     minutes = -(-(manifest.check_seconds + 4 * int(smoke.seconds)) // 60) + 5
     return [
         f"--nodes={request.nodes}",
@@ -390,7 +391,8 @@ def _smoke_options(manifest: Manifest, request: Request, smoke: SmokeOptions) ->
         "--kill-on-bad-exit=0",
         f"--time={minutes}",
         "--job-name=smoke",
-        # The options of the launch step, because options such as --network change what is tested.
+        # The smoke test gets the options of the launch step, because options such as --network change the result of the
+        # test.
         *native_options.options_of(request.srun),
     ]
 
@@ -406,5 +408,5 @@ def _cpus(request: Request) -> list[str]:
 
 def _path(text: str) -> Path:
     if "\n" in text or "\0" in text:
-        raise UsageError(f"the run folder {text!r} holds a newline")
+        raise UsageError(f"the path of the run folder has a newline: {text!r}")
     return Path(text)

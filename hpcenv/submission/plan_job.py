@@ -94,7 +94,7 @@ class _Wanted:
     """The merged options, the project and the site profile of a run.
 
     Attributes:
-        profile: the site profile, whose values for this run are not yet selected.
+        profile: the site profile. Its values for this run are not yet selected.
         request: what is requested from Slurm, without the values of the site profile.
         earlier: the runs of `--after`.
         script: the file that the ranks start; None if it is not known.
@@ -170,7 +170,7 @@ class _Started:
 
     Attributes:
         content: the content of the program, as bytes.
-        place: the path of the program for the ranks; None if the script is used at its own path.
+        place: the path at which the ranks find the program; None if the ranks use the script at its original path.
         environment: the environment, with the binds for code and data.
         data: the folders and files of [[data]] in their current state.
     """
@@ -186,12 +186,12 @@ class _Started:
 
 
 def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> Plan:
-    """Decide everything about a run; nothing is written or submitted.
+    """Decide everything about a run. This function does not write or submit anything.
 
-    No program that the project names is started, because the user may not have accepted it yet (`--dry-run`).
+    It does not start programs that the project names, because the user may not have accepted them yet (`--dry-run`).
 
     Raises:
-        HpcenvError: the login node found a reason why the job would fail.
+        HpcenvError: hpcenv found a reason why the job would fail.
     """
     _require_no_import(context)
     workspace = workspace.for_lock(options.lock)
@@ -228,7 +228,7 @@ def plan_job(workspace: Workspace, options: SubmitOptions, context: Context) -> 
 
 
 def _require_no_import(context: Context) -> None:
-    """Refuse a submission by a rank that is importing the file of its function (incontainer/call.py)."""
+    """Refuse a submission by a rank while the rank imports the file of its function (incontainer/call.py)."""
     file = context.environ.get("HPCENV_IMPORTING")
     if file is not None:
         raise UsageError(
@@ -246,11 +246,11 @@ def _cluster(options: SubmitOptions, context: Context) -> tuple[Cluster, tuple[s
 
 
 def _merge(workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster) -> _Wanted:
-    """Merge the options from all sources; refuse options that contradict each other or name missing things."""
+    """Merge the options from all sources. Refuse options that contradict each other, or that name missing things."""
     profile, of_site = choose_site.choose(workspace, options, context, cluster)
     merged = merge(options, workspace, context.environ, cluster, profile)
-    # The script is read before the request is made: if it is a shell script with `#SBATCH` lines, this error must come
-    # first, because its hint is a complete hpcenv command line.
+    # The script is read before the request is made. If it is a shell script with `#SBATCH` lines, the error about this
+    # must be the first error, because its hint is a complete hpcenv command line.
     script, content = _script(merged.options, context)
     request = make_request(merged.options)
     require_literal(merged.options)
@@ -298,13 +298,14 @@ def _in_environment(wanted: _Wanted, environment: Environment) -> tuple[str, ...
 
 
 def _shape(wanted: _Wanted) -> _Shape:
-    """Read the lockfile and return the request; refuse a request that the locked environment cannot meet."""
+    """Read the lockfile and return the request. Refuse a request that does not fit the locked environment."""
     workspace, options = wanted.workspace, wanted.options
     read = read_fresh(workspace, options.lock, options.lockfile, frozen=options.frozen)
     path, content, lockfile, edited = read.path, read.content, read.lockfile, read.edited
-    why = f"its fingerprint {lockfile.fingerprint} is not that of its content (--frozen)"
+    why = f"its fingerprint {lockfile.fingerprint} does not fit its content (--frozen)"
     notes = [f"`{workspace.shown(path)}` was edited: {why}"] if edited else []
-    # The lockfile decides. The command line does not show that an overlay is not mounted, or is mounted elsewhere.
+    # The lockfile decides about overlays. This note is needed, because the command line does not show that an overlay
+    # is not mounted, or is mounted at another place.
     notes += [f"{one}: the lockfile counts (--frozen)" for one in read.reasons if one.name == "overlay-changed"]
     profile = _for_this_run(wanted, lockfile)
     notes += [] if profile is None else [*profile.notes, *profile.left_out]
@@ -332,7 +333,7 @@ def _shape(wanted: _Wanted) -> _Shape:
 
 
 def _for_this_run(wanted: _Wanted, lockfile: Lockfile) -> Profile | None:
-    """Return the site profile with the values that are for this run; refuse a run that the site cannot start."""
+    """Return the site profile with the values that are for this run. Refuse a run that the site cannot start."""
     request = wanted.request
     if wanted.profile is None:
         return None
@@ -363,7 +364,7 @@ def _idle_gpus(options: SubmitOptions, request: Request, origins: Mapping[str, s
 
 
 def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
-    """Return the environment that the nodes must have; refuse a run if this machine already shows a difference."""
+    """Return the environment that the nodes must have. Refuse a run if this machine already shows a difference."""
     options, context, lockfile = wanted.options, wanted.context, shape.lockfile
     lock = options.lock if options.lockfile is None else str(options.lockfile)
     environment = environment_of(
@@ -385,7 +386,7 @@ def _gate(wanted: _Wanted, shape: _Shape) -> _Gate:
 
 
 def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Place:
-    """Return the place of the run and its resources on the cluster; refuse a run that cannot work on it."""
+    """Return the place of the run and its resources on the cluster. Refuse a run that cannot work on this cluster."""
     options, context = wanted.options, wanted.context
     run_folder = run_place.run_folder(wanted.workspace, options, context, wanted.cluster, wanted.script)
     checkpoint = resume.find_checkpoint(options, context, wanted.earlier)
@@ -405,13 +406,13 @@ def _place(wanted: _Wanted, shape: _Shape, gate: _Gate, answers: Answers) -> _Pl
 def _early_checks(
     wanted: _Wanted, shape: _Shape, gate: _Gate, run_folder: Path, checkpoint: Path | None, answers: Answers
 ) -> tuple[NodeShare, list[str]]:
-    """Refuse a run that the cluster or this machine cannot run; return its share of the nodes, and notes."""
+    """Refuse a run that the cluster or this machine cannot run. Return the run's share of the nodes, and notes."""
     options, context, request, lockfile = wanted.options, wanted.context, shape.request, shape.lockfile
     notes = _check_secrets(wanted, shape)
     if wanted.cluster == "local":
         early_checks.require_cpus_for_local(request, shape.origins, typed=options.cluster is not None)
         return NodeShare(), notes
-    # The first checks do not need the answer of sinfo, which may take seconds.
+    # The first checks do not need the answer of sinfo. sinfo may take some seconds.
     shared = early_checks.require_shared(run_folder, options, context, gate.environment, checkpoint)
     offers, unknown = ((), ()) if options.allocated else early_checks.read_offers(answers.offers)
     notes += unknown
@@ -429,9 +430,10 @@ def _early_checks(
 
 
 def _check_secrets(wanted: _Wanted, shape: _Shape) -> list[str]:
-    """Refuse secrets that the nodes cannot read; return notes on secrets for which this is not known."""
+    """Refuse secrets that the nodes cannot read. Return notes about secrets that the nodes possibly cannot read."""
     options, context = wanted.options, wanted.context
-    # An exported folder will be submitted with other variables and files. A job without a training reads no secret.
+    # An exported folder will be submitted with other variables and files. A job without a training does not read
+    # secrets.
     if options.handover or not options.trains:
         return []
     modules = () if shape.profile is None else shape.profile.modules
@@ -442,7 +444,7 @@ def _check_secrets(wanted: _Wanted, shape: _Shape) -> list[str]:
 
 
 def _share(wanted: _Wanted, shape: _Shape, offers: Sequence[Offer], answers: Answers) -> NodeShare:
-    """Return the CPUs and memory to request on each node; refuse a request in which ranks would share a core."""
+    """Return the CPUs and memory to request on each node. Refuse a request in which ranks would share a core."""
     options, request = wanted.options, shape.request
     # Only a training and the smoke test (level `full`) have ranks.
     if not options.trains and options.preflight != "full":
@@ -455,7 +457,7 @@ def _share(wanted: _Wanted, shape: _Shape, offers: Sequence[Offer], answers: Ans
 
 
 def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _Started:
-    """Return the program of the ranks, its code and its data; refuse code that cannot be copied, and missing data."""
+    """Return the program of the ranks, its code and its data. Refuse code that cannot be copied, and missing data."""
     options, call, environment = wanted.options, wanted.options.call, gate.environment
     code = Code(workdir=wanted.context.cwd, reason="no script")
     # A session works in the project itself.
@@ -486,10 +488,10 @@ def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _
 def plan_code(
     workspace: Workspace, options: SubmitOptions, context: Context, run_folder: Path | None = None
 ) -> tuple[Code, str]:
-    """Decide only which files of the project a run of a script gets.
+    """Decide only which files of the project are for a run of a script.
 
-    The function is for a comparison, or for an engine other than Slurm. The function needs neither the image nor Slurm,
-    and starts only git.
+    The caller needs this for a comparison, or for an engine other than Slurm. This function starts only git. It does
+    not need the image or Slurm.
 
     Args:
         run_folder: the folder into which the code will be copied; None if it will not be copied.
@@ -513,7 +515,7 @@ def plan_code(
 def _manifest(
     wanted: _Wanted, shape: _Shape, gate: _Gate, place: _Place, started: _Started
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """Return the manifest, which the nodes will read, and notes about it."""
+    """Return the manifest that the nodes will read, and notes about the manifest."""
     given = settings(wanted.workspace, wanted.options.env, shape.profile)
     own = hub_cache.variables(started.cache, place.run_folder)
     ranks, replaced = add_own(given, own, ": the ranks may not find the data of [[data]]")
@@ -599,7 +601,7 @@ def _described(
 
 
 def _hidden(wanted: _Wanted, lockfile: Lockfile, environment: Environment) -> tuple[str, ...]:
-    """Return which files of the project hide locked modules from the ranks.
+    """Return the files of the project that hide locked modules from the ranks.
 
     A console script does not import modules from the folder of the code.
     """
@@ -650,7 +652,7 @@ def _call_files(call: Call, module: Path | None) -> dict[str, bytes]:
 
 
 def _seeing(environment: Environment, call: Call, code: Code) -> Environment:
-    """Return the environment with binds for the pickles and outputs of a function, and for its uncopied module."""
+    """Return the environment with binds for a function: its pickles, its outputs, and a module that is not copied."""
     if environment.kind != "sif":
         return environment
     folders = [str(folder) for folder in call.folders]

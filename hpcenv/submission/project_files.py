@@ -1,16 +1,16 @@
-"""Decide for each file of a project: the run's copy of the project has a copy of it, a link to it, or nothing.
+"""Decide for each file of a project whether the run gets a copy of the file, a link to the file, or nothing.
 
 Runs on: LOGIN NODE. Reads files, and writes nothing.
 
-These files are copied and hashed: files that git tracks, without lockfiles (a run keeps its own lockfile); files that
-Python can import; files that `--include` names; and text up to 1 MiB that git does not ignore and that does not look
-like a credential, neither by its name nor by one of its lines. Every other file that exists at submission becomes a
-link to the live project, at the same relative path. Such files are not copied, because more people can read a run
-folder than a home folder, and a bundle of the run folder may be published. If a link leads out of the folder, the copy
-gets the target instead of the link.
+These files are copied and hashed: files that git tracks; files that Python can import; files that `--include` names;
+and text up to 1 MiB, if git does not ignore the file, and if no line and no part of the name looks like a credential.
+Lockfiles are not copied here, because a run keeps its own lockfile. For every other file that exists at submission, the
+copy has a link to the file in the live project, at the same relative path. These other files are not copied for two
+reasons: more people can read a run folder than a home folder, and a bundle of the run folder may be published. If a
+link leads out of the folder, the copy gets the target instead of the link.
 
-The same rules are used for a project without git, where nothing is tracked and nothing is ignored. If the source is a
-bundle, the list of files in the run's copy replaces the list of tracked files.
+The same rules are used for a project without git: no file is tracked, and no file is ignored. If the project is the
+copy of the code in a bundle, the files in the list of this copy are used as the tracked files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hpcenv.records.code_listing import BYTECODE, LINK, Untracked, is_importable
 from hpcenv.records.files import sha256_at
 from hpcenv.submission import credentials
 
-# Text up to this size is a configuration or a note, and is copied.
+# Text up to this size is copied, because it is probably a configuration or a note.
 _LONGEST_TEXT = 1 << 20
 # Limits for the number and the total size of the copied files that git does not track.
 _MOST_LOOSE = 5_000
@@ -40,9 +40,9 @@ _MOST_LOOSE_BYTES = 64 << 20
 # Files that git does not track are checked one by one: 0.1 ms each on a parallel file system.
 _MOST_LOOKED_AT = 20_000
 _DEEPEST = 100
-# If a linked folder has more names, it counts as data.
+# If a linked folder has more files and folders than this number, the folder counts as data.
 _MOST_BEHIND_LINK = 2_000
-# Limits for all copied files together. A larger project probably holds data, and every run would keep a copy.
+# Limits for all copied files together. A larger project probably has data, and each run would have a copy of the data.
 _MOST_FILES = 20_000
 _MOST_BYTES = 10**9
 _SHOWN = 3
@@ -58,13 +58,13 @@ class CopyRules:
     """The special paths of a project.
 
     Attributes:
-        project: the folder of hpcenv.toml, links resolved; patterns are relative to it.
-        links: absolute path -> target of the link that the copy has at this path: for data, live folders and staged
-            folders.
+        project: the folder of hpcenv.toml, links resolved. Patterns are relative to this folder.
+        links: absolute path -> target. The copy has a link to the target at this path. These links are for data, live
+            folders and staged folders.
         skipped: folders of hpcenv, links resolved: for example the folder of runs and the store.
         lockfiles: the folder of lockfiles, relative to `project`. This folder is not copied, because a run has its own
             lockfile.
-        ignore, include: patterns for paths that are left out, and for paths that are copied in any case.
+        ignore, include: patterns for paths that are left out, and patterns for paths that are always copied.
         to_others: whether the copy is for another person. A copy for another person has no links, and no hidden files
             that git does not track.
         secrets: files that [secrets] or --secret name, links resolved; never copied.
@@ -87,14 +87,14 @@ class CopyContent:
     Attributes:
         copies: path -> the file to copy.
         contents: path -> sha256 of a copied file, or `link:TARGET`.
-        texts: path -> content of a copied text that git does not track. The copy gets this content, because a log in
-            the project may grow at any time.
+        texts: path -> content of a copied text that git does not track. The copy gets the content that was read here,
+            because the file may change at any time (for example a log).
         live: path of a link in the copy -> target of the link.
-        uncovered: those paths of `live` that no node compares.
+        uncovered: the paths in `live` whose content no node compares.
         untracked: copied files that Python can import and that git does not track.
-        known: path -> information on a file that git does not track, whether the file is copied or not.
+        known: path -> the kind of a file that git does not track. The file may be copied or not.
         ignored: copied files that git ignores and that `--include` names.
-        unasked: work trees for which git does not tell which files it ignores.
+        unasked: work trees for which git did not answer which files it ignores.
         left_out: paths that a copy for others does not contain.
         pointers: files of Git LFS whose content was not fetched. The copy gets the pointer file.
     """
@@ -112,7 +112,7 @@ class CopyContent:
     pointers: list[str] = field(default_factory=list)
 
 
-# Asks git which paths of a work tree it ignores; None if git does not answer.
+# A function that asks git which paths of a work tree it ignores. It returns None if git does not answer.
 AskIgnored = Callable[[str, Sequence[str]], frozenset[str] | None]
 
 
@@ -121,7 +121,7 @@ def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ig
 
     Args:
         root: the folder, links resolved.
-        shown: the path of the folder as the user and the nodes know it. Links of the copy lead to this path.
+        shown: the path of the folder that the user typed and that the nodes see. Links of the copy lead to this path.
         tracked: files that git tracks, relative to the folder; for a copy in a bundle, the files in the copy's list.
         ask_ignored: called once for each work tree with untracked files that git may ignore.
 
@@ -132,7 +132,7 @@ def find(root: str, shown: str, tracked: Sequence[str], rules: CopyRules, ask_ig
 
 
 def require_bounded(root: Path, tracked: Sequence[str]) -> None:
-    """Refuse a repository that is too large to be copied, by the sizes of its files, without reading the files.
+    """Refuse a repository that is too large to be copied. Only the sizes of its files are used; no file is read.
 
     Raises:
         UsageError: there are too many files, or they are too large.
@@ -154,12 +154,12 @@ def _too_much(shown: str, sizes: Mapping[str, int]) -> UsageError:
 
 @dataclass(frozen=True, kw_only=True)
 class _LooseFile:
-    """An untracked file that is treated differently if git ignores it.
+    """An untracked file. Whether it is copied depends on whether git ignores it.
 
     Attributes:
-        place: the path at which the file is read, which is outside of the folder if a link leads to the file.
-        asked: pairs of a work tree and a path in this work tree. git is asked about each pair: about the path of the
-            file, and about the path of each link or nested work tree that leads to the file.
+        place: the path at which the file is read. If a link leads to the file, this path is outside of the folder.
+        asked: pairs of a work tree and a path in this work tree. git is asked about each pair. The paths are the path
+            of the file, and the path of each link or nested work tree that leads to the file.
     """
 
     place: str
@@ -309,7 +309,7 @@ class _ProjectWalk:
             self._file(entry.path, path)
 
     def _file(self, place: str, path: str) -> None:
-        """Copy a file, link it, or put it into `_loose_files` until git has answered which files it ignores.
+        """Copy or link a file. If this depends on git, put the file into `_loose_files` until git has answered.
 
         If a link leads to the file, `place` is outside of the project.
         """
@@ -346,7 +346,7 @@ class _ProjectWalk:
     def _ignored(self) -> frozenset[str]:
         """Return which files of `_loose_files` git ignores.
 
-        If git does not answer for a work tree, return all loose files of this work tree.
+        If git does not answer for a work tree, return all files of `_loose_files` that are in this work tree.
         """
         questions: dict[str, list[str]] = {}
         for file in self._loose_files:
@@ -361,7 +361,7 @@ class _ProjectWalk:
         )
 
     def _take_text(self, file: _LooseFile, *, is_ignored: bool) -> None:
-        """Copy a file if `--include` names it, or if it holds text that others may read; otherwise link it."""
+        """Copy a file if `--include` names it, or if it has text that other people may read; otherwise link it."""
         if self._is_included(file.path):
             self.found.known[file.path] = "include"
             self.found.ignored += [file.path] if is_ignored else []
@@ -446,7 +446,7 @@ class _ProjectWalk:
         self._outside.pop()
 
     def _require_own_links(self) -> None:
-        """Change links whose target is not in the copy, so that they lead to the live project."""
+        """Change each link whose target is not in the copy. The changed link leads to the live project."""
         have = {*self.found.contents, *self.found.live}
         have |= {parent for path in [*have] for parent in _parents(path)}
         for path, target in self._own_links.items():
@@ -513,7 +513,7 @@ def _starts_with(place: str, start: bytes) -> bool:
 def _text(place: str) -> bytes | None:
     """Return the content of a text file; None if the file is not text, is too long, or cannot be read."""
     content = _start_of(place)
-    # Same rule as git (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes means binary.
+    # git uses the same rule (buffer_is_binary, git 2.47): a NUL in the first 8000 bytes means that the file is binary.
     is_text = content is not None and b"\0" not in content[:8000] and len(content) <= _LONGEST_TEXT
     return content if is_text else None
 
@@ -536,13 +536,13 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _top_of(path: str) -> str:
-    """Return the name for a path in a message: its first one or two folders; without a folder, the path itself."""
+    """Return a path in short for a message: its first one or two folders; the path itself if it has no folder."""
     folders = path.split("/")[:-1]
     return "/".join(folders[:2]) if folders else path
 
 
 def shorten(paths: Sequence[str], most: int = 8) -> tuple[str, ...]:
-    """Return a few names for many files. If a folder has many of the files, return the folder and their number."""
+    """Return a short list of many files. If a folder has many of them, the list has the folder and their number."""
     grouped: dict[str, list[str]] = {}
     for path in paths:
         grouped.setdefault(_top_of(path) if "/" in path else "", []).append(path)
@@ -555,5 +555,5 @@ def shorten(paths: Sequence[str], most: int = 8) -> tuple[str, ...]:
 
 
 def plain(path: str) -> str:
-    """Return a path for a message: with escapes if it has characters that are not printable."""
+    """Return a path for a message. Characters that are not printable are written as escapes."""
     return path if path.isprintable() else ascii(path)

@@ -11,8 +11,8 @@ from hpcenv.errors import UsageError
 from hpcenv.project.lockfile import Lockfile
 from hpcenv.project.option_types import OptionValues
 
-_BY_RAY = "Ray's scheduler starts its workers as the script asks for them"
-_NO_RANKS = "the workers of Ray are no ranks, and hpcenv does not look into them"
+_BY_RAY = "Ray's scheduler starts the workers that the script requests"
+_NO_RANKS = "the workers of Ray are not ranks, and hpcenv does not watch them"
 _REASONS = {
     "nproc": (f"{_BY_RAY}; Ray itself gets the CPUs and GPUs of each node", "--cpus and --gpus say what Ray gets"),
     "hash_parameters_every": (_NO_RANKS, "leave it out"),
@@ -50,6 +50,6 @@ def require_locked_ray(locked: Lockfile) -> None:
     if match and (int(match[1]), int(match[2])) < (2, 52):
         raise UsageError(
             f"`--launcher ray`: Ray {versions[0]} is too old",
-            why="it has no token: each user who reaches a port of it could run code as you",
+            why="this Ray has no token: every user who can connect to one of its ports could run code as you",
             hint="install Ray 2.52 or later, and lock again",
         )

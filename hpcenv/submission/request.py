@@ -45,8 +45,8 @@ class CopiedCode:
 
     Attributes:
         root: the folder of the copy.
-        files: the files in the list of the copy that exist, relative to `root`. These files replace the list of tracked
-            files, so that git is not asked, even if the folder is in a work tree.
+        files: the files of the copy's list that exist, relative to `root`. hpcenv uses these files as the tracked
+            files. It does not ask git, even if `root` is in a git work tree.
     """
 
     root: Path
@@ -55,17 +55,18 @@ class CopiedCode:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions(OptionValues):
-    """The input of a submission: the options of the table, and what torchrun starts.
+    """The input of a submission: the options of the table, and the program that torchrun starts.
 
     Attributes:
-        script: what torchrun starts; None if the job only checks its nodes (`hpcenv verify --nodes`).
+        script: the program that torchrun starts; None if the job only checks its nodes (`hpcenv verify --nodes`).
         args: arguments of the script, passed on unchanged.
-        level: how many details of the environment the nodes compare; None for the default of the environment.
+        level: how many details of the environment the nodes compare; None for the default level of this kind of
+            environment.
         call: a Python function instead of a script.
         lockfile: path of the lockfile, with priority over `lock`.
-        copied: the copy of the code of another run, if this copy is the project; else None.
-        handover: whether the run folder is for somebody else, who has different variables and files.
-        allocated: whether the nodes are already allocated (`hpcenv run` in an allocation), so nothing is requested.
+        copied: the copy of another run's code, if the new run uses this copy as its project; else None.
+        handover: whether the run folder is made for another person, who has different variables and files.
+        allocated: whether the job already has its nodes (`hpcenv run` in an allocation). If so, nothing is requested.
         site_here: whether the site profile is used even without a job (`hpcenv run` on a login node).
         session: the options of a session, which has no script; None if the run is not a session.
     """
@@ -83,7 +84,7 @@ class SubmitOptions(OptionValues):
 
     @property
     def trains(self) -> bool:
-        """Whether the job starts a training or is a session; any other job only checks its nodes."""
+        """Whether the job starts a training or is a session. If it does not, the job only checks its nodes."""
         return self.script is not None or self.call is not None or self.session is not None
 
 
@@ -137,7 +138,7 @@ def parse_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean `{close[0]}`?" if close else "docs/reference/options.md lists the options"
-            raise UsageError(f"`{name}` is no option of a submission", hint=hint)
+            raise UsageError(f"`{name}` is not an option of a submission", hint=hint)
     return _parse({name: (_plain(value), name) for name, value in keywords.items()}, _IN_PYTHON)
 
 
@@ -266,9 +267,9 @@ def _of_project(option: Option, workspace: Workspace) -> Any:
 
 
 def _joined(option: Option, candidates: Sequence[tuple[Any, str]]) -> tuple[Any, str]:
-    """Return the effective value and its origin. The first value is effective; lists and tables are joined."""
+    """Return the value that is used, and its origin. The first value is used; lists and tables are joined."""
     if option.kind == "texts":
-        # The values of the project come before typed values, as if the user had typed them first.
+        # The values from the project come before the values on the command line, as if the user had typed them first.
         value: Any = tuple(item for given, _origin in reversed(candidates) for item in given)
     elif option.kind == "native":
         value = {}
@@ -332,7 +333,7 @@ def make_request(options: SubmitOptions) -> Request:
 
 
 def require_literal(options: SubmitOptions) -> None:
-    """Refuse text that cannot be passed to a program, because it has a NUL or a surrogate that represents no byte."""
+    """Refuse text that cannot be passed to a program: text with a NUL, or with a surrogate that represents no byte."""
     words = {f"argument {n} of the script": word for n, word in enumerate(options.args, start=1)}
     words |= {f"--torchrun-args word {n}": word for n, word in enumerate(options.torchrun_args, start=1)}
     words |= {"the script": options.script or "", **{f"--env {name}": value for name, value in options.env.items()}}
@@ -346,12 +347,16 @@ def require_literal(options: SubmitOptions) -> None:
 
 
 def require_one_kind(options: SubmitOptions, cluster: Cluster) -> None:
-    """Refuse options that contradict each other, and options that need Slurm if the run is on this machine."""
+    """Refuse options that contradict each other. If the run is on this machine, refuse also options that need Slurm."""
     if options.module and options.entry:
-        raise UsageError("`--module` and `--entry` contradict each other", why="SCRIPT is one of the two")
+        raise UsageError(
+            "`--module` and `--entry` contradict each other", why="SCRIPT is either a module or a console script"
+        )
     if options.chain is not None and (options.sweep or options.array is not None):
         raise UsageError(
-            "`--chain` is for one run", why="a sweep or array has many runs", hint="submit each of them by itself"
+            "`--chain` is for one run",
+            why="a sweep or array has many runs",
+            hint="submit each run of the sweep as a separate chain",
         )
     if options.sweep and options.array is not None:
         raise UsageError("`--sweep` and `--array` contradict each other", hint="--sweep NAME=0..9 gives both")
@@ -399,7 +404,8 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
     return LaunchOptions(
         launcher=chosen,
         torchrun_args=options.torchrun_args,
-        # Each node expands the arguments in the job, because with spare nodes only the check decides which nodes train.
+        # Each node expands the arguments in the job. With spare nodes, the nodes that train are known only after the
+        # check.
         expand=options.expand,
         cpu_binding="off"
         if launcher == "ray"
@@ -408,7 +414,7 @@ def launch_options(options: SubmitOptions, *, torch: str = "") -> LaunchOptions:
 
 
 def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
-    """Return what happens if the job must end before the training has ended.
+    """Return the options for a job that must end before the training has ended.
 
     Args:
         options: the merged options.
@@ -417,17 +423,18 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
         UsageError: the grace period is not shorter than the time limit of the job.
     """
     if options.session is not None:
-        # Slurm would send the signal to all steps of the job, and it would end each shell. At the end, TERM is sent.
+        # Slurm would send the signal to all steps of the job, and the signal would end each shell. At the time limit,
+        # Slurm sends TERM.
         return StopOptions(grace=0, requeue="never")
     default = StopOptions()
     seconds = None if request.time_minutes is None else request.time_minutes * 60
     if options.grace is not None and seconds is not None and options.grace >= seconds:
         raise UsageError(
             f"a grace period of {options.grace} s in a job of {seconds:g} s",
-            why="the ranks would be told to stop as soon as they begin",
+            why="the ranks would get the stop signal as soon as they begin",
             hint="a longer --time, or a shorter --grace",
         )
-    # A tenth of a short job is enough to save the state.
+    # A tenth of the time of a short job is enough to save the state of the training.
     usual = default.grace if seconds is None else min(default.grace, int(seconds // 10))
     return StopOptions(
         signal=options.stop_signal or default.signal,
@@ -438,7 +445,7 @@ def stop_options(options: SubmitOptions, request: Request) -> StopOptions:
 
 
 def smoke_options(options: SubmitOptions) -> SmokeOptions | None:
-    """Return the smoke test of a run; None if the preflight level has no smoke test, or if all its checks are skipped.
+    """Return the smoke test of a run; None if the preflight level has no smoke test, or if its checks are all skipped.
 
     Args:
         options: the merged options.

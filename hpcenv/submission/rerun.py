@@ -1,7 +1,7 @@
 """`hpcenv rerun`: submit a run again as a new run, with the same inputs.
 
-Runs on: LOGIN NODE. The options come from request.json of the first run. The lockfile is the copy that
-the first run has kept. The script, the code and the SIF must be unchanged.
+Runs on: LOGIN NODE. The options come from request.json of the first run. The lockfile is the copy in the folder of the
+first run. The script, the code and the SIF must be unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hpcenv.text import listed
 
 @dataclass(frozen=True, kw_only=True)
 class OptionChange:
-    """An option whose value in the new run differs from its value in the old run.
+    """An option that has a different value in the new run than in the old run.
 
     Attributes:
         flag: the option; `--` for the arguments of the script.
@@ -71,7 +71,7 @@ class Rerun:
         before: the manifest of the run in `first`.
         old: the options of the old run.
         options: the options of the new run.
-        recorded: requests in the record of the old run that the user must accept.
+        recorded: the parts of the old run's record that the user must accept, for example variables.
         context: the context of the new run.
     """
 
@@ -89,7 +89,7 @@ class RerunPlan:
     """The plan of a new run, and the inputs that have changed since the first run was submitted.
 
     Attributes:
-        plan: the plan of the new run; for a sweep, the common part of its runs.
+        plan: the plan of the new run; for a sweep, the common part of the plans of its runs.
         sweep: the plan of the new sweep, with `plan` in it; None for one run.
         changed: the changed inputs.
     """
@@ -106,7 +106,7 @@ def choose(
     args: tuple[str, ...] | None,
     context: Context,
 ) -> Rerun:
-    """Return the run to repeat, with the options that the user typed in place of the old ones.
+    """Return the run to repeat. The options that the user typed replace the old options.
 
     Args:
         found: the run or sweep to repeat.
@@ -136,8 +136,8 @@ def choose(
 def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> RerunPlan:
     """Plan the new run.
 
-    The new run uses the lockfile of the first run, or another lockfile if the user names it. The nodes will compare the
-    new run with the first run.
+    The new run uses the lockfile of the first run. If the user names another lockfile, the new run uses that lockfile.
+    The nodes will compare the new run with the first run.
 
     Raises:
         UsageError: an input of the first run has changed, and `allow_changed` is not set.
@@ -157,7 +157,7 @@ def plan_again(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Reru
 
 
 def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> SubmitOptions:
-    """Return the options for the export of a run, without options such as its name or the runs that it waits for.
+    """Return the options for the export of a run. Options such as the name, and the runs to wait for, are left out.
 
     Raises:
         UsageError: a sweep is exported, or as for `plan_again`.
@@ -174,7 +174,7 @@ def for_export(new: Rerun, workspace: Workspace, *, allow_changed: bool) -> Subm
 
 
 def _compared(plan: Plan, new: Rerun) -> Plan:
-    """Return the plan with the compared values of the first run, and with notes on removed options."""
+    """Return the plan with the values of the first run that the nodes compare, and with notes about removed options."""
     path = new.first.verdict
     verdict = load_record(Verdict, path) if path.is_file() else None
     plan = with_first_variables(plan, new.before, verdict, new.context.environ)
@@ -182,7 +182,7 @@ def _compared(plan: Plan, new: Rerun) -> Plan:
 
 
 def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
-    """Return the options that a run or sweep was submitted with.
+    """Return the options with which a run or sweep was submitted.
 
     Args:
         folder: the folder of the run or sweep.
@@ -203,7 +203,7 @@ def read_options(folder: Path, command: Sequence[str]) -> SubmitOptions:
 
 
 def notes_on_gone(folder: Path) -> tuple[str, ...]:
-    """Return a note for each option of a run that hpcenv no longer has, if the option had an effect on the run.
+    """Return a note for each option that was removed from hpcenv, if the option had an effect on the run.
 
     Args:
         folder: the folder of the run or sweep. `read_options` has already read the options of this run or sweep.
@@ -212,7 +212,7 @@ def notes_on_gone(folder: Path) -> tuple[str, ...]:
 
 
 def options_of_run(run: Run) -> SubmitOptions:
-    """Return the options of one run; an element of a sweep becomes a separate run.
+    """Return the options of one run. An element of a sweep becomes a separate run.
 
     Raises:
         UsageError, RecordInvalid: as for `read_options`.
@@ -238,9 +238,9 @@ def change(
     """Return the options of the new run: the options of the old run, some of them with new values.
 
     Args:
-        given: option name -> new value. Of variables, secrets, options for sbatch and srun, and sweeps, only the
-            entries with the same name are replaced.
-        without: names of options that the new run does not get, with or without `--`.
+        given: option name -> new value. Some options have several entries: variables, secrets, options for sbatch and
+            srun, and sweeps. For these options, only the entries with the same name are replaced.
+        without: names of options that the new run does not get. The names may begin with `--`.
         args: arguments of the script; None keeps the arguments of the old run.
 
     Raises:
@@ -263,7 +263,7 @@ def change(
 
 
 def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOptions:
-    """Return the options that come from the record: without the options that the user typed for the new run."""
+    """Return only the options that come from the record, without the options that the user typed for the new run."""
     typed: dict[str, Any] = {
         name: {key: kept for key, kept in getattr(options, name).items() if key not in value}
         if isinstance(value, Mapping)
@@ -274,19 +274,19 @@ def only_recorded(options: SubmitOptions, given: Mapping[str, Any]) -> SubmitOpt
 
 
 def with_own_checkpoint(options: SubmitOptions, before: Manifest) -> SubmitOptions:
-    """Return the options with the path of the checkpoint that the old run resumed from.
+    """Return the options with the path of the checkpoint from which the old run resumed.
 
-    `--resume-from` may name a run, and the run may have a newer checkpoint now.
+    The path is needed, because `--resume-from` may name a run, and this run may have a newer checkpoint now.
     """
     return replace(options, resume_from=before.resume_from) if before.resume_from else options
 
 
 def asked_by_record(options: SubmitOptions, given: Mapping[str, Any]) -> tuple[Asked, ...]:
-    """Return the requests in the record of a run that the user must accept, because the run may be another user's.
+    """Return the parts of a run's record that the user must accept, because the run may belong to another user.
 
     Args:
         options: the options of the new run.
-        given: options that the user typed, and so need not accept.
+        given: options that the user typed. The user need not accept these options.
     """
     return asked_by_options(only_recorded(options, given), "the record of the run", script=options.script)
 
@@ -315,21 +315,21 @@ def _shown_option(options: SubmitOptions, option: Option) -> str:
 
 
 def with_own_lockfile(options: SubmitOptions, run: RunFolder) -> SubmitOptions:
-    """Return the options with the lockfile that the run has kept.
+    """Return the options with the copy of the lockfile in the run folder.
 
     Raises:
-        FileUnusable: the run has no lockfile.
+        FileUnusable: the run folder has no lockfile.
     """
     if not run.lockfile.is_file():
         raise FileUnusable(
             f"`{run.lockfile}` does not exist", why="the run's own lockfile is needed", hint="--lock NAME"
         )
-    # The lockfile is not compared with hpcenv.toml, which may have changed since the run.
+    # The lockfile is not compared with hpcenv.toml, because hpcenv.toml may have changed since the run.
     return replace(options, lockfile=run.lockfile, frozen=True)
 
 
 def context_again(context: Context, manifest: Manifest, command: tuple[str, ...]) -> Context:
-    """Return the context of the new run: relative paths begin in the folder where the old run was submitted.
+    """Return the context of the new run. Relative paths begin in the folder in which the old run was submitted.
 
     Raises:
         FileUnusable: this folder is missing, or the user cannot read this folder.
@@ -373,7 +373,7 @@ def require_same_inputs(before: Manifest, plan: Plan, *, allow: bool, other_lock
 
     Args:
         allow: whether changes are allowed.
-        other_lock: whether the user names another lockfile, so that another environment is expected.
+        other_lock: whether the user names another lockfile. If so, another environment is expected.
 
     Raises:
         UsageError: an input has changed, and changes are not allowed.
@@ -418,10 +418,10 @@ def _shown(value: str) -> str:
 
 
 def free_name(name: str, folder: Path) -> str:
-    """Return a name for a run that repeats the run `name`: `name` itself if not in use, else for example `name-2`."""
+    """Return a name for a run that repeats the run `name`: `name` itself if it is free, else for example `name-2`."""
     if not os.path.lexists(folder / name):
         return name
-    # The name after `first-2` is `first-3` if there is a run `first`. If there is no run `seed`, the name after
+    # If there is a run `first`, the name after `first-2` is `first-3`. If there is no run `seed`, the name after
     # `seed-2` is `seed-2-2`.
     stem = re.sub(r"-[0-9]{1,4}\Z", "", name)
     stem = (stem if os.path.lexists(folder / stem) else name)[:90]

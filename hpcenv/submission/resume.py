@@ -1,7 +1,7 @@
 """`--resume-from`: find the checkpoint from which a run continues, and compare the new run with the checkpoint.
 
-Runs on: LOGIN NODE. `hpcenv.training.resume_path` gives the path of the checkpoint to the script, and compares again in
-the job.
+Runs on: LOGIN NODE. In the job, `hpcenv.training.resume_path` gives the path of the checkpoint to the script, and
+compares the run with the checkpoint again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from hpcenv.submission.request import SubmitOptions
 def find_checkpoint(options: SubmitOptions, context: Context, earlier: EarlierRuns) -> Path | None:
     """Return the absolute path of the checkpoint that `--resume-from` names; None without the option.
 
-    If the option names a run or a folder with checkpoints, the newest checkpoint is returned. If `--after` waits for
-    the run, the folder of checkpoints is returned, because the ranks take the newest checkpoint when they start.
+    If the option names a run or a folder with checkpoints, the newest checkpoint is returned. If the new run waits for
+    the named run (`--after`), the folder of checkpoints is returned. The ranks then use the newest checkpoint when they
+    start.
 
     Raises:
-        RunNotFound: neither a path nor a run has this name.
+        RunNotFound: there is no path and no run with this name.
         FileUnusable: the run or the folder has no checkpoint.
     """
     word = options.resume_from
@@ -45,7 +46,7 @@ def find_checkpoint(options: SubmitOptions, context: Context, earlier: EarlierRu
         path = run.checkpoints
     if path.is_dir() and provenance.step_of(path) is None:
         newest = provenance.newest_checkpoint(path)
-        # A folder that another library wrote may have any name.
+        # A checkpoint may be a folder that another library wrote. This folder may have any name.
         if newest is None and (path.name == CHECKPOINTS or not _has_content(path)):
             raise _no_checkpoint(word, path)
         path = newest or path
@@ -83,8 +84,8 @@ def _no_checkpoint(word: str, folder: Path) -> FileUnusable:
 def compare(checkpoint: Path | None, locked: Lockfile, request: Request, manifest: Manifest) -> list[str]:
     """Return a note for each value that was different when the checkpoint was written, for example the world size.
 
-    With `--launcher none` and `ray`, the program itself decides how many ranks there are, so the world size is not
-    compared.
+    With `--launcher none` and `--launcher ray`, the program itself decides how many ranks there are. So the world size
+    is not compared.
     """
     if checkpoint is None:
         return []

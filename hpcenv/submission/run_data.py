@@ -19,15 +19,15 @@ from hpcenv.submission.hub_cache import FetchedData, HubCache
 from hpcenv.submission.locked_container import LockedSif
 from hpcenv.submission.request import Cluster, SubmitOptions
 
-# The default limit for the copies on a node, in bytes. It is enough for a few images; the disk of a node is usually ten
-# times larger.
+# The default limit for the copies on a node, in bytes. This is enough for a few images. The disk of a node is usually
+# ten times larger.
 _STAGE_LIMIT = 100 * 10**9
 
 
 def find_copies(
     options: SubmitOptions, cwd: Path, cluster: Cluster, environment: Environment, sif: LockedSif, run_folder: Path
 ) -> tuple[StageRequest | None, tuple[str, ...]]:
-    """Return what is copied to the disks of the nodes (None if nothing is copied), and notes."""
+    """Return the copies to make on the disks of the nodes (None if nothing is copied), and notes."""
     if not options.stage and not options.stage_data:
         if options.stage_dir is not None:
             raise UsageError("nothing is staged", why="--stage-dir is for copies on the nodes", hint="--stage")
@@ -65,7 +65,7 @@ def _data_folder(given: str, run_folder: Path, cwd: Path) -> DataFolder:
 
 
 def find_data(workspace: Workspace, revision: int) -> tuple[tuple[RecordedData, ...], HubCache]:
-    """Return the data of [[data]] in their current state, and the cache with the data of a hub.
+    """Return the folders and files of [[data]] in their current state, and the cache with the data of a hub.
 
     Args:
         revision: the revision of the lockfile.
@@ -102,10 +102,10 @@ def _state_of(given: str, path: str, compare: DataCompare, workspace: Workspace,
         raise UsageError(
             f"cannot read the data `{given}`",
             why=f"[[data]] in {workspace.spec} names it: {error.filename or path}: {error.strerror}",
-            hint="bring them here, or take them out of hpcenv.toml",
+            hint="copy the data to this place, or remove the table from hpcenv.toml",
         ) from error
 
 
 def packed_folder(run_folder: Path) -> Path:
-    """Return the folder for packed data, which is in the folder of runs, and which all runs share."""
+    """Return the folder for packed data. It is in the folder of runs, and all runs share it."""
     return run_folder.parent / ".data"

@@ -13,7 +13,7 @@ from hpcenv.submission.snapshot import Code
 
 
 def run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) -> str:
-    """Return the lockfile for the run folder, with code, data, command, and the numbers of nodes and ranks."""
+    """Return the lockfile for the run folder. It also has code, data, command, and the numbers of nodes and ranks."""
     run = lock_model.RunTable(
         argv=tuple(_as_text(word) for word in (*manifest.program, *manifest.args)),
         nodes=manifest.nodes,
@@ -32,11 +32,11 @@ def run_lockfile(text: str, locked: Lockfile, manifest: Manifest, code: Code) ->
         tables = {name: document.plain(part) for name, part in (("code", table), ("run", run))}
         tables |= {f"data.{name}": document.plain(part) for name, part in data.items()}
         return toml_files.extended(text, tables, header=header)
-    # The lockfile is the copy of another run, so it already has these tables.
+    # This lockfile already has these tables, because it is the copy of another run.
     copy = lock_model.to_data(locked.model_copy(update={"code": table, "run": run, "data": data}))
     return toml_files.dumps(copy, header=header)
 
 
 def _as_text(word: str) -> str:
-    r"""Return an argument as text for TOML: bytes that are not UTF-8 become `\xff`. The manifest has the real bytes."""
+    r"""Return an argument as text for TOML. Bytes that are not UTF-8 become `\xff`; the manifest has the real bytes."""
     return os.fsencode(word).decode("utf-8", "backslashreplace")

@@ -20,7 +20,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 def run_folder(
     workspace: Workspace, options: SubmitOptions, context: Context, cluster: Cluster, script: Path | None
 ) -> Path:
-    """Return the folder of the run; refuse a name or a place that cannot be used.
+    """Return the folder of the run. Refuse a name or a place that cannot be used.
 
     Args:
         script: the file that the ranks start; None if it is not known.
@@ -34,7 +34,7 @@ def run_folder(
             hint="use letters, digits, '.', '_' and '-', at most 100, a letter or digit first",
         )
     parent = workspace.runs if options.runs_dir is None else Path(os.path.abspath(context.cwd / options.runs_dir))
-    # submitit replaces %j in the path of its folder, and Slurm replaces it in the path of the log.
+    # submitit replaces %j in the path of its folder, and Slurm replaces %j in the path of the log.
     misread = r"[\"'\\%]" if cluster == "slurm" else r"[\"'\\]"
     if not str(parent).isprintable() or re.search(misread, str(parent)):
         raise UsageError(
@@ -49,7 +49,8 @@ def run_folder(
 
 
 def _run_name(script: Path | None, options: SubmitOptions, context: Context) -> str:
-    # This name is used if the run starts no file of the project, but a console script or a module of the environment.
+    # This name is used if the run does not start a file of the project, but a console script or a module of the
+    # environment.
     named = (options.script or "verify") if options.call is None else options.call.name
     named = named if options.session is None else options.session.name
     stem = named if script is None else script.stem

@@ -1,4 +1,4 @@
-"""Translate options of sbatch, typed or in the `#SBATCH` lines of a script, into options of `hpcenv submit`.
+"""Translate options of sbatch into options of `hpcenv submit`. The user typed them, or they are `#SBATCH` lines.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -69,7 +69,7 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
 
 def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the arguments for `hpcenv submit`, and the options that have no translation, each with the reason."""
-    # sbatch knows the option by two names.
+    # sbatch has two names for this option.
     given = {"ntasks-per-node" if name == "tasks-per-node" else name: value for name, value in given.items()}
     left = _without_shape(given)
     given = {name: value for name, value in given.items() if name not in left}
@@ -79,7 +79,7 @@ def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]
         row, stop = _BY_NAME.get(name), re.fullmatch(r"(?:[BR]+:)?(?:SIG)?(\w+)@(\d+)", value)
         if name in _SHAPE:
             continue
-        # In `--array=1-4%2`, % is part of the value.
+        # In `--array=1-4%2`, the sign % is part of the value.
         if _is_open(value.replace("%", "") if name == "array" else value) and name not in ("output", "error"):
             left[name] = _to_fill_in(value)
         elif name == "signal" and stop:
@@ -94,7 +94,7 @@ def translate(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]
 
 
 def _is_open(value: str) -> bool:
-    """Return whether a value is a placeholder: of the shell, of a template, or of a person."""
+    """Return whether a value is a placeholder of the shell, of a template, or for a person (`<ACCOUNT>`)."""
     return re.search(r"[$<>{%]", value) is not None
 
 
@@ -103,7 +103,7 @@ def _to_fill_in(value: str) -> str:
 
 
 def _without_shape(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the counts from which no shape follows that is equal on all nodes, each with the reason."""
+    """Return the options with counts that hpcenv cannot turn into equal numbers for all nodes, each with the reason."""
     left: dict[str, str] = {}
     text = given.get("nodes", "1")
     nodes = _number(text)
@@ -127,7 +127,7 @@ def _without_shape(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shape(given: Mapping[str, str]) -> Iterator[str]:
-    """Yield the options for GPUs, ranks and CPUs of each node, some of which sbatch counts per job or per task."""
+    """Yield the options for GPUs, ranks and CPUs per node. sbatch counts some of them per job or per task."""
     nodes = _number(given.get("nodes", "")) or 1
     tasks = _number(given.get("ntasks-per-node", "")) or _number(given.get("ntasks", "")) // nodes
     items = given.get("gres", "").split(",") if given.get("gres") else []

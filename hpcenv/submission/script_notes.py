@@ -1,7 +1,7 @@
-"""Notes on a script that starts its ranks, or chooses their rendezvous endpoint, in a different way than hpcenv.
+"""Make notes about a script that starts ranks, or chooses the rendezvous endpoint, in a different way than hpcenv.
 
-Runs on: LOGIN NODE. Pure. Only the script itself is read, not the modules that it imports. Nothing is refused, because
-the lines in question may be in a branch that the job does not run.
+Runs on: LOGIN NODE. Pure. This module reads only the script itself, not the modules that the script imports. No script
+is refused, because the lines in question may be in a branch that the job does not run.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from hpcenv.records.manifest import WITHOUT_RANKS, Launcher
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchShape:
-    """How the script will be started, which decides whether a note applies."""
+    """How the script will be started. This decides which notes apply."""
 
     launcher: Launcher
     nodes: int
     nproc_per_node: int
 
 
-# If a script has none of these words, its syntax tree is not searched. Most scripts have none.
+# If a script has none of these words, its syntax tree is not searched. Most scripts have none of them.
 _WORDS = re.compile(
     rb"\bDataParallel\b|\bspawn\b|\bstart_processes\b|\bMASTER_(?:ADDR|PORT)\b|tcp://|\bTCPStore\b|--local[_-]rank\b"
 )
 
 
 def notes_on(script: str, content: bytes, tree: Any, shape: LaunchShape) -> list[str]:
-    """Return a note, with the line number, for each part of the script that does not work if hpcenv starts the ranks.
+    """Return a note for each part of the script that does not work if hpcenv starts the ranks, with the line number.
 
     Args:
         script: the name of the script, for the notes.
         content: the content of the script, as bytes.
-        tree: the result of `compile`. The module `ast` is not needed, and its import would cost time.
-        shape: how the script will be started. With `--launcher none` and `ray` the program starts the ranks itself, so
-            there are only notes on relative imports.
+        tree: the syntax tree, as `compile` returns it. The module `ast` is not used, because its import takes time.
+        shape: how the script will be started. With `--launcher none` and `--launcher ray`, the program starts the ranks
+            itself, so there are only notes about relative imports.
     """
     found = {text: line for line, text in _relative_imports(script, tree)}
     if shape.launcher in WITHOUT_RANKS or not _WORDS.search(content):
@@ -69,7 +69,7 @@ def _data_parallel(nodes: list[Any], shape: LaunchShape) -> FoundLines:
     if shape.nproc_per_node * shape.nodes == 1:
         return
     for call in _calls(nodes, "DataParallel"):
-        what = "each rank would use all GPUs of its node, and the ranks would not be averaged"
+        what = "each rank would use all GPUs of its node, and the gradients of the ranks would not be averaged"
         yield call.lineno, f"DataParallel is for one process: {what}; DistributedDataParallel is for ranks"
 
 
@@ -101,7 +101,7 @@ def _own_address(nodes: list[Any], shape: LaunchShape) -> FoundLines:
 
 
 def _environment_values(nodes: list[Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and fixed value for each `os.environ[...] = ...` and `os.environ.update(...)`."""
+    """Yield the line, the name and the fixed value for each `os.environ[...] = ...` and `os.environ.update(...)`."""
     for node in nodes:
         pairs: list[tuple[str | None, Any]] = []
         if _kind(node) == "Assign":
@@ -120,7 +120,7 @@ def _environment_values(nodes: list[Any]) -> Iterator[tuple[int, str, str]]:
 
 
 def _argument(call: Any, name: str, position: int) -> str | None:
-    """Return the text of an argument that is a literal, found by name or by position; None for any other argument."""
+    """Return the text of an argument, found by name or position; None if the argument is not a literal text."""
     named = [word.value for word in call.keywords if word.arg == name]
     given = named or call.args[position : position + 1]
     return _text(given[0]) if given else None
@@ -137,7 +137,8 @@ def _harm(name: str, shape: LaunchShape) -> str:
 def _local_rank_argument(nodes: list[Any], shape: LaunchShape) -> FoundLines:
     """Find an option --local-rank of the script.
 
-    torch.distributed.launch passed this option, but torchrun does not ("Migrating to torchrun", torch 2.13).
+    torch.distributed.launch passed this option to the script, but torchrun does not ("Migrating to torchrun", torch
+    2.13).
     """
     reads = any(_text(node) == "LOCAL_RANK" for node in nodes)
     for call in _calls(nodes, "add_argument"):
@@ -174,7 +175,7 @@ def _calls(nodes: list[Any], *names: str) -> Iterator[Any]:
 
 
 def _name(node: Any) -> str:
-    """Return the dotted name that an expression is; empty for any other expression."""
+    """Return the name of an expression like `a.b.c`; empty for any other expression."""
     if _kind(node) == "Name":
         return str(node.id)
     if _kind(node) == "Attribute":

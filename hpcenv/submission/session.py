@@ -1,4 +1,4 @@
-"""A session as a run: its options, its lasting folder, and the public keys that may connect to the session.
+"""A session as a run: its options, its permanent folder, and the public keys that may connect to the session.
 
 Runs on: LOGIN NODE.
 """
@@ -52,7 +52,7 @@ def with_session(
         hint = "a letter, then letters, digits, '.', '_' and '-', at most 40"
         raise UsageError(f"{name!r} is not the name of a session", hint=hint)
     if (options.cluster or detect_cluster(environ)) != "slurm":
-        why = "a session is a job: on this machine itself, which may be a login node, none is started"
+        why = "a session is a job; hpcenv starts no session on this machine itself, because it may be a login node"
         raise UsageError("a session needs Slurm", why=why, hint=Command("hpcenv", "run"))
     runs = workspace.runs if options.runs_dir is None else Path(options.runs_dir)
     runs = Path(os.path.abspath(runs))
@@ -65,7 +65,7 @@ def with_session(
                 why=f"its run `{run.submission.run}` is {state.state}",
                 hint=(Command("hpcenv", "attach", name), " enters it; to end it: ", Command("hpcenv", "cancel", name)),
             )
-    # Other users may keep their runs here, too.
+    # Other users may have their runs in this folder, too.
     folder = runs / f".sessions-{os.getuid()}" / name
     session = SessionOptions(
         name=name,
@@ -102,7 +102,7 @@ def read_keys(file: Path | None, home: Path) -> tuple[tuple[str, ...], tuple[str
 
 
 def prepare_folder(folder: SessionFolder, keys: Sequence[str]) -> None:
-    """Make the lasting folder of a session, with its host key, and write the public keys that may connect.
+    """Make the permanent folder of a session, with its host key, and write the public keys that may connect.
 
     Raises:
         FileUnusable: the folder cannot be made, or other users can read it.

@@ -1,6 +1,6 @@
 """Refuse a shell script or another program that is given to `hpcenv submit` instead of a Python script.
 
-Runs on: LOGIN NODE. Pure; only `refuse_starter` looks whether a file exists.
+Runs on: LOGIN NODE. Pure, except that `refuse_starter` checks whether a file exists.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from hpcenv.errors import Command, Hint, ScriptUnusable
 from hpcenv.submission import sbatch_directives
 
 _SHELL = re.compile(rb"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(?:/[^\s]*/)?(?P<name>bash|sh|zsh|dash|ksh|csh|tcsh)\b")
-# Programs with which most batch scripts start a Python script in their last line.
+# Programs that start a Python script. Most batch scripts have such a program in their last line.
 _STARTERS = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)\Z")
 _SHELL_NAME = re.compile(r"(?:.*/)?(?:ba|da|k|z)?sh\Z")
 _STARTS_ON_NODES = re.compile(r"(?:.*/)?(?:srun|mpirun|mpiexec)\Z")
 
 
 def refuse(script: str, content: bytes) -> None:
-    """Refuse a shell script and a compiled program, because the locked Python starts each rank.
+    """Refuse a shell script and a compiled program, because the locked Python runs the script on each rank.
 
     Args:
         script: the script as the user typed it.
         content: the content of the script, as bytes.
 
     Raises:
-        ScriptUnusable: the script is a shell script or a program. The hint is the command that submits the Python
-            script that the shell script starts.
+        ScriptUnusable: the script is a shell script or a program. If a shell script starts a Python script, the hint is
+            the command that submits this Python script.
     """
     found = _SHELL.match(content)
     if found is None and not script.endswith((".sh", ".bash", ".sbatch", ".slurm")):
@@ -48,7 +48,7 @@ _ONLY_PYTHON = "the script is started with the locked Python, which reads Python
 
 
 def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequence[str]) -> None:
-    """Refuse `python train.py` and similar words: hpcenv starts the ranks itself.
+    """Refuse a starter such as `python` before the script, because hpcenv starts the ranks itself.
 
     Args:
         script, args: the script and its arguments as the user typed them.
@@ -76,7 +76,7 @@ def refuse_starter(script: str, args: Sequence[str], cwd: Path, command: Sequenc
 
 
 def _hint(text: str) -> Hint:
-    """Return the command that submits the Python script that a shell script starts, as far as the text shows it."""
+    """Return the command that submits the Python script of a shell script, as far as its text shows this command."""
     program, args = next(_python_commands(text), (("SCRIPT",), ("--", "ARGS")))
     given = sbatch_directives.read(text)
     options, left = sbatch_directives.translate(given)
@@ -103,7 +103,7 @@ _LAUNCHERS = re.compile(r"torch\.distributed\.(?:run|launch)\Z|accelerate\.comma
 def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Yield each Python script or module that a shell script starts, with its arguments.
 
-    ARG stands for each argument that only a shell can evaluate.
+    The word ARG replaces each argument that only a shell can evaluate.
     """
     # Comments are removed before lines are joined, because a backslash does not continue a comment.
     code = re.sub(r"(?m)^[ \t]*#.*", "", f"{text}\n")
@@ -121,7 +121,7 @@ def _python_commands(text: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ..
 
 
 def _without_shell(words: list[str]) -> list[str]:
-    """Return the words of a command; for `bash -c "COMMAND"`, the words of COMMAND."""
+    """Return the words of a command. For `bash -c "COMMAND"`, return the words of COMMAND."""
     shell = next((n for n, word in enumerate(words) if _SHELL_NAME.match(word)), len(words))
     for number in range(shell + 1, len(words) - 1):
         if re.fullmatch(r"-\w*c", words[number]):

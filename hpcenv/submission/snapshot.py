@@ -2,8 +2,9 @@
 
 Runs on: LOGIN NODE. `find` reads the project and decides what is copied; `make` copies.
 
-Files that git tracks are copied as they are in the work tree. For a file of Git LFS, the copy gets the file's content,
-or the pointer file if the content was not fetched. `project_files` decides what else the copy has.
+Files that git tracks are copied as they are in the work tree. For a file of Git LFS, the copy gets the content of the
+file. If this content was not fetched, the copy gets the pointer file. `project_files` decides which other files the
+copy has.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Code:
         workdir: the working directory of the ranks.
         source: the copy to make; None if the script runs in the live project.
         tree: the work tree of the script; None outside of a repository.
-        diff: the difference of the work tree from its commit; empty if there is no difference.
+        diff: the difference between the work tree and its commit; empty if there is no difference.
         reason: why the commit of the code is not known; None if the commit is known.
         notes: what the user should know.
     """
@@ -93,7 +94,7 @@ class CodePlace:
 
     @property
     def folder(self) -> Path | None:
-        """The first folder in which Python looks for code: the script's own, or the working directory of a module."""
+        """The first folder that Python searches for code: the script's folder; for a module, the working directory."""
         return code_folder(self.options, self.context.cwd)
 
     @property
@@ -103,7 +104,7 @@ class CodePlace:
 
 
 def code_folder(options: SubmitOptions, cwd: Path) -> Path | None:
-    """Return the folder in which Python first looks for the code; None if the run has no code."""
+    """Return the folder that Python searches first for the code; None if the run has no code."""
     if options.call is not None:
         return None if options.call.module is None else options.call.module.parent
     if options.script is None or options.module or options.entry:
@@ -118,7 +119,7 @@ class _Committed:
     Attributes:
         files: the files that git tracks, and the files in `new`.
         new: the script, if git does not track it.
-        reason: why the code has no commit; None if it has a commit.
+        reason: why the code has no commit; None if the code has a commit.
         notes: what the user should know.
     """
 
@@ -132,7 +133,7 @@ class _Committed:
 
 
 def find(place: CodePlace, answer: Future[git.ReadTree | None] | None) -> Code:
-    """Return what is known about the code, with the copy to make. With `--workdir live` there is no copy.
+    """Return the information about the code, with the copy to make. With `--workdir live`, there is no copy.
 
     Args:
         answer: the result of `git.read_tree` for the script's folder; None without code.
@@ -158,14 +159,14 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
     """Return the state of the code in git. Refuse code that differs from its commit without --allow-dirty."""
     script, options = place.script, place.options
     if options.copied is not None:
-        return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of that of another run")
+        return _Committed(tree=None, files=options.copied.files, reason="the code is a copy of another run's code")
     if read is None:
         return _Committed(tree=None, reason="no script" if place.folder is None else f"{place.folder} is not under git")
     tree, known = read
     if not tree.commit:
         return _Committed(tree=tree, reason=f"{tree.root} has no commit yet")
     inside = None if script is None else os.path.relpath(_real(script), tree.root)
-    # git does not know the state of a script that is outside of the work tree, behind a link.
+    # If a link leads to a script outside of the work tree, git does not know the state of this script.
     new = () if inside is None or inside in known.files or inside.startswith("../") else (inside,)
     is_dirty = bool(tree.changed or known.unwatched or new)
     notes: tuple[str, ...] = ()
@@ -179,9 +180,9 @@ def _committed(place: CodePlace, read: git.ReadTree | None) -> _Committed:
 
 
 def _not_copied(tree: WorkTree, known: git.Tracked) -> Iterable[str]:
-    """Yield notes about tracked files that are not in the work tree, so that they cannot be copied."""
+    """Yield notes about tracked files that cannot be copied, because they are not in the work tree."""
     if known.left_out:
-        yield f"not in the copy of the code, they are not in the work tree: {_some(known.left_out)}"
+        yield f"not in the copy of the code, because they are not in the work tree: {_some(known.left_out)}"
     missing = [path for path in known.files if _is_folder(tree.root / path)]
     if missing:
         yield f"not in the copy of the code, the submodule is not initialised: {_some(missing)}"
@@ -195,7 +196,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _unreadable(place: CodePlace, error: ToolFailed | ToolMissing) -> Code:
-    """Return a `Code` with a note about the failure of git if no copy is needed; raise the error otherwise."""
+    """If no copy is needed, return a `Code` with a note about the failure of git; otherwise raise the error."""
     why = git.said_by(error) if isinstance(error, ToolFailed) else error.what
     if place.options.workdir == LIVE:
         return Code(workdir=place.context.cwd, reason=why, notes=(f"the commit of the code is not known: {why}",))
@@ -226,7 +227,7 @@ def _dirty(tree: WorkTree, known: git.Tracked, new: Sequence[str]) -> UsageError
 
 
 def _not_filtered(tree: WorkTree) -> Iterable[str]:
-    """Yield a line about files that may be equal to their commit, which only a filter of the repository could show."""
+    """Yield a line about files that may equal the commit. Only a filter of the repository could show this."""
     names = sorted({found.filter for found in tree.unfiltered})
     if names:
         yield (
@@ -236,14 +237,14 @@ def _not_filtered(tree: WorkTree) -> Iterable[str]:
 
 
 def _only_filtered(tree: WorkTree) -> Iterable[str]:
-    """Yield a note about files whose bytes differ from the commit, but are equal after a filter of git."""
+    """Yield a note about files that differ from the commit, but are equal to it after a filter of git."""
     names = sorted({found.filter for found in tree.filtered})
     if names:
         files = _some([found.path for found in tree.filtered])
         yield f"not the bytes of the commit, filter {_some(names)} of git stands between them: {files}"
 
 
-# -- what is copied -----------------------------------------------------------------------
+# -- the files to copy --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +253,7 @@ class _CopiedFolder:
 
     Attributes:
         root: the path of the folder, links resolved.
-        shown: the path of the folder in the form that the user knows.
+        shown: the path of the folder as the user typed it, for messages.
         folder: the path of the copy.
         tracked: the files that git tracks, relative to the folder.
     """
@@ -278,7 +279,7 @@ def _planned(place: CodePlace, committed: _Committed) -> tuple[PlannedSource, Pa
     if place.script is not None:
         real = _real(place.script)
         inside = _is_in(real, main.root)
-        # A module may be in a folder behind a link. The path is then relative to the working directory, as for Python.
+        # A link may lead to the folder of a module. The path is then relative to the working directory, as for Python.
         script = main.folder / os.path.relpath(real, main.root) if inside else workdir / _below(place)
     planned = PlannedSource(
         record=_record(committed, found, listing),
@@ -304,7 +305,7 @@ def _ask_ignored(tree: str, paths: Sequence[str], *, environ: Mapping[str, str])
 
 
 def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
-    """Return the folders to copy: the folder of the code and, if the working directory is elsewhere, its project."""
+    """Return the folders to copy: the folder of the code, and the project of a working directory that is elsewhere."""
     run, cwd = RunFolder(place.run_folder), os.path.realpath(place.context.cwd)
     project = os.path.realpath(place.workspace.root)
     of_cwd = project if _is_in(cwd, project) else cwd
@@ -320,7 +321,7 @@ def _parts(place: CodePlace, committed: _Committed) -> list[_CopiedFolder]:
 
 
 def _part(root: str, folder: Path, place: CodePlace, *, tracked: tuple[str, ...] = ()) -> _CopiedFolder:
-    # With an automounter, nodes may know a folder only by the path that the user uses.
+    # With an automounter, nodes may be able to open a folder only at the path that the user typed.
     given = [place.context.cwd, *place.context.cwd.parents]
     if place.script is not None:
         given += place.script.parents
@@ -341,7 +342,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _store(workspace: Workspace) -> tuple[Path, ...]:
-    """Return the folder of images; empty if it is unknown, in which case another check refuses a run with a SIF."""
+    """Return the folder of images; empty if it is unknown. Another check then refuses a run with a SIF."""
     try:
         return (workspace.store,)
     except HpcenvError:
@@ -389,8 +390,8 @@ def _listing(found: Sequence[tuple[_CopiedFolder, CopyContent]], new: Sequence[s
     files = {f"{part.folder.name}/{path}": content for part, one in found for path, content in one.contents.items()}
     live = {f"{part.folder.name}/{path}": target for part, one in found for path, target in one.live.items()}
     known = {f"{part.folder.name}/{path}": kind for part, one in found for path, kind in one.known.items()}
-    # A new script is copied and recorded like a tracked file, but the listing marks it, because the published
-    # repository does not have it.
+    # A script that git does not track is copied and recorded like a tracked file. But the listing marks this script,
+    # because the published repository does not have it.
     known |= {f"{found[0][0].folder.name}/{path}": "other" for path in new}
     return Listing(schema=SCHEMA, files=files, live=live, untracked=known)
 
@@ -496,12 +497,12 @@ def _make_parents(paths: Sequence[str], source: PlannedSource, run: RunFolder) -
             if not place.exists():
                 place.mkdir()
                 original = Path(source.roots[top]) / place.relative_to(run.path / top)
-                with suppress(OSError):  # the folder of a live folder may not exist yet
+                with suppress(OSError):  # the parent folder of a live folder may not exist yet
                     place.chmod(stat.S_IMODE(original.stat().st_mode) & 0o777 | stat.S_IRWXU)
 
 
 def _write(content: bytes, target: str, *, like: str) -> None:
-    """Write a file with the permissions of the file `like`. If that file no longer exists, use default permissions."""
+    """Write a file with the permissions of the file `like`. If `like` no longer exists, use default permissions."""
     with open(target, "xb") as copy:
         copy.write(content)
         with suppress(OSError):
@@ -509,7 +510,7 @@ def _write(content: bytes, target: str, *, like: str) -> None:
 
 
 def _copy(place: str, target: str) -> str:
-    """Copy a file; return the sha256 of what was copied."""
+    """Copy a file, and return the sha256 of the copied content."""
     digest = hashlib.sha256()
     descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as file, open(target, "xb", buffering=0) as copy:

@@ -42,7 +42,7 @@ from hpcenv.submission.plan import Plan
 from hpcenv.submission.request import Cluster
 from hpcenv.submission.run_data import packed_folder
 
-# Several waits for the disk take no longer than one wait if they run at the same time.
+# If several waits for the disk run at the same time, they take as long as one wait.
 _WAITS_AT_ONCE = 16
 
 
@@ -63,8 +63,8 @@ class SubmitResult:
 def submit(plan: Plan, context: Context, *, any_packages: bool = False) -> SubmitResult:
     """Write the run folder and submit the job.
 
-    If something fails, or after ^C, there are two possible results: the job is queued and recorded,
-    or nothing remains.
+    If something fails, or the user types ^C, there are two possible results: the job is queued and recorded, or no job
+    and no files remain.
 
     Args:
         any_packages: submit even if the host environment differs, because the user wants to see what the nodes report.
@@ -120,7 +120,7 @@ def wait_for_earlier(plan: Plan, context: Context) -> None:
 
 
 def pack_data(plan: Plan) -> Plan:
-    """Pack the data folders of a run. A folder that an earlier run packed in the same state is not packed again."""
+    """Pack the data folders of a run. If an earlier run packed a folder in the same state, it is not packed again."""
     stage = plan.manifest.stage
     if stage is None or all(folder.tar for folder in stage.data):
         return plan
@@ -130,10 +130,10 @@ def pack_data(plan: Plan) -> Plan:
 
 
 def make_folder(path: Path) -> None:
-    """Make the run folder, which a failed submission may remove after this call."""
+    """Make the run folder. After this call, a failed submission may remove the folder."""
     try:
         path.mkdir(parents=True)
-        # If the submission is killed later, this folder remains, and `runs/entries.py` recognises the run by it.
+        # If the submission is killed later, this folder remains. `runs/entries.py` recognises the run by this folder.
         (RunFolder(path).code / "hpcenv").mkdir(parents=True)
     except FileExistsError as error:
         raise WouldOverwrite(f"the run folder `{path}` exists", hint="choose another name: --name NAME") from error
@@ -149,15 +149,16 @@ def wait_for_disk(run: RunFolder, *elements: Path) -> None:
     before the file is on the disk, a queued job would find no manifest.
 
     Args:
-        elements: for a sweep, the folders of its elements, in which jobs also begin.
+        elements: for a sweep, the folders of its elements. The job of an element reads the files in the element's
+            folder.
 
     Raises:
         FileUnusable: a file cannot be written, because the disk is full or a quota is exceeded.
     """
-    # The job first reads these folders: they have the records, the batch script, and the steps with their modules.
+    # The job reads these folders first. They contain the records, the batch script, and the steps with their modules.
     folders = (run.path, run.code, *elements)
     files = (Path(entry) for folder in folders for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
-    # The entry of a folder is in its parent folder, which this submission may also have made.
+    # The entry of a folder is in its parent folder. This submission may also have made the parent folder.
     paths = (*files, *folders, *run.path.parents[:2])
     try:
         with ThreadPoolExecutor(_WAITS_AT_ONCE) as pool:
@@ -187,7 +188,7 @@ def record(plan: Plan, run: RunFolder, job_id: str, *, chain: tuple[str, ...] = 
 
 
 def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job_ids: Sequence[str]) -> BaseException:
-    """Cancel the jobs and remove the run folder of a failed submission, so that neither jobs nor folder remain.
+    """Cancel the jobs and remove the run folder of a failed submission. After this, no job and no folder remain.
 
     Args:
         job_ids: jobs that are known to be queued.
@@ -201,7 +202,8 @@ def undo(plan: Plan, run: RunFolder, context: Context, error: BaseException, job
         if plan.manifest.cluster == "local":
             _stop_local(job_ids[0] if job_ids else None)
         else:
-            # The last job is cancelled first, because a job of a chain must not start when the job before it ends.
+            # The last job is cancelled first. If an earlier job of a chain were cancelled first, the next job would
+            # start.
             for job_id in reversed(job_ids):
                 slurm.cancel(job_id, context.environ)
             if not isinstance(error, (SubmitRejected, ToolMissing)) or isinstance(error, SubmitUncertain):
@@ -227,7 +229,7 @@ def _may_be_queued(error: HpcenvError, problem: HpcenvError, name: str, run: Run
 
 
 def use_image(plan: Plan) -> None:
-    """Record in the store that the SIF is used, because `image prune` removes images that were not used for long.
+    """Record in the store that the SIF is used. `image prune` removes images that were not used for a long time.
 
     If the store is read-only, nothing is recorded.
     """
@@ -256,7 +258,8 @@ def materialize(plan: Plan, run: RunFolder, context: Context, *, code_as_files: 
     copy_node_code(run, as_files=code_as_files)
     _write_records(plan, run)
     if plan.source is not None:
-        # The script is compared with the sha256 in the manifest. A function has other files, which have no such sha256.
+        # The script is compared with the sha256 in the manifest. A function has other files, and their sha256 is not in
+        # the manifest.
         sha256 = "" if plan.files or plan.source.script is None else plan.manifest.script_sha256
         snapshot.require_unchanged(plan.source, sha256, context.environ)
     save_record(plan.manifest, run.manifest, durable=False)
@@ -268,7 +271,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     hub_cache.write(plan.hub, run)
-    # One wait at the end covers all these files (`wait_for_disk`).
+    # One wait at the end (`wait_for_disk`) is enough for all these files.
     write_text(plan.lockfile_text, run.lockfile, durable=False)
     write_text(plan.requirements, run.requirements, durable=False)
     if plan.record is not None:
@@ -278,7 +281,7 @@ def _write_records(plan: Plan, run: RunFolder) -> None:
 
 
 def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -> tuple[str, tuple[str, ...]]:
-    """Start the job, or the next job of a chain; return its id, and notes with warnings of sbatch or about limits."""
+    """Start the job, or the next job of a chain. Return its id, and notes: warnings of sbatch, texts about limits."""
     if after is None:
         use_image(plan)
     if plan.manifest.cluster == "slurm":
@@ -288,13 +291,13 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             run.script,
             environ=context.environ,
             passed=plan.manifest.pass_env,
-            # The job starts in any case, and its step `begin` finds out whether the previous job has left work to do.
+            # The job always starts. Its step `begin` finds out whether the previous job has completed the training.
             options=() if after is None else (f"--dependency=afterany:{after}",),
         )
         return queued.job_id, tuple(f"sbatch: {line}" for line in queued.warnings)
     environ = slurm_command.clean_environment(context.environ)
     scope = local_limits.scope_for(plan.manifest, environ)
-    # The output is appended to the log of the run, as Slurm does it.
+    # The output is appended to the log of the run, in the same way as Slurm appends it.
     with open(run.log, "ab") as log:
         child = process.start(
             [*scope.argv, sys.executable, "-I", str(run.step), "local", str(run.path)],
@@ -304,6 +307,6 @@ def _start(plan: Plan, run: RunFolder, context: Context, *, after: str | None) -
             stderr=log,
             held_back=process.END_SIGNALS,
         )
-    # Without this wait, the child would remain as a zombie process if this program continues after the submission.
+    # If this program continues after the submission, the child would remain as a zombie process without this wait.
     threading.Thread(target=child.wait, daemon=True).start()
     return f"local-{child.pid}", scope.notes

@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE. `hpcenv submit` uses `queue_script`, and `hpcenv.Executor` is a `ScriptExecutor`. This class
 differs from its parent class, `submitit.SlurmExecutor`, in two points:
 
-- The batch script is the file in the run folder, byte for byte, with the check before the training.
+- The batch script is the file in the run folder, byte for byte. This script has the check before the training.
 - sbatch is called in the same way as every program in hpcenv. submitit 1.5.4 has no time limit for sbatch, takes the
 first "job N" in a site's banner as the job id, and does not show the warnings of sbatch.
 
@@ -62,13 +62,16 @@ class ScriptExecutor(submitit.SlurmExecutor):
         max_pickle_size_gb: float = 1.0,
         python: str | None = None,
     ) -> None:
-        # The constructor of SlurmExecutor is not called: it refuses a machine without srun. `queue_script` checks this.
+        # The constructor of SlurmExecutor is not called, because it refuses a machine without srun. `queue_script`
+        # checks this.
         PicklingExecutor.__init__(self, folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
         self.python = shlex.quote(sys.executable) if python is None else python
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
         raise UsageError(
-            "hpcenv submits no job without its check", why="submitit's own batch script has none", hint="call `submit`"
+            "hpcenv submits no job without its check",
+            why="submitit's own batch script has no check",
+            hint="call `submit`",
         )
 
     @staticmethod
@@ -92,8 +95,8 @@ def queue_script(
 
     Args:
         script: the file. The `#SBATCH` lines of this script describe the job, or the array.
-        environ: the user's environment. The job gets this environment without variables of Slurm, of outer launchers,
-            and without credentials.
+        environ: the user's environment. The job gets this environment without credentials, and without the variables of
+            Slurm and of launchers that started this process.
         options: options for sbatch, which override the lines of the script.
         passed: names or patterns of variables that the ranks get from the job (--pass-env).
 
@@ -118,13 +121,13 @@ def _call_sbatch(argv: Sequence[str], environ: Mapping[str, str]) -> process.Com
         return slurm_command.run(argv, environ, timeout=_SECONDS)
     except ToolFailed as error:
         if error.what == munge.DOWN:
-            # Slurm accepts no request without a credential: nothing is queued.
+            # Slurm does not accept a request without a munge credential, so nothing is queued.
             raise SubmitRejected(error.what, why=error.why, hint=error.hint) from error
         if error.status is None:
             raise SubmitUncertain(error.what, why=error.why) from error
         reason, hint = slurm_command.rejection(error.stderr)
         if re.search(r"timed out|zero bytes|connection reset|broken pipe", error.stderr, re.IGNORECASE):
-            # The request was sent and no answer arrived: the job may be queued.
+            # The request was sent, but no answer arrived. So the job may be queued.
             raise SubmitUncertain("Slurm did not answer", why=reason, hint=hint) from error
         raise SubmitRejected("Slurm refused the job", why=reason, hint=hint) from error
 

@@ -1,8 +1,8 @@
 """A sweep or array: many runs of one script in one folder, as one job array.
 
-Runs on: LOGIN NODE. Each element has an ordinary run folder. Node code, the copy of the project and
-lockfile are only in the folder of the sweep. The elements have links to the node code and the lockfile.
-When an element begins, it copies the project from the folder of the sweep.
+Runs on: LOGIN NODE. Each element has an ordinary run folder. The node code, the copy of the project, and the lockfile
+are only in the folder of the sweep. The elements have links to the node code and the lockfile. When an element begins,
+it copies the project from the folder of the sweep.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SweepResult:
 
 
 def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -> SweepPlan:
-    """Decide everything about a sweep; nothing is written or submitted.
+    """Decide everything about a sweep. This function does not write or submit anything.
 
     Raises:
         HpcenvError: as for `plan_job`, or the values do not describe a sweep.
@@ -103,7 +103,7 @@ def plan_sweep(workspace: Workspace, options: SubmitOptions, context: Context) -
 def plan_calls(workspace: Workspace, options: SubmitOptions, context: Context, call: Call, count: int) -> SweepPlan:
     """Decide everything about an array that calls a function, with one run for each call.
 
-    Nothing is written or submitted.
+    This function does not write or submit anything.
 
     Args:
         options: the options, without script and call. At most `max_parallel` runs are active at a time.
@@ -113,7 +113,7 @@ def plan_calls(workspace: Workspace, options: SubmitOptions, context: Context, c
         HpcenvError: as for `plan_job`, or there are more calls than an array can have elements.
     """
     elements = sweep_model.of_array(f"0-{count - 1}", options.max_parallel)
-    # Arrays need Slurm; plan_job refuses them on this machine.
+    # Arrays need Slurm. Without Slurm, plan_job refuses them.
     options = replace(options, array=elements.array.partition("%")[0], call=call)
     return replace(_plan(workspace, options, context, elements), call=call.script)
 
@@ -155,7 +155,7 @@ def _render(plan: Plan, elements: Elements, context: Context) -> str:
 
 
 def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
-    """Return the plan of one element, from which its run folder is written."""
+    """Return the plan of one element. The element's run folder is written from this plan."""
     base = sweep.plan.manifest
     folder = str(Path(base.run_folder) / element.folder)
     manifest = replace(
@@ -171,7 +171,7 @@ def element_plan(sweep: SweepPlan, element: SweepElement) -> Plan:
         else "",
         settings=_settings(base, element),
         element=element.values,
-        # The container of an element must see the folder of the sweep, which has the node code and the lockfile.
+        # The container of an element must see the folder of the sweep, because it has the node code and the lockfile.
         environment=replace(
             base.environment,
             binds=(
@@ -202,7 +202,9 @@ def _in_element(path: str, base: Manifest, folder: str) -> str:
 
 def _settings(base: Manifest, element: SweepElement) -> tuple[Setting, ...]:
     origin = "--sweep" if element.values else "--array"
-    own = Setting(name=ELEMENT, value=str(element.index), origin=origin, reason="which element of the array this is")
+    own = Setting(
+        name=ELEMENT, value=str(element.index), origin=origin, reason="the index of this element of the array"
+    )
     return (*(setting for setting in base.settings if setting.name != ELEMENT), own)
 
 
@@ -210,7 +212,7 @@ def _settings(base: Manifest, element: SweepElement) -> tuple[Setting, ...]:
 
 
 def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
-    """Write the folders of all elements and submit the array. If the submission fails, nothing remains.
+    """Write the folders of all elements and submit the array. If the submission fails, no job and no files remain.
 
     Raises:
         LockfileStale: the packages of the host environment are not the locked packages; nothing is queued.
@@ -344,7 +346,7 @@ class SweepStatus:
 
     @property
     def quiet(self) -> bool:
-        """Whether all elements have ended for good."""
+        """Whether all elements have ended and will not start again."""
         return all(element.state.quiet for element in self.elements)
 
     @property
@@ -366,7 +368,7 @@ class SweepStatus:
 
 
 def read_sweep(folder: Path, environ: Mapping[str, str]) -> SweepStatus:
-    """Return the state of a sweep, with one call of squeue and sacct for all elements.
+    """Return the state of a sweep. squeue and sacct are called once for all elements.
 
     Raises:
         RecordInvalid: the record of the sweep is damaged.
@@ -406,10 +408,10 @@ def wait_for_sweep(
     on_change: Callable[[SweepStatus], None],
     timeout: float | None = None,
 ) -> SweepStatus:
-    """Wait until all elements have ended for good.
+    """Wait until all elements have ended and will not start again.
 
     Args:
-        pause: called with the seconds to sleep between two checks.
+        pause: called between two checks, with the number of seconds to sleep.
         on_change: called when the state of an element has changed.
         timeout: maximum seconds to wait; None for no limit.
 
@@ -424,7 +426,7 @@ def wait_for_sweep(
         if counted != shown:
             on_change(now)
             shown, seconds = counted, 0.5
-        # sacct may show the end of a job some seconds later than squeue.
+        # sacct may show that a job has ended some seconds later than squeue.
         gone = gone + 1 if now.quiet and any(not element.state.ended for element in now.elements) else 0
         if all(element.state.ended for element in now.elements) or gone > _LOOKS_AFTER_GONE:
             return now
@@ -502,7 +504,7 @@ def _record_again(elements: Sequence[SweepElement], folder: Path, job_id: str) -
     entries, now = _entries(folder), time.time()
     for element in elements:
         own = entries[element.folder]
-        # `_write` is not used here, because another process may read the file at this moment.
+        # `_write` is not used here, because another process may read this file at the same time.
         again = replace(own.submission, job_id=f"{job_id}_{element.index}", submitted=now)
         save_record(again, own.folder.submission)
 
@@ -526,7 +528,7 @@ def _take_back(record: SweepRecord, known: AbstractSet[str], context: Context, e
             why=f"{error.why}\n{why}" if error.why else why,
             hint=(
                 Command("squeue", f"--name={record.run}"),
-                f" lists the array if it is queued, beside the rest of {', '.join(sorted(known))}",
+                f" lists the array if it is queued, together with the other jobs of {', '.join(sorted(known))}",
             ),
         )
     return error

@@ -1,4 +1,4 @@
-"""The binds of `hpcenv submit --bind SRC[:DST[:ro]]`: folders and files of the nodes that the container sees.
+"""The binds of `hpcenv submit --bind SRC[:DST[:ro]]`: folders and files of the nodes that are visible in the container.
 
 Runs on: LOGIN NODE. `apptainer exec --bind` uses the same form (Apptainer user guide 1.4, "User-defined bind paths").
 """
@@ -22,7 +22,7 @@ def parse(text: str, cwd: Path) -> Bind:
 
     Args:
         text: the text that the user typed.
-        cwd: the folder to which a relative source belongs.
+        cwd: the folder in which a relative source path begins.
 
     Raises:
         UsageError: the text has another form, or the target is not an absolute path.
@@ -40,7 +40,7 @@ def parse(text: str, cwd: Path) -> Bind:
 
 
 def add(environment: Environment, typed: Sequence[str], cwd: Path) -> tuple[Environment, tuple[str, ...]]:
-    """Return the environment with the binds that the user typed (in place of binds with the same target), and notes.
+    """Return the environment with the typed binds, and notes. A typed bind replaces a bind with the same target.
 
     A note names each source that does not exist on this machine.
 
@@ -53,7 +53,7 @@ def add(environment: Environment, typed: Sequence[str], cwd: Path) -> tuple[Envi
     if environment.kind != "sif":
         raise UsageError(
             f"`--bind {typed[0]}`: there is no container",
-            why="the lockfile is for a host environment, whose ranks see all folders of their node",
+            why="the lockfile is for a host environment, and there the ranks see all folders of their node",
             hint="leave it out",
         )
     absent = [bind.source for bind in binds if not os.path.exists(bind.source)]

@@ -78,9 +78,9 @@ def verify(
 
     Args:
         lock: name of the lockfile.
-        level: how many details of the environment are compared; None for the default of the environment.
+        level: how many details of the environment are compared; None for the default level of this kind of environment.
         sif: a SIF to verify instead of the SIF of the project.
-        gpus: how many GPUs this machine must have for the environment; None for the number that a submission asks for.
+        gpus: how many GPUs this machine must have for the environment; None for the number that a submission requests.
         imports: also import each locked package, if the environment matches the lockfile.
 
     Raises:
@@ -120,14 +120,14 @@ def verify(
         findings=(*verdict.findings, *_without_source(absent, locked, place.node)),
     )
     verdict = with_notes(verdict, workspace, lock)
-    # If the environment differs, its imports say nothing about the locked environment.
+    # If the environment differs, a test of its imports does not show whether the locked environment works.
     tried = import_check.import_packages(manifest, environ) if imports and verdict.result == "match" else ()
     return verdict, found, tried
 
 
 def _profile(workspace: Workspace, environ: Mapping[str, str], locked: Lockfile) -> Profile | None:
     """Return the site profile that a submission uses here."""
-    # The time of the context is only used for names of runs, which are not needed here.
+    # The time of the context is used only for names of runs. No such name is needed here.
     context = Context(environ=environ, cwd=workspace.root, now=time.gmtime(0), token="", command=())
     profile, _notes = choose_site.choose(workspace, SubmitOptions(script=None), context, detect_cluster(environ))
     return None if profile is None else choose_site.for_run(profile, locked, nodes=1)
@@ -145,7 +145,7 @@ def _without_modules(profile: Profile | None) -> tuple[str, ...]:
 
 
 def _gpus(workspace: Workspace, profile: Profile | None) -> int:
-    """Return how many GPUs per node a submission without --gpus asks for."""
+    """Return how many GPUs per node a submission without --gpus requests."""
     asked = workspace.project.submit.gpus
     if asked is None and profile is not None:
         default = profile.default_of("gpus")
@@ -202,7 +202,7 @@ def _environment(
     *,
     gpus: int,
 ) -> tuple[Environment, tuple[Bind, ...]]:
-    """Return the environment as for a submission, and the binds of the site whose sources this machine lacks."""
+    """Return the environment as for a submission, and the site profile's binds whose source does not exist here."""
     binds = project_binds(workspace)
     if locked.container is None:
         if sif is not None:
@@ -228,7 +228,7 @@ def manifest_of_one_node(
     gpus: int,
     profile: Profile | None,
 ) -> Manifest:
-    """Return the manifest of a run that only checks one node: this machine."""
+    """Return the manifest of a run that only checks this machine, as one node."""
     return Manifest(
         schema=SCHEMA,
         run="verify",
@@ -265,8 +265,8 @@ def outcome(verdict: Verdict, *, strict: bool, imports: Sequence[PackageImport] 
     """Return the outcome of a verdict, with its exit status.
 
     Args:
-        strict: whether a difference in a field of severity `warn` counts, too.
-        imports: the imports of the locked packages. A failed import has the exit status of a field that differs.
+        strict: whether a difference in a field of severity `warn` also counts as a mismatch.
+        imports: the imports of the locked packages. A failed import gives the same exit status as a field that differs.
     """
     if verdict.result == "unknown":
         return "unknown", NodesUnknown.exit_status

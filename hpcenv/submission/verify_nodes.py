@@ -1,4 +1,4 @@
-"""Check this machine, or check nodes with a Slurm job that trains nothing, and wait for the result.
+"""Check this machine, or check nodes with a Slurm job that has no training, and wait for the result.
 
 Runs on: LOGIN NODE. `hpcenv verify` uses this module, and `hpcenv doctor --nodes` uses it to check nodes.
 """
@@ -37,7 +37,7 @@ class Verified(Shown):
 
     Attributes:
         facts: the facts of each node that reported, in the order of the nodes' names.
-        imports: the result of the import of each locked package; empty if no import was tried.
+        imports: the result of the import of each locked package; empty if no package was imported.
     """
 
     verdict: Verdict
@@ -52,7 +52,7 @@ class CheckedNodes(Verified):
     job: SubmitResult
 
 
-# Options of a submission that only apply to a job.
+# Options of a submission that are only for a job.
 OF_JOBS = ("partition", "account", "time", "preflight")
 
 
@@ -61,13 +61,13 @@ def options_to_verify(
 ) -> SubmitOptions:
     """Return the options of a verification.
 
-    With `nodes`, these are the options of a job; if `nodes` is None, this machine is verified.
+    With `nodes`, the result is the options of a job. If `nodes` is None, this machine is verified.
 
     Args:
         of_jobs: the values of the options in OF_JOBS.
 
     Raises:
-        UsageError: an option does not go with `nodes`, or needs `nodes`, or a value is not valid.
+        UsageError: an option cannot be used with `nodes`, or needs `nodes`, or a value is not valid.
     """
     if nodes is not None and sif is not None:
         raise UsageError(
@@ -78,7 +78,9 @@ def options_to_verify(
     given = [f"--{name}" for name in OF_JOBS if of_jobs[name] is not None]
     if nodes is None and given:
         raise UsageError(
-            f"`{given[0]}` goes with `--nodes` only", why="without it this machine is verified", hint="add --nodes N"
+            f"`{given[0]}` goes with `--nodes` only",
+            why="without --nodes, this machine is verified",
+            hint="add --nodes N",
         )
     level: FieldLevel | None = "deep" if deep else None
     return SubmitOptions(script=None, level=level, nodes=nodes, gpus=gpus, lock=lock, **parse_flags(of_jobs))
@@ -102,7 +104,7 @@ def verify_environment(
         on_submitted: called when the job is queued.
 
     Raises:
-        UsageError: `imports` is used with nodes, which do not try imports.
+        UsageError: `imports` is used with nodes. The imports are not tested on nodes.
         HpcenvError: as for `verify` and for `verify_nodes`.
     """
     if imports and options.nodes is not None:
@@ -130,7 +132,7 @@ def verify_environment(
 def verify_nodes(
     workspace: Workspace, options: SubmitOptions, context: Context, *, on_submitted: Callable[[SubmitResult], None]
 ) -> CheckedNodes:
-    """Submit a job that only checks its nodes, and wait for its end.
+    """Submit a job that only checks its nodes, and wait until the job has ended.
 
     Args:
         options: the options, without a script. This function sets the number of ranks for a smoke test.
@@ -158,7 +160,7 @@ def verify_nodes(
 
 
 def _ranks_per_node(workspace: Workspace, given: SubmitOptions) -> int | None:
-    """Return the number of ranks on each node, which only a smoke test starts; None for the default of a submission."""
+    """Return the number of ranks on each node for a smoke test; None for the default of a submission."""
     usual = workspace.project.submit
     tested = (given.preflight or usual.preflight) == "full"
     count = usual.gpus if given.gpus is None else given.gpus
@@ -166,11 +168,11 @@ def _ranks_per_node(workspace: Workspace, given: SubmitOptions) -> int | None:
 
 
 def _cancelled(result: SubmitResult, context: Context) -> Interrupted:
-    """Cancel the job of an interrupted command; return the error, which says whether the job is cancelled."""
+    """Cancel the job of an interrupted command. Return the error, which says whether the job is cancelled."""
     job = f"job {result.job_id}"
     try:
         cancel(context.cwd, str(result.run_folder), environ=context.environ, pause=time.sleep)
     except (HpcenvError, KeyboardInterrupt):
-        left = f"interrupted; {job} may still hold its nodes"
+        left = f"interrupted; {job} may still occupy its nodes"
         return Interrupted(left, hint=Command("hpcenv", "cancel", str(result.run_folder)))
     return Interrupted(f"interrupted; {job} is cancelled")

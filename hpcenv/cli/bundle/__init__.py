@@ -1,4 +1,4 @@
-"""`hpcenv bundle`: a run as one archive for a data repository.
+"""`hpcenv bundle`: make and read archives of runs. An archive can be stored in a data repository.
 
 Runs on: LOGIN NODE.
 """
@@ -18,13 +18,13 @@ VERBS = {
 
 
 class _WithDefault(LazyGroup):
-    """A group whose first argument may also be a run. `hpcenv bundle RUN` makes a bundle of this run."""
+    """A group of commands. Its first argument may also be a run: `hpcenv bundle RUN` makes a bundle of this run."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # Here, a word of another program such as `push` is an error, not the name of a run. For a run with this name,
-        # the user types `hpcenv bundle make push`.
+        # A command of another program, such as `push`, is an error here, not the name of a run. For a run with the name
+        # `push`, the user types `hpcenv bundle make push`.
         self.answer_other_word(ctx, args)
         return super().resolve_command(ctx, args if args[0] in VERBS else ["make", *args])
 

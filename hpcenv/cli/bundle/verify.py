@@ -33,7 +33,7 @@ def command(file: str, as_json: bool) -> int:
 
 
 def lines_of(verified: VerifiedBundle) -> list[str]:
-    """Return the printed lines, which say what was checked."""
+    """Return the lines to print. They say what was checked."""
     lines = []
     for check in verified.checks:
         text = f"{check.name:9} {check.result.upper() if check.result != 'match' else 'match':9} {check.detail}"

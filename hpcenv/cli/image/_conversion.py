@@ -36,7 +36,7 @@ _OWN_REGISTRY = "<the registry of the reference>"
 
 
 def _check_hosts(_ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Reject values that are not HOST[:PORT], because the user would not notice that a typo has no effect."""
+    """Refuse values that are not HOST[:PORT]. Without this check, a typo would have no effect, and no error."""
     for value in values:
         try:
             valid = value == _OWN_REGISTRY or parse_reference(f"docker://{value}/x").registry == value
@@ -95,8 +95,8 @@ def layered_image(text: str) -> LayeredImage:
     """Parse the name of an image that hpcenv can convert.
 
     Raises:
-        SpecError: the text names no image, or an image without layers. If the text is a path without a scheme, the hint
-            contains the path with a scheme.
+        SpecError: the text is not the name of an image, or the image has no layers. If the text is a path without a
+            scheme, the hint contains the path with a scheme.
     """
     try:
         return parse_layered(text)
@@ -109,7 +109,7 @@ def layered_image(text: str) -> LayeredImage:
 
 
 def image_options(command: _render.Decorated) -> _render.Decorated:
-    """Add the options that describe an image and its registry; see `image_request`."""
+    """Add the options that describe an image and its registry. `image_request` reads these options."""
     return platform(_plain_http_or_own(_ca_file(command)))
 
 
@@ -147,7 +147,7 @@ _limit = click.option(
 
 
 def limit(command: _render.Decorated) -> _render.Decorated:
-    """Give --limit to a command that reads layers, and let the hints of its errors name this same command."""
+    """Give --limit to a command that reads layers. The hints of the command's errors then name this command."""
 
     @functools.wraps(command)
     def with_own_command(*args: Any, **words: Any) -> Any:
@@ -160,10 +160,10 @@ def limit(command: _render.Decorated) -> _render.Decorated:
 
 
 def _own_command(part: str | HintCommand) -> str | HintCommand:
-    """Return the command that the user typed, with one more option, for a hint to run a conversion again.
+    """Return the typed command with one more option, for a hint that says how to repeat a conversion.
 
-    The code that raises the error does not know the typed command. The hint of that error names `hpcenv image build`,
-    which converts a project's image, or `hpcenv image pull` with --platform.
+    The code that raises the error does not have the typed command. So the hint of the error names `hpcenv image build`
+    (for a project's image) or `hpcenv image pull` with --platform. This function replaces that command.
     """
     if isinstance(part, HintCommand):
         verb, rest = part[:3], part[3:]

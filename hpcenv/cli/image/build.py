@@ -145,7 +145,7 @@ def _dockerfile_build(
 
 
 def _project(where: _render.Where, *, needed: bool) -> Workspace | None:
-    """Return the project around this folder; None if there is no project and a definition file needs none."""
+    """Return the project around this folder; None if there is no project, and the command needs no project."""
     here = _render.cwd()
     in_project = any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents))
     return where.project() if needed or in_project else None
@@ -187,5 +187,5 @@ def _from_project(
         try:
             before = read_lockfile(lockfile)
         except LockfileMissing:
-            before = None  # nothing is locked yet: resolve the tag now
+            before = None  # no image is locked yet, so the tag is resolved now
     return build(workspace, before=before, environ=os.environ, on_event=on_event, options=options)

@@ -114,8 +114,8 @@ def command(
             wanted[option] = os.path.abspath(here / wanted[option])
     recommended = _recommended(here) if base is None else ()
     if not as_json:
-        # The note is printed before the work, because the official base image may be unreachable, while the image that
-        # the site recommends is reachable.
+        # The note is printed before the work. If the official base image cannot be reached, the user needs the note,
+        # because the image that the site recommends may be reachable.
         for note in recommended:
             _render.tell(f"note: {note}")
     build = BuildRequest(packages=compiled, tools=tools, base=build_base, gpu=gpu or host_gpu)
@@ -141,15 +141,15 @@ def _check_options(
     from_index = wanted["packages"] or wanted["requirements"]
     if for_sessions is not None and (compiled or wanted["base"] or wanted["pylock"] or from_index or wanted["apt"]):
         raise UsageError(
-            "--tools goes over the locked image",
+            "--tools adds tools to the locked image, and accepts no options for a new image",
             hint="leave out --build, --base, --pylock, --with, --requirements and --apt",
         )
     if not compiled and (tools or build_base):
         raise UsageError("--build-with and --build-base need --build", hint="for example --build flash-attn==2.8.3")
     if wanted["pylock"] and from_index:
         raise UsageError(
-            "--pylock names all packages, and --with and --requirements ask pip for more",
-            hint="add them to what is locked, or leave out --pylock",
+            "--pylock names all packages, but --with and --requirements add more packages",
+            hint="add the packages to the file of --pylock, or leave out --pylock",
         )
     if not wanted["pylock"]:
         pin_source(None, Path(), extras=wanted["extras"], groups=wanted["groups"], package=wanted["package"])
@@ -166,7 +166,7 @@ def _write_tools(words: Sequence[str], folder: Path, *, force: bool, as_json: bo
 
 
 def _project_settings(here: Path) -> tuple[tuple[str, ...], str | None]:
-    """Return the registries without TLS and the GPU that hpcenv.toml names; empty and None outside a project."""
+    """Return the registries without TLS, and the GPU, from hpcenv.toml. Outside a project, return empty and None."""
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return (), None
     workspace = open_workspace(here)

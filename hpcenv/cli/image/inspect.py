@@ -52,7 +52,9 @@ def command(
     apptainer verify.
     """
     if image is not None and lock is not None:
-        raise UsageError("IMAGE and --lock exclude each other", hint=Command("hpcenv", "image", "inspect", "--help"))
+        raise UsageError(
+            "IMAGE and --lock cannot be used together", hint=Command("hpcenv", "image", "inspect", "--help")
+        )
     if reference:
         _show("reference", _reference(image, where, lock or DEFAULT_LOCK), as_json=as_json)
         return
@@ -83,7 +85,9 @@ def _locked(where: _render.Where, lock: str) -> Path:
 def _reference(image: str | None, where: _render.Where, lock: str) -> str:
     """Return the name of the locked image in its registry. The SIF need not be on this machine."""
     if image is not None:
-        raise UsageError("IMAGE and --reference exclude each other", hint="--reference reads a lockfile: --lock NAME")
+        raise UsageError(
+            "IMAGE and --reference cannot be used together", hint="--reference reads a lockfile: --lock NAME"
+        )
     origin = where.project().lockfile_path(lock)
     container = read_lockfile(origin).container
     name = None if container is None else registry_name(container)
@@ -139,7 +143,7 @@ def _content(inspected: InspectedImage) -> list[tuple[str, str]]:
 
 
 def _settings(config: Any) -> dict[str, str]:
-    """Return those run-time settings of an OCI configuration that have a value."""
+    """Return the run-time settings of an OCI configuration that have a value."""
     inner = config.get("config", config) if isinstance(config, dict) else None
     return {str(key): str(value) for key, value in inner.items() if value} if isinstance(inner, dict) else {}
 

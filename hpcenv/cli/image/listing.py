@@ -54,7 +54,7 @@ def command(where: _render.Where, as_json: bool) -> None:
 
 
 def _shortest(references: tuple[str, ...]) -> str:
-    """Return a reference without a digest if there is one, because the first column already has the digest."""
+    """Return a reference without a digest, if the image has one, because the first column already has the digest."""
     return next((name for name in references if "@" not in name), references[0] if references else "-")
 
 

@@ -89,13 +89,13 @@ def command(
 
 
 def _age(asked: float | None, *, every: bool) -> float:
-    """Return the number of seconds without use after which a file may be removed."""
+    """Return the time in seconds. A file that was not used for this time may be removed."""
     if asked is None:
         return 0.0 if every else SPARED
     if asked < SPARED and not every:
         raise UsageError(
             "`--older-than` is shorter than 30 days",
-            why=f"without --all, what was used in the last {SPARED / DAY:.0f} days stays",
+            why=f"without --all, hpcenv keeps everything that was used in the last {SPARED / DAY:.0f} days",
             hint="give --all, too",
         )
     return asked

@@ -85,7 +85,7 @@ def _pull_sif(
 
 
 def _verify_command(request: ImageRequest, result: BuiltImage, where: _render.Where) -> str:
-    """Return the command that verifies this SIF. The command still works after the tag was moved to another image."""
+    """Return the command that verifies this SIF. The command also works if the tag later names another image."""
     source, digest = request.source, result.record.manifest_digest
     if isinstance(source, Reference) and digest is not None:
         source = replace(source, digest=digest)

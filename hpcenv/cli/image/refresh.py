@@ -58,7 +58,9 @@ def _show(result: Refreshed, lockfile: str) -> None:
     for note in result.notes:
         _render.tell(f"note: {note}")
     if result.system is None:
-        _render.say("packages of the distribution: not known, the image before is not here or has no list of them")
+        _render.say(
+            "packages of the distribution: not known, because the old image is missing or has no list of its packages"
+        )
     else:
         _list("packages of the distribution", result.system)
     _list(lockfile, result.lock)

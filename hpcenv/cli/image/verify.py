@@ -52,7 +52,7 @@ def command(what: str, as_json: bool, where: _render.Where, image: str | None, *
         proof = verify(request, path, limits=limits, place=place, on_event=on_event)
     if _has_overlay() and not as_json:
         _render.tell("note: this is about the image; `hpcenv lock --check` compares the overlay of the project")
-    # The store options are added to the hint here, because with --json the error is printed and not raised.
+    # With --json, the error is printed and not raised. So the store options are added to the hint here.
     severity = _tree_severity()
     if not proof.equal and severity != "must":
         return _show_accepted(proof, severity, as_json=as_json)
@@ -73,7 +73,7 @@ def command(what: str, as_json: bool, where: _render.Where, image: str | None, *
 
 
 def _sif_and_image(what: str, image: str | None, place: StorePlace) -> tuple[Path | None, LayeredImage]:
-    """Return the path of the SIF (None for the SIF in the store), and the image with which it is compared."""
+    """Return the path of the SIF (None for the SIF in the store), and the image with which the SIF is compared."""
     is_sif = what.endswith(".sif") or (os.path.isfile(what) and local_form(Path(what)) is None)
     if "://" in what or not is_sif:
         return None, _conversion.layered_image(what)
@@ -82,7 +82,7 @@ def _sif_and_image(what: str, image: str | None, place: StorePlace) -> tuple[Pat
 
 
 def _tree_severity() -> Severity:
-    """Return the severity of a SIF with a different tree: from the project, or outside a project the default."""
+    """Return the severity of a SIF with a different tree: from the project; outside a project, the default."""
     here = _render.cwd()
     if not any((folder / SPEC_NAME).is_file() for folder in (here, *here.parents)):
         return severities({}).of(_TREE)

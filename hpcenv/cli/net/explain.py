@@ -70,10 +70,10 @@ def command(
     the settings for an imagined job on several nodes of one kind.
 
     SET: hpcenv chose the value. HOST: the value comes from a file of the node. GIVEN: the value comes from you, your
-    project, the site profile or the job. SKIP: hpcenv leaves the library's default on purpose.
+    project, the site profile or the job. SKIP: hpcenv sets no value on purpose, so the library uses its default.
     """
     if (run is not None) + here + (file is not None) > 1:
-        raise UsageError("RUN, --here and --from exclude each other", hint="give one of them")
+        raise UsageError("RUN, --here and --from cannot be used together", hint="give one of them")
     if here or file is not None:
         machine = seen_here(os.environ, date=_today()) if file is None else seen_in_file(_render.cwd() / Path(file))
         settings = given_settings(os.environ if here else {}, pairs)

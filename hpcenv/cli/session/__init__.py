@@ -29,5 +29,5 @@ VERBS = {
 def command() -> None:
     """Work in the locked environment: a shell, ssh, editors and web pages in a job.
 
-    list, status, logs, attach and cancel know sessions, too.
+    The commands list, status, logs, attach and cancel can be used for sessions, too.
     """

@@ -26,8 +26,9 @@ from hpcenv.runs.status import read_status
 def command(name: str, login: str | None, runs: str | None, as_json: bool) -> None:
     """For each web page of the session NAME, print a command for your laptop, and an address for its browser.
 
-    Type this command on your laptop, where ~/.ssh/config must contain the Host block that hpcenv session ssh-config
-    prints. If the node has no sshd, the command needs no Host block, but the program socat on your laptop.
+    Type this command on your laptop. The file ~/.ssh/config on the laptop must contain the Host block that hpcenv
+    session ssh-config prints. If the node has no sshd, the command does not need the Host block, but it needs the
+    program socat on your laptop.
     """
     run, session = find_session(_render.cwd(), name, runs=runs)
     status = read_status(run, os.environ)

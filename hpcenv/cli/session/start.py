@@ -15,13 +15,15 @@ from hpcenv.runs.find import find_run
 
 
 class _StartCommand(WithDashes, GroupedCommand):
-    """A command with the options of a submission. The user types the command of a service after `--`."""
+    """A command with the options of a submission. The words after `--` are the command of a service."""
 
 
 @click.command("start", cls=_StartCommand)
 @click.argument("name")
 @click.option(
-    "--key", metavar="FILE", help="The public keys that open the session by ssh. Default: ~/.ssh/authorized_keys."
+    "--key",
+    metavar="FILE",
+    help="File with the public keys that may connect to the session by ssh. Default: ~/.ssh/authorized_keys.",
 )
 @click.option("--jupyter", is_flag=True, help="Start JupyterLab.")
 @click.option(
@@ -99,11 +101,11 @@ def command(
 def _services(
     jupyter: bool, tensorboard: tuple[str, ...], serve: int | None, runs: str | None
 ) -> tuple[SessionService, ...]:
-    """Return the services that the user asked for.
+    """Return the services that the user wants to start.
 
     Raises:
-        UsageError: `--serve` is given without a command, or a command without `--serve`.
-        RunNotFound: a run that TensorBoard is to show does not exist.
+        UsageError: `--serve` is given without a command, or a command is given without `--serve`.
+        RunNotFound: a run of `--tensorboard` does not exist.
     """
     argv = after_dashes() or ()
     if (serve is None) == bool(argv):
