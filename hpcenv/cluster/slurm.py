@@ -75,7 +75,7 @@ class JobState:
         gone: whether squeue answered and no longer lists the job. Such a job is over, but how it ended is unknown.
             `gone` is False if squeue did not answer.
         no_slurm: whether this machine has no squeue. Without squeue, only files say anything about the job.
-        unconfirmed: whether squeue did not answer, and sacct says that the job has not ended. Sacct's state may be old.
+        unconfirmed: True if squeue did not answer, and sacct says that the job has not ended. Sacct's state may be old.
     """
 
     state: State
@@ -130,18 +130,18 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
     return found
 
 
-# A job id is read from a file, so it is checked: scancel would take `--me` or `-u alice` as options.
+# A job id comes from a file, so it must be checked: scancel would read `--me` or `-u alice` as an option.
 _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
 # A job id, or the name of a run (submission/run_place.py). squeue accepts lists of either.
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-# One argument of a program can have 128 KiB (MAX_ARG_STRLEN, execve(2)).
+# One argument of a program can have at most 128 KiB (MAX_ARG_STRLEN, execve(2)).
 _MOST_CHARACTERS = 100_000
 
 # Seconds before the next attempt. squeue sometimes fails when slurmctld is busy, or when its backup takes over.
 _PAUSES = (0.3, 1.0)
 
-# Part of the message of `process.find_tool` for a missing program.
+# The message of `process.find_tool` for a missing program contains this text.
 _MISSING = "is not on PATH"
 
 _Ask = Callable[[Sequence[str], Mapping[str, str]], "dict[str, JobState]"]
@@ -237,11 +237,11 @@ def _parse_squeue(text: str, job_ids: Iterable[str]) -> dict[str, JobState]:
 
 def _ask_sacct(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobState]:
     sacct = _find("sacct", "ask for the state of an ended job", env)
-    # JobIDRaw is not used, because it has another number for an element of an array.
+    # JobIDRaw is not used, because it has a different number for an element of an array.
     columns = "JobID,State,ExitCode,NodeList,Elapsed"
     found: dict[str, JobState] = {}
-    # Elements that never started share one line: `123_[0,2,4-9%2]`. sacct prints this line only if it is asked
-    # for the whole array, and has --array since 23.02.
+    # Elements that never started share one line: `123_[0,2,4-9%2]`. sacct prints this line only if it is asked for the
+    # whole array. sacct has the option --array since 23.02.
     for words in _portions(list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))):
         argv = [sacct, "--noheader", "--parsable2", "--allocations", f"--jobs={words}", f"--format={columns}"]
         found |= _parse_sacct(_output(argv, env), job_ids)
@@ -398,7 +398,8 @@ class Found:
 def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, tuple[Found, ...]]:
     """Return the jobs that wait or run, by their working directories, with one call of squeue for all folders.
 
-    The search is for runs whose submission got no answer, so that only their name and working directory are known.
+    The search is for runs whose submission got no answer. Only the name and the working directory of such a run are
+    known.
 
     Args:
         places: working directory -> name of the job.
@@ -440,7 +441,7 @@ class OwnJob:
 
 
 def own_job(word: str, environ: Mapping[str, str]) -> OwnJob | None:
-    """Return a job of this user by its id or name; None if squeue no longer knows it, or if it is another user's.
+    """Return a job of this user by its id or name; None if squeue does not list it, or if it belongs to another user.
 
     For a job array, return an element that has not ended, if there is one.
 
@@ -478,7 +479,7 @@ def own_folders(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def cancel_others(folder: str, name: str, known: Container[str], environ: Mapping[str, str]) -> None:
-    """Cancel the jobs of a folder whose ids no record contains.
+    """Cancel all jobs of a folder except the known jobs.
 
     Args:
         folder, name: the working directory and name of the jobs, as for `find_jobs`.

@@ -117,7 +117,10 @@ class HubClient:
             )
 
     def begin_files(self, size: int) -> None:
-        """Allow downloads of `size` bytes together; a file with wrong bytes may be sent a second time."""
+        """Allow downloads of `size` bytes in total.
+
+        A file that arrived with wrong bytes may be downloaded a second time.
+        """
         self._guard.files = True
         self._most = self._guard.left = 2 * size + (1 << 20)
 

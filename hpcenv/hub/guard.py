@@ -3,8 +3,9 @@
 Runs on: LOGIN NODE. Needs the extra `hub`.
 
 The library follows each redirect and each next page of a list, and reads an answer to its end (huggingface_hub 2.4,
-utils/_http.py, utils/_pagination.py). A hub may be hostile: it could lead the login node to services inside of the
-site, to another host with the user's token, or to a list without end.
+utils/_http.py, utils/_pagination.py). A hub may be hostile. It could redirect a request of the login node to a service
+inside of the site. It could redirect a request with the user's token to a different host. It could also send a list
+without end.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Guard:
         elsewhere = _origin(request.url) != _origin(self._own)
         if not self.files:
             if elsewhere:
-                raise self.refused(f"it leads to {host}, which is another host")
+                raise self.refused(f"it leads to {host}, which is a different host")
             self._documents += 1
             self.left = _MOST_BYTES
             if self._documents > MOST_PAGES:
@@ -89,8 +90,8 @@ class Guard:
             DataUnavailable: the answer is compressed, although compression was not requested.
         """
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise self.refused("it is compressed, although hpcenv asks for none that is")
-        # The library would silently wait as long as these two headers ask for, five times.
+            raise self.refused("it is compressed, although hpcenv requests an answer without compression")
+        # The library would wait without a message for the time that these two headers give, up to five times.
         response.headers.pop("ratelimit", None)
         pause = response.headers.get("Retry-After", "")
         if not pause.isdecimal() or len(pause) > 3 or int(pause) > _LONGEST_PAUSE:
@@ -121,7 +122,7 @@ class Guard:
 
 
 class Stopped(Exception):
-    """A different file failed, or the user interrupted."""
+    """The download ends because a different file failed, or because the user interrupted."""
 
 
 class _Counted(httpx2.SyncByteStream):

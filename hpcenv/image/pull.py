@@ -2,8 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-For a tag, hpcenv always asks the registry. A digest names the same bytes forever, so hpcenv uses the bytes in the store
-and asks the registry only for missing bytes. Therefore compute nodes without internet access can work from a store.
+For a tag, hpcenv always asks the registry. A digest names the same bytes forever. So for a digest, hpcenv uses the
+bytes in the store and asks the registry only for missing bytes. Therefore compute nodes without internet access can use
+a store.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def pull(
         on_event: called with the progress.
 
     Raises:
-        SpecError: the reference floats.
+        SpecError: the reference has no tag, or the tag `latest`.
         FileUnusable: other users could change the SIF in the store.
         HpcenvError: the image cannot be resolved or converted.
     """
@@ -195,7 +196,7 @@ def _stored_image(request: ImageRequest, store: Store | None) -> ResolvedImage |
     source = request.source
     if store is None or not isinstance(source, Reference) or source.digest is None:
         return None
-    # An untrusted SIF does no harm here: only its record is read, and blobs are checked by digest.
+    # An untrusted SIF is no risk here: only its record is read, and blobs are compared with their digests.
     known = store.find_source(source.digest, request.platform)
     record = None if known is None else known.record
     manifest = source.digest if record is None or record.manifest_digest is None else record.manifest_digest

@@ -1,7 +1,8 @@
 """Read the members of a tar stream, strictly and fast, and write members for squashfs-tools.
 
-Runs on: LOGIN NODE. Standard library only. The standard library's tarfile takes four times
-as long for a layer of 37,000 entries, guesses in damaged archives, and does not give the position of a member's data.
+Runs on: LOGIN NODE. Standard library only. The standard library's tarfile is not used: it takes four times as long for
+a layer of 37,000 entries, it guesses how to continue in damaged archives, and it does not give the position of a
+member's data.
 
 These formats are read: v7; POSIX ustar and pax (POSIX.1-2001 pax, "pax Interchange Format"); and GNU (tar 1.34 manual,
 "Basic Tar Format", "Storing Sparse Files") with long names, base-256 numbers and the four sparse forms. xattrs are read
@@ -126,8 +127,8 @@ class Reader:
         self._bounds = bounds or Bounds()
         self._buffer = b""
         self._at = 0
-        self._before = start  # bytes of the stream in front of the buffer
-        self._left = 0  # data of the current member not yet read, padding excluded
+        self._before = start  # bytes of the stream that come before the buffer
+        self._left = 0  # bytes of the current member's data that were not read yet, without padding
         self._pad = 0
         self._global: dict[bytes, bytes] = {}
 
@@ -194,7 +195,7 @@ class Reader:
             ImageMismatch: the archive ends before `offset`, or the reader is already past it.
         """
         if offset < self.offset:
-            _damaged("its members are not where they were", offset)
+            _damaged("its members have different positions than before", offset)
         self._skip(offset - self.offset)
         self._left, self._pad = stored, 0
 
@@ -559,7 +560,7 @@ def _raw(
     # The checksum counts its own field as spaces.
     front, back = name.ljust(100, b"\0") + numbers, flag + target.ljust(100, b"\0") + b"ustar  \0".ljust(72, b"\0")
     back += (_field(device[0], 8) + _field(device[1], 8) if any(device) else _NO_DEVICE).ljust(183, b"\0")
-    # Adler-32's lower half is one more than the sum of the bytes, which here cannot reach 65,521.
+    # The lower half of Adler-32 is the sum of the bytes plus one. This sum cannot reach 65,521 here.
     return front + b"%06o\0 " % ((zlib.adler32(front + b" " * 8 + back) & 0xFFFF) - 1) + back
 
 
@@ -596,7 +597,7 @@ def _damaged(what: str, at: int) -> NoReturn:
 def _check(block: bytes, field: bytes, at: int) -> None:
     """Check a header's checksum; accept sums of signed bytes too, because some old programs wrote such sums."""
     expected = _number(field, "checksum", at)
-    # Adler-32's lower half is one more than the sum of the bytes modulo 65,521, and much faster.
+    # The lower half of Adler-32 is the sum of the bytes plus one, modulo 65,521. Adler-32 is much faster than sum().
     if not ((zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 32 - expected) % 65521:
         return
     total = sum(block) - sum(field) + 8 * 32

@@ -58,7 +58,8 @@ from hpcenv.progress import Event, OnEvent
 Builder = Literal["auto", "hpcenv", "apptainer"]
 OpenBlobs = Callable[[], BlobSource]
 
-# Version of the files that hpcenv adds to a SIF. It must change if the same image gives different bytes than before.
+# Version of the files that hpcenv adds to a SIF. Increase this number if a change of hpcenv gives different bytes for
+# the same image.
 FORMAT = "2"
 FORMAT_LABEL = "hpcenv.format"
 
@@ -153,7 +154,8 @@ def convert(
         try:
             return job.work(held)
         except (ImageMismatch, ToolFailed) as error:
-            # If the indexes are from an earlier call, this call has not read the layers, so damage is noticed only now.
+            # If the indexes are from an earlier call, this call has not read the layers before. So damage is noticed
+            # only now.
             if not source.forget_damaged(error):
                 raise
         return job.work(held)
@@ -444,7 +446,7 @@ class _Job:
     def _checked(
         self, finished: Path, merged: MergedTree, made: _UnpublishedSif
     ) -> tuple[_UnpublishedSif, str | None, str]:
-        # Compute the file's digest in parallel to the comparison: neither uses all processors.
+        # Compute the file's digest in parallel to the comparison, because neither of them uses all processors.
         with ThreadPoolExecutor(max_workers=1) as pool:
             whole = pool.submit(sif.file_sha256, finished)
             proof = None
@@ -517,13 +519,13 @@ class _Job:
         try:
             root = layer_stream.likely_root(len(source), source.known, source.open)
         except (ImageMismatch, FileUnusable):
-            return None  # reading the whole layer will report the fault, or repair it
+            return None  # the caller then reads the whole layer, which reports the fault or repairs it
         try:
             result = self._pack(packer, finished, write, root=root, duplicates=True, total=None)
         except GuessedWrong:
             return None
         except ToolFailed as error:
-            # mksquashfs may have failed because of a wrong guess, but not if a signal ended it.
+            # mksquashfs may have failed because of a wrong guess. If a signal ended it, the guess is not the cause.
             if error.status is None or error.status < 0:
                 raise
             return None
@@ -668,8 +670,8 @@ def _prove(
         ImageMismatch: the trees differ; the error lists the first differences.
     """
     if builder == "hpcenv":
-        # One pass gives the differences and the digest, because the digest does not cover what hpcenv adds (see
-        # `tree.tree_digest`).
+        # One pass gives the differences and the digest, because the digest does not cover the files that hpcenv adds
+        # (see `tree.tree_digest`).
         expected = merged.written(extra=extra)
         differences, digest = tree.compare_and_digest(expected, _read_back(file, merged, on_event))
     else:

@@ -153,7 +153,7 @@ class _Tree:
         if squares > limit**2:
             what = f"a folder of the image has {largest:,} entries"
             if largest <= limit:
-                what = f"the image's folders take as long to pack as one of {isqrt(squares):,} entries"
+                what = f"the image's folders take as long to pack as one folder of {isqrt(squares):,} entries"
             exceeded("folder_entries", limit, what, enough=isqrt(squares) + 1)
 
     def apply(self, layer: int) -> None:
@@ -345,9 +345,9 @@ class MergedTree:
     def written(
         self, *, extra: Sequence[tuple[TreeEntry, bytes]] = (), mtime_limit: int | None = None
     ) -> Iterator[TreeEntry]:
-        """Yield the entries of a squashfs whose stream `emit` wrote with these arguments, in the order of `entries`.
+        """Yield the entries that a squashfs has if `emit` wrote its stream with these arguments.
 
-        squashfs supports times from 1970 to 2106, and only xattrs of user, trusted and security.
+        The order is the same as in `entries`.         squashfs supports times from 1970 to 2106, and only xattrs of user, trusted and security.
         """
         for entry in self.with_extra(extra).entries():
             yield storable(entry, mtime_limit)

@@ -9,13 +9,13 @@ these files, mount points and objects from the image's configuration. The bytes 
 labels and the epoch.
 
 How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell interpreter inside Apptainer
-clears the environment, sources /.singularity.d/env/*.sh in the order of their names, extends PATH by the usual folders
-after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds those
-other variables of the caller that the image does not set. Therefore four names are fixed: 10-docker2singularity.sh,
-90-environment.sh, 99-base.sh and 99-runtimevars.sh. Apptainer runs /.singularity.d/runscript in the same interpreter,
-even in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of the scripts in
-/.singularity.d/actions, Apptainer uses only `test`, with the image's shell; the other scripts are for Singularity
-before 3.6.
+clears the environment, and sources /.singularity.d/env/*.sh in the order of their names. After
+10-docker2singularity.sh, it extends PATH by the usual folders. After 99-base.sh, it adds the caller's variables
+(`--env`, APPTAINERENV_*). It also adds those other variables of the caller that the image does not set. Therefore four
+names are fixed: 10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. Apptainer runs
+/.singularity.d/runscript in the same interpreter, even in images without a shell, if the script has a certain line (see
+`_RUN_LINE`). Of the scripts in /.singularity.d/actions, Apptainer uses only `test`, with the image's shell; the other
+scripts are for Singularity before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:
   values of ENV and words of ENTRYPOINT and CMD are literal; 1.4.5 changes quotes,
@@ -27,7 +27,7 @@ Intended differences from `apptainer build` 1.4.5:
   the labels and the definition file name the image only by its digest, and name no Apptainer version
 
 The image's configuration is untrusted. `quoted` quotes every part of the configuration that is written into a script.
-Variables whose names have another meaning in a shell are omitted, with a note.
+Variables whose names have a special meaning in a shell are omitted, with a note.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = ["RuntimeFiles", "RuntimeMember", "additions", "followed_links", "quot
 
 RuntimeMember = tuple[TreeEntry, bytes]
 
-# Limits the configuration, which is stored five times before the file system. Docker's limit for a
-# manifest with its configuration is 4 MiB.
+# The largest size of the configuration, because a SIF contains it five times before the file system. Docker's limit for
+# a manifest with its configuration is 4 MiB.
 _LONGEST = 1 << 20
 
 
@@ -372,7 +372,7 @@ _RUN_LINE = 'eval "set ${SINGULARITY_OCI_RUN}"'
 
 
 def _runscript(entrypoint: Sequence[str], command: Sequence[str]) -> str:
-    """Return a script that runs the entry point with the caller's arguments; the default is the image's command.
+    """Return a script that runs the entry point with the caller's arguments, or else with the image's command.
 
     As Apptainer documents, a shell expands the arguments of `apptainer run` unless
     --no-eval is given. The image's own words are not expanded.

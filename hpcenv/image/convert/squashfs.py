@@ -48,7 +48,8 @@ from hpcenv.progress import Event, OnEvent, ignore
 __all__ = ["ALIGNMENT", "LEAST_VERSION", "PackResult", "Packer", "find_packer", "pack", "usable_processors"]
 
 LEAST_VERSION = (4, 6)
-# From this version on, duplicates are stored twice. Increase it only after a test of the new version.
+# With this and later versions, `-no-duplicates` is used: files with equal content are stored several times. Increase it
+# only after a test of the new version.
 _DAMAGES_DUPLICATES = (4, 7)
 # The kernel mounts a squashfs at any multiple of 512; Apptainer aligns and pads to a page.
 ALIGNMENT = 4096
@@ -271,7 +272,7 @@ def pack(
         root: mode, owner and time of the root folder, which mksquashfs takes as options.
         duplicates: whether to store files of equal content only once. mksquashfs compares each file with all files of
             the same size, so the time grows with the square of the number of such files (4.6.1: minutes for 100,000).
-        processors: threads that compress; None uses all that this process may use.
+        processors: threads that compress; None for all processors that this process may use.
         compression: the compression of the blocks.
         level: the level of the compression.
         block_size: bytes, a power of two from 4 KiB to 1 MiB.

@@ -114,7 +114,7 @@ def read_tree(
     Args:
         source: path or open descriptor of the file; the position of a descriptor does not change.
         offset, size: position and size of the squashfs in the file, in bytes.
-        content: False reads no file contents; then `blake3` is None.
+        content: whether to read the contents of files; if False, `blake3` is None.
         on_bytes: called from time to time, in this thread, with the number of content bytes hashed since the last call.
         threads: number of threads that decompress and hash; None uses one per processor of this process, at most 8.
         largest_content: the most bytes that all files together may have.
@@ -565,7 +565,7 @@ def _entries(image: _Image, digests: dict[int, bytes] | None) -> Iterator[TreeEn
     """Yield the entries in the order of whole paths: always the smallest next path of all open folders.
 
     A listing is sorted by name, but `a-b` sorts between `a` and `a/c`. So several folders are open at the same time,
-    but never many.
+    but their number stays small.
     """
     waiting: list[_Next] = [(b"", image.root, 1, image.inode(image.root).number, iter(()))]
     met = bytearray(image.inodes + 1)

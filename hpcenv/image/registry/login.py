@@ -37,7 +37,7 @@ _CHALLENGE = re.compile(
     r'\b(?P<scheme>bearer|basic)\b(?!\s*=)|(?P<name>[a-z]{1,20})\s*=\s*(?:"(?P<quoted>[^"]{0,2048})"|(?P<bare>[^\s,"]{1,2048}))',
     re.IGNORECASE,
 )
-# RFC 6750, 2.1. Excludes line ends, which would begin another header.
+# RFC 6750, 2.1. The pattern excludes line ends, because a line end would begin another header.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")
 
 

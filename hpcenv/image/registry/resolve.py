@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-A tag can name another image tomorrow, so hpcenv locks digests, and checks them against the bytes that it received.
-`resolve` fetches the manifest (through the index of a multi-platform image) and the configuration, a few kilobytes.
-`open_source` gives access to the layers, which `blobs.fetch_all` downloads.
+A tag can name a different image tomorrow. So hpcenv locks digests, and checks that the received bytes have these
+digests. `resolve` fetches the manifest (through the index of a multi-platform image) and the configuration, a few
+kilobytes. `open_source` gives access to the layers, which `blobs.fetch_all` downloads.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def resolve(
         on_event: called before a request is sent again.
 
     Raises:
-        SpecError: the reference floats.
+        SpecError: the reference has no tag, or the tag `latest`.
         ImageUnavailable: the image cannot be resolved, because of the image, the registry or the network.
         FileUnusable: `ca_file` cannot be read.
     """

@@ -63,7 +63,7 @@ class RegistrySession(requests.Session):
 
 
 def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Leave a request as it is. While a session has an `auth`, requests does not read ~/.netrc."""
+    """Return a request unchanged. If a session has an `auth` function, requests does not read ~/.netrc."""
     return request
 
 
@@ -79,7 +79,7 @@ def redirect_target(response: requests.Response) -> SplitResult:
 
 
 def _refuse_broken_redirect(response: requests.Response, **_: object) -> None:
-    # requests itself would raise a ValueError, which is no RequestException.
+    # Without this check, requests would raise a ValueError, which is not a RequestException.
     if not response.is_redirect:
         return
     try:

@@ -21,9 +21,9 @@ process uses its own monotonic clock; clocks of two machines are never compared.
   Time without observations (the process was stopped, or the file server did not answer) does
   not count.
 
-A lease has one limit: a holder that was stopped for longer than `stale_after` and then continues
-still believes that it holds the lease, until it calls `still_mine`. So a second publication of a holder's result must
-do no harm: see `store.Store.publish_image`.
+A lease has one limitation. If a holder is stopped for longer than `stale_after`, another process can take the lease.
+The stopped holder notices this only when it calls `still_mine`. So two processes may publish the same result, and this
+must be harmless: see `store.Store.publish_image`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = [
     "unfinished",
 ]
 
-# Seconds. A live holder must not lose its lease because a file server does not answer for a
-# moment, or because Python code does not let other threads run.
+# Seconds. A live holder must not lose its lease if a file server does not answer for a moment, or if Python code does
+# not let the heartbeat thread run for a moment.
 BEAT = 3.0
 STALE_AFTER = 30.0
 
@@ -76,7 +76,7 @@ NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK,
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A process, identified so that no other process is mistaken for it.
+    """A process, with values that identify it on all machines and at all times.
 
     Attributes:
         host: name of the machine, for messages.
@@ -289,7 +289,7 @@ def live_holders(
 
 
 def remove_ended(folder: Path) -> None:
-    """Remove the leases of processes that ran on this machine and have ended; a killed process leaves its lease."""
+    """Remove the leases of ended processes of this machine; a killed process does not remove its lease itself."""
     for path in _leases(folder, ""):
         seen = _look(path)
         if seen is not None and seen.dead():
@@ -338,7 +338,7 @@ class _Watch:
         """Add an observation; return the seconds without a change."""
         now = time.monotonic()
         if seen.stamp == self.stamp:
-            # A longer gap means that we could not observe: we were stopped, or the file server did not answer.
+            # After a longer gap, the time does not count: this process was stopped, or the file server did not answer.
             self.unchanged += min(now - self.looked, 2 * _POLL_LAST)
         else:
             self.changed = self.stamp is not None
@@ -506,13 +506,13 @@ def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Wat
     """Remove a stale lease; return False if another process is removing it.
 
     `seen.key` is never used twice, and only one process can create the file `.NAME.break-KEY` with this key. A later
-    process finds another key in `path`, and does not remove the lease with that key.
+    process finds a different key in `path`, and does not remove the lease with the different key.
     """
     claim = path.with_name(f".{path.name}.break-{seen.key}")
     if not _create(claim, text):
         other = _look(claim)
         if other is not None and _is_stale(claim, other, watches, stale_after):
-            _remove_lease(claim, other.key)  # the process that made the claim died before it removed the lease
+            _remove_lease(claim, other.key)  # the process that made this claim file ended before it removed the lease
         return False
     try:
         again = _look(path)
@@ -527,7 +527,7 @@ def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Wat
 
 
 def _remove_lease(path: Path, key: str) -> None:
-    """Remove the lease `key`. If another lease has the name by now, restore the other lease."""
+    """Remove the lease `key`. If a different lease has the name now, restore the different lease."""
     aside = path.with_name(f".{path.name}.{private_name()}.old")
     try:
         os.rename(path, aside)

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. Pure.
 
 The bytes of a SIF depend only on the image and on the tools. The record has all other facts: the references under which
-the SIF was requested, who made the SIF, where and when. A record proves nothing: code that relies on a digest must
-compute that digest from the file.
+the SIF was requested, who made the SIF, where and when. A record may be wrong: code that relies on a digest must
+compute this digest from the file.
 """
 
 from __future__ import annotations

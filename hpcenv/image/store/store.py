@@ -46,7 +46,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _IMAGE = re.compile(r"sha256-([0-9a-f]{64})\.sif")
 # Unfinished work of another machine counts as abandoned if its newest file is older than this (seconds).
 ABANDONED = 86400.0
-# The same limit if no lease is held (seconds). It is longer than a lease lasts without a heartbeat.
+# The same limit if no lease is held (seconds). A lease without a heartbeat becomes stale after a shorter time.
 UNLEASED = 2 * lease.STALE_AFTER
 
 
@@ -198,7 +198,7 @@ class Store:
         """Context manager: a private folder on the store's file system, removed at the end.
 
         The context manager first removes the files that ended processes left. The caller must hold a lease all the
-        time, which tells other processes that the folder is in use.
+        time. The lease tells other processes that the folder is in use.
 
         Args:
             need_bytes: the most bytes that the caller will write to the folder.
@@ -262,7 +262,7 @@ class Store:
         return image
 
     def record(self, digest: str) -> ImageRecord | None:
-        """Return the SIF's record; None if it is missing, damaged, or of another image."""
+        """Return the SIF's record; None if it is missing, damaged, or belongs to a different image."""
         path = self.record_path(digest)
         try:
             with open(path, encoding="utf-8") as file:
@@ -326,7 +326,8 @@ class Store:
 
         Args:
             finished: a file on the store's file system, usually in `scratch`; it is moved.
-            record: the record of the SIF; the size and hash in the record are trusted.
+            record: the record of the SIF; the size in the record is compared with the file, but the hash is not
+                computed again.
 
         Raises:
             WouldOverwrite: the store has a complete SIF of this image with different bytes.
@@ -365,7 +366,7 @@ class Store:
         known = self.record(record.digest)
         if known is not None and stored == known.sif.sha256 != record.sif.sha256:
             raise WouldOverwrite(
-                f"`{final}` already exists, with other bytes",
+                f"`{final}` already exists, with different bytes",
                 why=f"it was made from the same image with other tools:\nin the store: {_tools(known)}\n"
                 f"now: {_tools(record)}",
                 hint=("use it, or remove it first: ", Command("hpcenv", "image", "prune", "--all")),
@@ -470,7 +471,8 @@ def _is_abandoned(path: Path, now: float | None, after: float) -> bool:
     try:
         inside = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)] if path.is_dir() else []
         status = path.lstat()
-        # A damaged SIF came here by a rename, which changes its ctime but not its mtime. Jobs may run from it.
+        # A damaged SIF was renamed to this name. A rename changes its ctime, but not its mtime. Jobs may run from this
+        # SIF.
         renamed = [status.st_ctime] if path.name.startswith("damaged.") else []
         newest = max([status.st_mtime, *renamed, *inside])
     except OSError:
@@ -495,7 +497,7 @@ def _read_only_file(path: Path) -> bool:
 
 
 def _link(finished: Path, final: Path) -> bool:
-    """Give the file its final name too; return False if another file has that name."""
+    """Link the file to its final name; return False if a different file has the final name."""
     try:
         os.link(finished, final)
     except FileExistsError:
