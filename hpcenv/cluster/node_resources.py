@@ -1,4 +1,4 @@
-"""Read the CPUs, memory and GPUs of nodes, and what a partition gives to a job for each GPU, with one call of scontrol.
+"""Read the CPUs, memory and GPUs of nodes, and the CPUs and memory per GPU of partitions, with one call of scontrol.
 
 Runs on: LOGIN NODE. This module reads the text output of scontrol; the docstring of `node_types` says why. A missing
 value is None.
@@ -52,11 +52,11 @@ class PartitionShares:
     Attributes:
         default: whether jobs without `--partition` run in this partition.
         cpus_per_gpu, memory_per_gpu: DefCpuPerGPU and DefMemPerGPU (MiB) of the partition. If the partition does not
-            set these values, the values of the cluster; None if the cluster does not set them, too.
+            set these values, the values of the cluster; None if the cluster does not set them either.
         most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
         most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
         whole_nodes: whether every job gets whole nodes (OverSubscribe=EXCLUSIVE).
-        select: SelectTypeParameters, which says whether Slurm counts memory; empty if the value is unknown.
+        select: SelectTypeParameters, it shows whether Slurm allocates memory to jobs; empty if the value is unknown.
     """
 
     name: str
@@ -168,5 +168,5 @@ def _defaults(words: str) -> dict[str, int]:
 
 
 def _number(text: str | None) -> int | None:
-    """Return a number that scontrol printed; None for UNLIMITED and other words."""
+    """Return a number that scontrol printed; None for UNLIMITED and all other words."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,15}", text) else None

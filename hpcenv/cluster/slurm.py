@@ -110,8 +110,8 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
     """Return the states of jobs from squeue, then sacct: one call of each command for any number of jobs.
 
     A job that neither command knows is `unknown`, with the reasons of both commands. sacct is asked only about jobs
-    that squeue does not list, or lists as ended. squeue still lists a job for MinJobAge after its end, but does not
-    print the exit status.
+    that squeue does not list, and about jobs that squeue lists as ended. squeue still lists a job for MinJobAge after
+    its end, but does not print the exit status.
 
     Args:
         job_ids: `123`, or `123_4` for an element of an array.
@@ -320,8 +320,8 @@ def cancel_all(job_ids: Sequence[str], environ: Mapping[str, str], *, kill: bool
 
     Args:
         job_ids: `123` (for an array: all elements), or `123_4`.
-        kill: send KILL at once to all processes of the jobs, including the batch script. Slurm
-            itself does this KillWait seconds after a job was cancelled.
+        kill: send KILL at once to all processes of the jobs, including the batch script. Without `kill`, Slurm itself
+            sends KILL, KillWait seconds after a job was cancelled.
 
     Raises:
         ToolMissing, ToolFailed: scancel is missing, or failed. A job that has already ended is no error.
@@ -443,7 +443,7 @@ class OwnJob:
 def own_job(word: str, environ: Mapping[str, str]) -> OwnJob | None:
     """Return a job of this user by its id or name; None if squeue does not list it, or if it belongs to another user.
 
-    For a job array, return an element that has not ended, if there is one.
+    For a job array, return an element that has not ended, if such an element exists.
 
     Raises:
         ToolMissing, ToolFailed: squeue is missing or did not answer.

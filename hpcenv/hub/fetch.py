@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SECONDS_ABANDONED = 86400.0
 # A partial download is removed if no call has continued it for this time.
 _SECONDS_KEPT = 7 * 86400.0
-# How long to wait for another download of the same repository.
+# How long to wait for a different process that downloads the same repository.
 _WAIT_SECONDS = 24 * 3600.0
 
 

@@ -1,4 +1,4 @@
-"""Hooks of the HTTP client of the hub's library, which limit the requests that it sends and the bytes that it reads.
+"""Hooks for the HTTP client of the hub's library. They limit the requests and the bytes of answers.
 
 Runs on: LOGIN NODE. Needs the extra `hub`.
 
@@ -38,7 +38,7 @@ class Guard:
     Attributes:
         files: whether files are downloaded now. Files may come from a storage on a different host, but all other
             answers must come from the hub itself.
-        left: how many bytes of all files together, or of one document, may still arrive.
+        left: how many more bytes may arrive, of all files together or of one document.
         stopped: whether all downloads must end.
     """
 

@@ -30,7 +30,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import DataCompare
 
-# 2020-01-01 00:00 UTC. Some archive formats cannot hold a time before 1980.
+# 2020-01-01 00:00 UTC. Some archive formats cannot store a time before 1980.
 FILE_TIME = 1_577_836_800
 _MOST_NAMED = 3
 _CHANGED = "changed since it was fetched"

@@ -36,7 +36,7 @@ class BuiltImage:
 
     Attributes:
         reused: whether the SIF existed before this call.
-        read: whether this call read the bytes of the SIF, and found that they agree with the record.
+        read: whether this call read the bytes of the SIF, and found that they fit the record.
         notes: sentences that the user should read.
     """
 
@@ -232,7 +232,7 @@ def _ask_registry(request: ImageRequest, store: Store | None, on_event: OnEvent)
 
 
 def _earlier_image(request: ImageRequest, store: Store) -> Command | None:
-    """Return the command that pulls the image that this tag named at an earlier pull, if the store has that image."""
+    """Return the command that pulls the image that this tag named before; None if the store lacks this image."""
     source = request.source
     if not isinstance(source, Reference) or source.digest is not None:
         return None

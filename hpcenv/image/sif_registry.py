@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-A SIF is one blob, and its name in the registry is its sha256. If the bytes that arrive have a different sha256, they
-are refused. The SIF's name in the store is also its sha256. The digest of the image from which the SIF was made is
+A SIF is one blob, and its name in the registry is its sha256. If the received bytes have a different sha256, hpcenv
+refuses them. The SIF's name in the store is also its sha256. The digest of the image from which the SIF was made is
 never used as the name. Only the user who pushed the SIF says which image this is, and hpcenv cannot check this.
 """
 
@@ -43,7 +43,7 @@ _SIF_LAYERS = (
     "appliciation/vnd.sylabs.sif.layer.tar",
 )
 
-# How long to wait for another download of the same SIF.
+# How long to wait for a different process that downloads the same SIF.
 _WAIT_SECONDS = 4 * 3600.0
 
 

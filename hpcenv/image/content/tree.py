@@ -145,12 +145,11 @@ def tree_digest(entries: Iterable[TreeEntry]) -> str:
     3. Treat a block or character device as an empty file of the same mode.
     4. Sort by the bytes of the path, relative to the root and without a leading slash.
     5. sha256 over `hpcenv-tree-v1` NUL and, for each path,
-       LETTER NUL MODE NUL SIZE NUL CONTENT NUL PATH NUL with LETTER `f` file, `d`
-       directory, `l` symbolic link, `p` fifo, `s` socket; MODE the permission bits and
-       set-user-id, set-group-id and sticky, without the three write bits (mode & 07555),
-       in octal without leading zeros, and 0 for a symbolic link; SIZE in bytes of a file,
-       0 for other kinds; CONTENT the hexadecimal BLAKE3 of a file, the target of a symbolic
-       link, or nothing.
+       LETTER NUL MODE NUL SIZE NUL CONTENT NUL PATH NUL. LETTER is `f` file, `d` directory,
+       `l` symbolic link, `p` fifo, `s` socket. MODE is the permission bits with setuid, setgid
+       and sticky, without the three write bits (mode & 07555), in octal without leading zeros,
+       and 0 for a symbolic link. SIZE is in bytes for a file, and 0 for other kinds. CONTENT is
+       the hexadecimal BLAKE3 of a file, the target of a symbolic link, or nothing.
 
     The digest does not cover owners, times, xattrs and device numbers, because an unprivileged `apptainer build` loses
     them. The digest does not cover hard links, because they do not change the content that is read. The digest does not

@@ -67,7 +67,7 @@ _SECONDS = 4 * 3600.0
 # mksquashfs 4.6.1 compares files of equal size: 498,000 files of one size took 15 minutes, and 36,000 files of
 # different sizes a negligible time.
 _MOST_COMPARISONS = 10**9
-# A squashfs is larger than its layers by at most this number of bytes, even if the layers do not compress.
+# A squashfs is larger than its layers by at most this number of bytes, even if the data cannot be compressed.
 _SLACK = 64 << 20
 
 
@@ -174,7 +174,7 @@ def ready(image: ResolvedImage, store: Store, prove: bool, compression: Compress
         return None
     store.remember(image.manifest_digest, reference=image.reference, index_digest=image.index_digest)
     if store.writable:
-        store.clean_leftovers()  # left by a process that was killed just after it had published the SIF
+        store.clean_leftovers()  # files of a process that was killed just after it had published the SIF
     return Converted(image=image, path=stored.path, record=stored.record, reused=True, notes=stored.record.notes)
 
 
@@ -587,7 +587,7 @@ class _Job:
             blobs=stored_blobs(image, self.source.store),
             architecture=_architecture(image),
             epoch=_epoch(image, on_event),
-            # This label is left out, so `image verify` knows that `apptainer build` made the SIF.
+            # Without this label, `image verify` knows that `apptainer build` made the SIF.
             labels={name: value for name, value in _labels(image).items() if name != FORMAT_LABEL},
             files=self._files,
             entries=merged.entries(),

@@ -139,7 +139,7 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
     Args:
         name: the limit.
         limit: its value.
-        what: what exceeds the limit.
+        what: the beginning of the message, such as `a layer has 5 uncompressed bytes`.
         enough: a value that is sufficient for this image; None if the value is unknown, because hpcenv stopped reading.
     """
     raise ImageMismatch(
@@ -255,7 +255,7 @@ def _compression(file: BinaryIO, path: Path) -> str:
         file.seek(0)
     except OSError as error:
         raise _unreadable(path, error) from error
-    # Check for tar first: the first name in a tar archive can look like the start of another format.
+    # Check for tar first, because the first name in a tar archive can look like the start of a different format.
     if start[257:262] == b"ustar":
         return "nothing"
     if start[:2] == b"\x1f\x8b":
@@ -818,7 +818,7 @@ def _kind_and_path(member: tar_stream.Member) -> tuple[int | None, bytes]:
         return kind, path
     if name == _OPAQUE_NAME:
         return OPAQUE, parent
-    # AUFS used such names (.wh..wh.plnk) for its own files; ignore them.
+    # AUFS used names such as .wh..wh.plnk for its own files; ignore these files.
     if name.startswith(_PREFIX + _PREFIX):
         return None, path
     hidden = name[len(_PREFIX) :]

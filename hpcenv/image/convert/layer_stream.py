@@ -45,7 +45,7 @@ _CHUNK = 1024 * 1024
 # yet whether an image will be refused, it packs folders with at most this sum. This takes some seconds. An image with
 # torch has a sum of 50 million.
 _MOST_SQUARES = 200_000_000
-# A directory without a member, which exists only in the paths of other members; see `layers.merge`.
+# A directory that has no member itself, but occurs in the paths of other members; see `layers.merge`.
 _IMPLIED = TreeEntry(path=b"", kind="directory", mode=0o755)
 
 
@@ -267,9 +267,9 @@ def same_root(one: TreeEntry, other: TreeEntry) -> bool:
 class Ahead:
     """Writes the stream of `emit` while the layers are read for the first time.
 
-    For each layer, from the topmost to the lowest: call `begin_layer`; pass this object to `index_layer` as the sink
-    (or call `copy` if the layer has an index); then call `end_layer`. At the end call `finish`, which compares the
-    written files with the merged tree and writes the rest.
+    For each layer, from the topmost to the lowest, first call `begin_layer`. Then pass this object to `index_layer` as
+    the sink, or call `copy` if the layer has an index. Then call `end_layer`. At the end call `finish`, which compares
+    the written files with the merged tree and writes the rest.
 
     Args:
         out: where to write.
@@ -339,7 +339,7 @@ class Ahead:
                 _copy(index, wanted, lambda at: self._header(index, at, index.path(at)), stream, self._writer)
 
     def end_layer(self, index: LayerIndex) -> None:
-        """Record what the layer hides in the layers below.
+        """Record which paths of the lower layers this layer hides.
 
         Raises:
             GuessedWrong: the image is too expensive to pack before its merged tree is known.

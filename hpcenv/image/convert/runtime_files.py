@@ -3,10 +3,10 @@ r"""Write the files that Apptainer needs in addition to the image: scripts, labe
 Runs on: LOGIN NODE. Pure.
 
 `apptainer exec|run|shell|test`, `instance start` and `inspect` treat a SIF made from OCI layers like a SIF of
-`apptainer build` under two conditions: the root file system of the SIF has the files below /.singularity.d and
-Apptainer's mount points, and the SIF has three JSON or text objects next to the file system. This module makes all
-these files, mount points and objects from the image's configuration. The bytes depend only on the configuration, the
-labels and the epoch.
+`apptainer build` under two conditions. First, the root file system of the SIF must have the files below /.singularity.d
+and Apptainer's mount points. Second, the SIF must have three JSON or text objects next to the file system. This module
+makes all these files, mount points and objects from the image's configuration. The bytes depend only on the
+configuration, the labels and the epoch.
 
 How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell interpreter inside Apptainer
 clears the environment, and sources /.singularity.d/env/*.sh in the order of their names. After
@@ -18,13 +18,13 @@ names are fixed: 10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-
 scripts are for Singularity before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:
-  values of ENV and words of ENTRYPOINT and CMD are literal; 1.4.5 changes quotes,
-    `$`, backquotes and backslashes, and omits the image's whole environment if a value
-    has `$(` (apptainer issue 3328, fixed in 1.5.0)
-  if a variable is set twice, the last value counts, as in runc; in 1.4.5 the first value counts
-  an image with neither entry point nor command prints an error; 1.4.5 prints the shell's variables
-  /etc/hosts and /etc/resolv.conf of the image are preserved; 1.4.5 empties them
-  the labels and the definition file name the image only by its digest, and name no Apptainer version
+
+- Values of ENV and words of ENTRYPOINT and CMD are literal. 1.4.5 changes quotes, `$`, backquotes and backslashes, and
+  omits the image's whole environment if a value has `$(` (apptainer issue 3328, fixed in 1.5.0).
+- If a variable is set twice, the last value counts, as in runc. In 1.4.5 the first value counts.
+- An image without entry point and command prints an error. 1.4.5 prints the shell's variables.
+- /etc/hosts and /etc/resolv.conf of the image are preserved. 1.4.5 empties them.
+- The labels and the definition file name the image only by its digest, and name no Apptainer version.
 
 The image's configuration is untrusted. `quoted` quotes every part of the configuration that is written into a script.
 Variables whose names have a special meaning in a shell are omitted, with a note.
@@ -65,7 +65,7 @@ class RuntimeFiles:
         inspection: the SIF object `inspect-metadata.json`.
         oci_config: the SIF object `oci-config.json`.
         labels: the labels in /.singularity.d/labels.json and in `inspection`.
-        notes: what was omitted from the image's configuration, one sentence each.
+        notes: the parts of the image's configuration that were omitted, one sentence each.
     """
 
     members: tuple[RuntimeMember, ...]
@@ -228,8 +228,8 @@ def _unusable(why: str) -> ImageUnavailable:
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that belong to the shell that sources the files, or that are read-only in Apptainer's start script. Setting
-# such a variable is an error, or changes the meaning of the following lines.
+# These variables belong to the shell that sources the files, or are read-only in Apptainer's start script. Setting such
+# a variable is an error, or changes the meaning of the following lines.
 _SHELLS_OWN = frozenset(
     {"_", "IFS", "UID", "EUID", "GID", "PPID", "PWD", "OPTIND", "BASHOPTS", "SHELLOPTS",
      "APPTAINER_NAME", "APPTAINER_CONTAINER", "APPTAINER_INSTANCE", "__exported_env__", "__apptainer_cmd__",
@@ -309,7 +309,7 @@ def _environment_scripts(variables: Mapping[str, str]) -> dict[str, str]:
 def _image_environment(variables: Mapping[str, str]) -> str:
     """Return a script that sets the image's variables.
 
-    The script always sets PATH; other variables keep an existing value.
+    The script always sets PATH. If any other variable already has a value, it keeps this value.
     """
     lines = ["#!/bin/sh"]
     for name, value in variables.items():
@@ -426,7 +426,7 @@ exec "$@"
 """
 
 
-# The first command of an instance must continue Apptainer's process 1, which has stopped itself.
+# Process 1 of Apptainer has stopped itself. The first command of an instance must continue this process.
 _ACTIONS: Mapping[str, str] = {
     "exec": _SOURCE_ALL + 'exec "$@"\n',
     "run": _SOURCE_ALL + _app_or("runscript", 'set -- /bin/sh "$@"'),

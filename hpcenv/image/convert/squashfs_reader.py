@@ -321,7 +321,7 @@ class _Image:
         return begin + (place & 0xFFFF)
 
     def _rows(self, table: int, count: int, size: int) -> bytes:
-        """Return the rows of a table. The table's position leads to a list with the positions of the table's blocks."""
+        """Return the rows of a table. At the table's position is a list with the positions of the table's blocks."""
         # An inode uses at most one row; mksquashfs leaves some rows unused.
         if count > self.inodes + 0x10000:
             raise self.damaged(f"a table at {table} has {count} rows for {self.inodes} inodes")

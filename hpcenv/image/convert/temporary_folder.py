@@ -20,8 +20,8 @@ from hpcenv.filesystem import mount_of
 
 __all__ = ["candidates", "choose_temporary", "describe", "free_memory"]
 
-# Memory to leave for programs; mksquashfs of Apptainer 1.4.5 alone needs up to 1.25 GB for a tree of
-# 1.2 GB.
+# This memory must remain free for programs; mksquashfs of Apptainer 1.4.5 alone needs up to 1.25 GB for a tree of 1.2
+# GB.
 _MEMORY_LEFT = 2 << 30
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 

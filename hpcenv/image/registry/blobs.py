@@ -1,4 +1,4 @@
-"""Download an image's blobs into a folder: in parallel, checked while they arrive, and resumable.
+"""Download an image's blobs into a folder. Downloads run in parallel, are checked, and can be continued.
 
 Runs on: LOGIN NODE.
 
@@ -61,8 +61,8 @@ _WAIT_SECONDS = 4 * 3600.0
 _WORTHWHILE = 1024 * 1024
 # The largest number of requests for one blob.
 _MOST_REQUESTS = 200
-# How often the part file or the lease of a live process may disappear. More than once means that some
-# program cleans the folder.
+# How often the part file or the lease of a live process may disappear. If it disappears more than once, some program
+# cleans the folder.
 _MOST_TAKEN = 3
 _FULL = {
     errno.ENOSPC: "the file system is full",
@@ -128,7 +128,7 @@ class BlobSource(Protocol):
             stall: seconds to wait for the next byte.
 
         Raises:
-            Broken: the request failed, but another attempt may succeed; reading the chunks can raise it too.
+            Broken: the request failed, but another attempt may succeed; reading the chunks can also raise `Broken`.
             ImageUnavailable: another attempt would fail as well.
         """
 
@@ -140,7 +140,7 @@ class Broken(Exception):
     """A download ended early; another attempt may succeed.
 
     Args:
-        error: the error to raise if there is no other attempt.
+        error: the error to raise if no further attempt is made.
         retry_after: seconds that the server asks to wait.
         restart: whether the bytes so far are useless, so that the download must begin again.
     """
@@ -338,7 +338,7 @@ def _unique(blobs: Sequence[BlobSpec], limits: TransferLimits) -> list[BlobSpec]
             f"the layers of the image have {_amount(sum(sizes.values()))}",
             why=f"hpcenv downloads at most {_amount(limits.most_bytes)} for one image",
         )
-    # Begin with the largest blobs, because the small blobs at the end then keep all connections busy.
+    # Begin with the largest blobs. Then the small blobs at the end use all connections until the end.
     return [BlobSpec(digest=d, size=n) for d, n in sorted(sizes.items(), key=lambda item: -item[1])]
 
 

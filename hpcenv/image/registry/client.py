@@ -40,8 +40,8 @@ __all__ = ["Client", "RegistryBlobs"]
 
 _T = TypeVar("_T")
 _ERROR_LIMIT = 64 * 1024
-# Seconds before the second and the third attempt. A short fault is over by then, and an
-# unreachable registry is reported within two seconds.
+# Seconds before the second and the third attempt. A short fault ends in this time, and the error for an unreachable
+# registry comes within two seconds.
 _PAUSES = (0.5, 1.0)
 _CHUNK = 256 * 1024
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)

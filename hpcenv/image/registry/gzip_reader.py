@@ -100,7 +100,7 @@ class GzipReader(io.RawIOBase):
         while True:
             self._file.seek(self._begin + self._taken)
             compressed = self._file.read(min(_CHUNK // 4, self._size - self._taken))
-            if self._engine.eof:  # another member may follow, or padding
+            if self._engine.eof:  # after this, another member or padding may follow
                 if not compressed.startswith(GZIP):
                     return b""
                 self._engine = zlib.decompressobj(31)

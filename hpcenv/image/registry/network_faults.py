@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE. Loads `requests`.
 
 The arguments of an exception of `requests` contain an exception of urllib3. The `reason` of the exception of urllib3 is
-the cause. This cause was raised from the error of the operating system (requests 2.34, adapters.py, `send`; urllib3
+the cause. Python raised this cause from the error of the operating system (requests 2.34, adapters.py, `send`; urllib3
 2.8, connection.py, `_new_conn`). urllib3 1.26 sets no `__cause__`, and Python then keeps `__context__`.
 """
 

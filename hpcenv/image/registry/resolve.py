@@ -78,7 +78,7 @@ def resolve(
 
 
 def _fetch_documents(client: Client, reference: Reference, wanted: Platform) -> ImageDocuments:
-    """Fetch the manifest, through the index if there is one, and the configuration."""
+    """Fetch the manifest and the configuration. If the image has an index, the index names the manifest."""
     digest, body, document = _fetch(client, reference, reference.digest or reference.tag or "latest")
     index_digest: str | None = None
     platforms: tuple[str, ...] = ()

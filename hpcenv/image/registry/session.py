@@ -33,7 +33,7 @@ class RegistrySession(requests.Session):
     - `ca_file` has priority over REQUESTS_CA_BUNDLE in the environment.
     - ~/.netrc is not read, and cookies are not kept. (Some registries treat a client with cookies
       as a browser, and then demand CSRF tokens.)
-    - A request that is redirected to another host has no credentials. A redirect from https to http is an error.
+    - If a request is redirected to a different host, it has no credentials. A redirect from https to http is an error.
     """
 
     def __init__(self, *, plain_http: bool, ca_file: Path | None, timeout: float) -> None:
@@ -56,7 +56,10 @@ class RegistrySession(requests.Session):
         return super().request(method, url, *args, **options)
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Remove the credentials before a redirect to another host; requests' own method would also read ~/.netrc."""
+        """Remove the credentials before a redirect to another host.
+
+        The method of `requests` would also read ~/.netrc.
+        """
         old, new = str(response.request.url), str(prepared_request.url)
         if self.should_strip_auth(old, new):
             prepared_request.headers.pop("Authorization", None)
@@ -122,7 +125,10 @@ def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes
 
 
 def _arriving(response: requests.Response) -> Iterator[bytes]:
-    """Yield the bytes that have arrived, even less than a chunk, so that a slow server cannot exceed the deadline."""
+    """Yield the bytes that have arrived, even if they are less than a chunk.
+
+    So a slow server cannot exceed the deadline.
+    """
     raw = response.raw
     if not hasattr(raw, "read1"):  # urllib3 before 2.1
         yield from response.iter_content(256)

@@ -254,8 +254,8 @@ def live_holders(
 ) -> tuple[Holder, ...]:
     """Return the live holders of leases in a folder.
 
-    For leases of this machine the answer is known at once. Leases of other machines are observed until the first
-    heartbeat of any of them, or for `stale_after` seconds.
+    For leases of this machine the answer is known at once. Leases of other machines are observed until one of them has
+    a heartbeat, or for `stale_after` seconds.
 
     Args:
         folder: the folder of leases.
@@ -480,7 +480,7 @@ def _create(path: Path, text: bytes) -> bool:
 def _write_new(path: Path, text: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        os.fchmod(fd, 0o644)  # independent of the umask: other users must be able to read the holder
+        os.fchmod(fd, 0o644)  # independent of the umask, because other users must be able to read who the holder is
         os.write(fd, text)
         os.fsync(fd)
     except OSError:
@@ -519,7 +519,7 @@ def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Wat
         if again is None:
             return True
         if again.stamp != seen.stamp:
-            return False  # a stopped holder continued, or another process got the lease
+            return False  # the holder was stopped and continued, or another process got the lease
         _remove_lease(path, seen.key)
         return True
     finally:

@@ -2,13 +2,12 @@
 
 Runs on: LOGIN NODE.
 
-    STORE/store.json              marks a store; tells whether a group shares it (image/store/store_folder.py)
-    STORE/blobs/sha256/HEX        layers as downloaded (image/registry/blobs.py)
-    STORE/indexes/sha256/HEX      index of a layer, under its diff_id (image/convert/layers.py)
-    STORE/images/sha256-HEX.sif   a SIF; HEX is the image's manifest digest, or the SIF's own
-    STORE/images/sha256-HEX.json  its record (image/store/sif_record.py)
-    STORE/leases/NAME             a process that is working (image/store/lease.py)
-    STORE/tmp/HOST.PID....        unfinished work of that process
+    STORE/store.json              marks a store; says whether a group shares it (image/store/store_folder.py)
+    STORE/blobs/sha256/HEX        layers as downloaded (image/registry/blobs.py) STORE/indexes/sha256/HEX      index of
+    a layer, under its diff_id (image/convert/layers.py) STORE/images/sha256-HEX.sif   a SIF; HEX is the image's
+    manifest digest, or the SIF's own STORE/images/sha256-HEX.json  its record (image/store/sif_record.py)
+    STORE/leases/NAME             a process that is working (image/store/lease.py) STORE/tmp/HOST.PID....
+    unfinished work of that process
 
 A file under its final name is complete and never changes: link(2) or rename(2) gives the file its final name, and a SIF
 is read-only. The next process removes the files that a killed process left.
@@ -178,8 +177,8 @@ class Store:
     def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
         """Context manager: hold a lease that only this process uses; `prune` removes nothing while a lease is held.
 
-        If the caller may only read the store, no lease is held. Images are still safe for a while, because `prune` does
-        not remove images that were used lately.
+        If the caller may only read the store, no lease is held. For some time, images are safe also without a lease,
+        because `prune` does not remove images that were used recently.
 
         Args:
             purpose: what the process does, for messages: "compares X with its layers".
@@ -225,8 +224,8 @@ class Store:
     def leftovers(self, *, idle: bool = False) -> tuple[Path, ...]:
         """Return the unfinished work of ended processes.
 
-        For processes of this machine we know whether they have ended. Work of other machines counts
-        if its files have not changed for a day, by the clock of the file system.
+        For processes of this machine we know whether they have ended. Work of other machines is included if its files
+        have not changed for a day, by the clock of the file system.
 
         Args:
             idle: whether the caller has made sure that no lease is held. If no lease is held, a minute without changes
@@ -490,7 +489,7 @@ def _distrust(status: os.stat_result) -> str:
 
 
 def _read_only_file(path: Path) -> bool:
-    """Make a file read-only; return False if that is not permitted and other users can write to the file."""
+    """Make a file read-only. Return False if this is not permitted and other users can write to the file."""
     with contextlib.suppress(PermissionError):
         os.chmod(path, 0o444)
     return not os.stat(path).st_mode & 0o022
