@@ -65,7 +65,7 @@ class Guard:
         elsewhere = _origin(request.url) != _origin(self._own)
         if not self.files:
             if elsewhere:
-                raise self.refused(f"it leads to {host}, which is a different host")
+                raise self.refused(f"it leads to {host}, which is another host")
             self._documents += 1
             self.left = _MOST_BYTES
             if self._documents > MOST_PAGES:

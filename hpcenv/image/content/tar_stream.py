@@ -195,7 +195,7 @@ class Reader:
             ImageMismatch: the archive ends before `offset`, or the reader is already past it.
         """
         if offset < self.offset:
-            _damaged("its members have different positions than before", offset)
+            _damaged("its members are not where they were before", offset)
         self._skip(offset - self.offset)
         self._left, self._pad = stored, 0
 

@@ -347,8 +347,8 @@ class MergedTree:
     ) -> Iterator[TreeEntry]:
         """Yield the entries that a squashfs has if `emit` wrote its stream with these arguments.
 
-        The order is the same as in `entries`. squashfs supports times from 1970 to 2106, and only xattrs of user, trusted
-        and security.
+        The order is the same as in `entries`. squashfs supports times from 1970 to 2106, and only xattrs of user,
+        trusted and security.
         """
         for entry in self.with_extra(extra).entries():
             yield storable(entry, mtime_limit)

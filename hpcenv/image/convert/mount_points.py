@@ -57,7 +57,7 @@ def _link(entry: TreeEntry) -> str:
 
 
 def _blocking(path: bytes, find: Find) -> TreeEntry | None:
-    """Return the entry that blocks a directory: a file, or a link that leads to no directory; None without such an entry."""
+    """Return the entry that blocks a directory: a file, or a link that leads to no directory; else None."""
     done: list[bytes] = []
     todo = path.split(b"/")[::-1]
     first: TreeEntry | None = None

@@ -172,7 +172,7 @@ class Refusals:
     def wrong_size(self, digest: str, *, expected: int, announced: str) -> ImageUnavailable:
         """Return the error for a layer if the registry announces a different size than the manifest."""
         return ImageUnavailable(
-            f"`{self.reference.registry}` announced a different size for the layer {digest}",
+            f"`{self.reference.registry}` announced another size for the layer {digest}",
             why=f"expected {expected} bytes\nannounced {announced}",
             hint="a proxy or mirror may have changed it; do not use this image from there",
         )
