@@ -1,4 +1,4 @@
-"""Ask Slurm's accounting which jobs this user has had since a time, with how many GPUs, and for how long.
+"""Ask Slurm's accounting for the jobs of this user since a given time, with their GPUs and durations.
 
 Runs on: LOGIN NODE.
 """

@@ -56,7 +56,7 @@ class PartitionShares:
         most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
         most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
         whole_nodes: whether every job gets whole nodes (OverSubscribe=EXCLUSIVE).
-        select: SelectTypeParameters, it shows whether Slurm allocates memory to jobs; empty if the value is unknown.
+        select: SelectTypeParameters; it shows whether Slurm allocates memory to jobs; empty if the value is unknown.
     """
 
     name: str

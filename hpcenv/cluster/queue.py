@@ -23,7 +23,7 @@ _REASONS = (
     ("Priority", "jobs with a higher priority go first"),
     (
         "DependencyNeverSatisfied",
-        "the job that it depends on did not end as asked, so this job does not start: cancel it",
+        "the job that it depends on did not end in the required way, so this job does not start: cancel it",
     ),
     ("Dependency", "it waits for the end of another job"),
     ("BeginTime", "the time of --begin has not come, or Slurm waits before it starts a requeued job again"),
@@ -50,7 +50,7 @@ _REASONS = (
     ),
     (
         "InvalidAccount|AccountNotAllowed|InvalidQOS|QOSNotAllowed",
-        "it may not use its account or QOS, so Slurm does not start it: cancel it, and change --account or --qos",
+        "its account or QOS does not allow it, so Slurm does not start it: cancel it, and change --account or --qos",
     ),
     ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
 )

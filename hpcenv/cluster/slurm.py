@@ -132,7 +132,7 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
 
 # A job id comes from a file, so it must be checked: scancel would read `--me` or `-u alice` as an option.
 _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
-# A job id, or the name of a run (submission/run_place.py). squeue accepts lists of either.
+# A job id, or the name of a run (submission/run_place.py). squeue accepts lists of ids and lists of names.
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 # One argument of a program can have at most 128 KiB (MAX_ARG_STRLEN, execve(2)).
@@ -170,7 +170,7 @@ _DISABLED = re.compile(r"accounting storage is disabled|AccountingStorageType", 
 def _combine(listed: JobState | None, no_squeue: str, accounted: JobState | None, no_sacct: str) -> JobState:
     """Combine the answers of squeue and sacct about one job."""
     if listed is not None:
-        # slurmdbd learns of the end later than squeue.
+        # slurmdbd gets the end of a job later than squeue.
         return accounted if listed.ended and accounted is not None and accounted.ended else listed
     gone = not no_squeue
     if accounted is not None and accounted.ended:
@@ -179,7 +179,7 @@ def _combine(listed: JobState | None, no_squeue: str, accounted: JobState | None
         return replace(accounted, unconfirmed=True, reason=f"so says sacct; {no_squeue}")
     reasons = [no_squeue or "squeue does not know this job"]
     if accounted is not None:
-        # For a job whose end accounting has missed ("runaway"), sacct prints RUNNING forever.
+        # If accounting has missed the end of a job ("runaway"), sacct prints RUNNING forever.
         reasons.append(f"sacct says {accounted.state}, which squeue does not confirm")
     else:
         reasons.append(no_sacct or "sacct does not know this job")
@@ -249,7 +249,7 @@ def _ask_sacct(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobS
 
 
 def _portions(job_ids: Sequence[str]) -> list[str]:
-    """Join job ids with commas, and return as few arguments as the maximal length of an argument allows."""
+    """Join job ids with commas. Return several arguments only if one argument would be too long."""
     portions = [""]
     for job_id in job_ids:
         if len(portions[-1]) + len(job_id) >= _MOST_CHARACTERS:
@@ -495,8 +495,8 @@ def cancel_others(folder: str, name: str, known: Container[str], environ: Mappin
 
 def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
     squeue = _find("squeue", "look for the job", environ)
-    # For an array, %F is the number of the whole array, but %i is not. For other jobs, %F is the job id (squeue(1),
-    # 22.05 to 26.05).
+    # For an array, %F is the number of the whole array, but %i can be the id of an element. For other jobs, %F is the
+    # job id (squeue(1), 22.05 to 26.05).
     argv = [squeue, "--noheader", f"--name={names}", "--format=%F|%T|%Z"]
     env = slurm_command.clean_environment(environ)
     for pause in _PAUSES:

@@ -49,7 +49,8 @@ def read_digest(path: Path, file: HubFile, *, on_event: OnEvent = ignore) -> str
         OSError: the file cannot be read.
     """
     algorithm = file.digest.partition(":")[0]
-    # git's digest of a file also covers its kind and size (git-hash-object(1)). It is a name, not a signature.
+    # git's digest of a file also covers its kind and size (git-hash-object(1)). This digest is used as a name, not as a
+    # signature.
     in_git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     digest = hashlib.sha256() if algorithm == "sha256" else in_git
     done = 0

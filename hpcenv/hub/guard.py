@@ -79,7 +79,7 @@ class Guard:
         if _is_internal(request.url.host) and not _is_internal(self._own.host):
             raise DataUnavailable(
                 f"the hub `{self._own.host}` redirects to an address inside of your network",
-                why=f"it is {host}, and the hub is outside",
+                why=f"the address is {host}, and the hub is outside of your network",
                 hint="report this to the administrators of the hub",
             )
 

@@ -103,7 +103,7 @@ def pull(
         FileUnusable: other users could change the SIF in the store.
         HpcenvError: the image cannot be resolved or converted.
     """
-    # Check the store before asking the registry: the SIF in it may belong to a user who is not trusted.
+    # Check the store before asking the registry, because the SIF in the store may belong to a user who is not trusted.
     store = open_place(place, create=True) if place_exists(place) else None
     if store is not None:
         stored = _stored_sif(request, options, store)

@@ -114,7 +114,8 @@ class Reader:
     """Reads the members of an archive that arrives in chunks.
 
     `next_member` skips unread data of the previous member. After the last member the rest of the stream is read to its
-    end, because the digest of the layer covers it. The stream may end inside the padding of its last member.
+    end, because the digest of the layer also covers this rest. The stream may end inside the padding of its last
+    member.
 
     Args:
         chunks: the uncompressed stream in pieces of any size.
@@ -234,7 +235,7 @@ class Reader:
     def _skip_padding(self) -> bool:
         """Skip a member's padding.
 
-        Return False if the stream ends in this padding, which is accepted as by Go and GNU tar.
+        Return False if the stream ends in this padding. This is not an error, as in Go and GNU tar.
         """
         while self._pad > len(self._buffer) - self._at:
             self._pad -= len(self._buffer) - self._at
@@ -377,7 +378,7 @@ class Reader:
         pax: dict[bytes, bytes],
         at: int,
     ) -> tuple[bytes, int, tuple[tuple[int, int], ...]]:
-        """Read the map of a sparse file in any of its four forms; the stream is then at the data."""
+        """Read the map of a sparse file in any of its four forms; after that, the stream is at the data."""
         name = pax.get(b"GNU.sparse.name") or name
         self._named(name, "name", at)
         if flag == b"S":

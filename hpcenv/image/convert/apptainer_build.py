@@ -167,7 +167,7 @@ def build_layout(
     made_by = _supported_version(apptainer, environ)
     with _scratch(temporary, destination, on_line) as scratch:
         write_layout(scratch / "layout", manifest_digest, blobs)
-        # A relative path: Apptainer stores the path in the SIF, which must not contain our folder's name.
+        # Use a relative path, because Apptainer stores the path in the SIF. The SIF must not contain our folder's name.
         text = f"Bootstrap: oci\nFrom: layout@{manifest_digest}\n\n" + _script_section(files, scratch)
         text += _label_section({"org.label-schema.build-date": _rfc3339(epoch), **labels})
         job = _ApptainerBuild(apptainer, destination, text, scratch, architecture, epoch, environ, on_line, timeout)
@@ -187,7 +187,7 @@ def _refuse_links(files: RuntimeFiles, entries: Iterable[TreeEntry]) -> None:
 
 
 def write_layout(folder: Path, manifest_digest: str, blobs: Mapping[str, Path]) -> None:
-    """Write an OCI layout whose blobs are symbolic links; Apptainer also accepts docker's manifests in it (seen).
+    """Write an OCI layout whose blobs are symbolic links; Apptainer also accepts docker's manifests in a layout (seen).
 
     Args:
         folder: the layout; it must not exist.
@@ -273,7 +273,7 @@ def build_definition(
         timeout: seconds.
 
     Raises:
-        SpecError: the file names no source, or a source that is not fixed; or a label cannot be written.
+        SpecError: the file names no source, or a source that can change; or a label cannot be written.
         ToolMissing, ToolFailed, ImageUnavailable: Apptainer is missing, too old, or failed.
         ImageMismatch: Apptainer's result is wrong.
         FileUnusable: a file cannot be read or written.

@@ -65,7 +65,7 @@ FORMAT_LABEL = "hpcenv.format"
 
 _SECONDS = 4 * 3600.0
 # mksquashfs 4.6.1 compares files of equal size: 498,000 files of one size took 15 minutes, and 36,000 files of
-# different sizes a negligible time.
+# different sizes took a negligible time.
 _MOST_COMPARISONS = 10**9
 # A squashfs is larger than its layers by at most this number of bytes, even if the data cannot be compressed.
 _SLACK = 64 << 20
@@ -124,7 +124,7 @@ def convert(
         store: the store for the layers and the SIF.
         environ: the user's environment, for tools and temporary folders.
         on_event: called with the progress.
-        builder: `hpcenv` streams the layers into mksquashfs, `apptainer` uses `apptainer build`, `auto` streams if a
+        builder: `hpcenv` streams the layers into mksquashfs. `apptainer` uses `apptainer build`. `auto` streams if a
             suitable squashfs-tools is on PATH, and otherwise uses `apptainer build`.
         compression: the compression of a new SIF. If gzip is requested, a stored SIF with zstd is converted again.
         prove: whether to read the SIF and compare it with the layers, path by path.

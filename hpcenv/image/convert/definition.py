@@ -252,7 +252,7 @@ def pin(text: str, digests: Mapping[str, str]) -> str:
 
     Args:
         text: the definition file.
-        digests: manifest digests of sources of kind `registry`, by `DefinitionSource.origin`. The digest replaces the
+        digests: `DefinitionSource.origin` -> manifest digest, for sources of kind `registry`. The digest replaces the
             tag, because Apptainer does not accept a reference with a tag and a digest.
 
     Raises:

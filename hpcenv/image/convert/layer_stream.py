@@ -59,7 +59,7 @@ class _Writer:
     def __init__(self, out: BinaryIO, on_bytes: OnBytes | None) -> None:
         self._out = out
         self._on_bytes = on_bytes
-        # One buffer for all writes: allocating a new one each time costs as much as the copying.
+        # All writes use one buffer. Allocating a new buffer for each write would cost as much time as the copying.
         self._buffer = memoryview(bytearray(_CHUNK))
         self._used = 0
         self.written = 0
@@ -131,7 +131,7 @@ def emit(
 
 
 class _Plan:
-    """The order of the stream: files by their layers, the rest at the end."""
+    """The order of the stream: first the files, by their layers, then all other entries."""
 
     def __init__(self, merged: MergedTree, mtime_limit: int | None = None) -> None:
         self._merged = merged

@@ -281,7 +281,7 @@ def _image_labels(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str
 def _schema_labels(architecture: str, epoch: int) -> dict[str, str]:
     """Return the `org.label-schema` labels that `apptainer build` writes.
 
-    Here these labels depend only on the image.
+    The values that hpcenv writes depend only on the image.
     """
     return {
         "org.label-schema.build-arch": architecture,

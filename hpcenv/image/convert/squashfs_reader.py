@@ -9,7 +9,7 @@ Tables are chains of metadata blocks of at most 8 KiB. A position in a table has
 offset from the beginning of the table, and the offset in the uncompressed block.
 
 The file is untrusted input. Every position and count is checked before its use. A folder that is reached twice is
-refused, so loops end. Paths, entries and uncompressed bytes have limits. Wrong bytes raise `ImageMismatch`;
+refused, so loops are impossible. Paths, entries and uncompressed bytes have limits. Wrong bytes raise `ImageMismatch`;
 `EnvironmentUnreadable` means that the operating system denies access.
 """
 
@@ -815,7 +815,7 @@ def _unpacker(compression: str, name: str) -> _Unpack:
         ) from error
 
     def unpack(local: threading.local, data: bytes, most: int) -> bytes:
-        # Two threads must not share a context, and creating one for each block is too slow.
+        # Two threads must not share a context, and it is too slow to create a context for each block.
         context: zstandard.ZstdDecompressor | None = getattr(local, "zstd", None)
         if context is None:
             context = local.zstd = zstandard.ZstdDecompressor()
@@ -839,7 +839,7 @@ def _unpack_gzip(_local: threading.local, data: bytes, most: int) -> bytes:
 
 
 def _unpack_xz(_local: threading.local, data: bytes, most: int) -> bytes:
-    # The dictionary has at most the size of a block, 1 MiB; the decoder needs little more.
+    # The dictionary has at most the size of a block, 1 MiB; the decoder needs little additional memory.
     worker = lzma.LZMADecompressor(memlimit=64 << 20)
     found = worker.decompress(data, most + 1)
     if not worker.eof and len(found) <= most:

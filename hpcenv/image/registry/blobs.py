@@ -11,9 +11,9 @@ the next holder of the lease hashes the bytes in it and continues the download. 
 that another process takes the lease. The stopped process notices this before its next write, and waits for the lease
 again.
 
-A complete file is trusted by its name, size and mode. The content of a layer is checked against the `diff_id` when the
-layer is read. If the content is wrong, the reader calls `discard`, and the blob is downloaded again. Damage by a power
-failure is repaired in the same way, so nothing is flushed to the disk here.
+hpcenv trusts a complete file if its name, size and mode are right. The content of a layer is checked against the
+`diff_id` when the layer is read. If the content is wrong, the reader calls `discard`, and the blob is downloaded again.
+Damage by a power failure is repaired in the same way, so nothing is flushed to the disk here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TransferLimits:
         pauses: seconds before the second, third, ... attempt; the last value repeats.
         longest_pause: the longest `Retry-After` of a registry, in seconds, that hpcenv waits for. A longer time is an
             error.
-        most_bytes: the most bytes of all blobs together.
+        most_bytes: the largest total size of all blobs, in bytes.
     """
 
     stall: float = 60.0
