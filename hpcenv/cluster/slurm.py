@@ -362,7 +362,7 @@ def kill_wait(environ: Mapping[str, str]) -> float:
 def shell_argv(
     job_id: str, node: str, command: Sequence[str], environ: Mapping[str, str], *, tty: bool, protocol: bool = False
 ) -> list[str]:
-    """Return the srun command that runs `command` inside a running job, on one of its nodes, beside its other steps.
+    """Return the srun command that runs `command` inside a running job, on one node, parallel to its other steps.
 
     With `--overlap` (Slurm 20.11 and later), the step shares the job's CPUs, memory and GPUs.
 

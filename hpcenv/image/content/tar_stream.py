@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple, NoReturn
 from hpcenv.errors import Command, ImageMismatch
 from hpcenv.image.content.tree import TreeEntry
 
-# The hint for a damaged layer. `cli/image/` replaces the project's command by the user's own.
+# The hint for a damaged layer. `cli/image/` replaces the command in this hint by the command that the user typed.
 PULL_AGAIN = (
     "run ",
     Command("hpcenv", "image", "build"),

@@ -331,7 +331,8 @@ class _Layers:
         return _sha256(layer_path(self.image, layer, self.store)) != layer.digest
 
     def require_same_bytes(self) -> None:
-        """Hash the layers of a local layout that already have an index, because such a layer is read without hashing.
+        """Hash the layers of a local layout that already have an index, because other functions read such a layer
+        without hashing it.
 
         Raises:
             ImageMismatch: somebody changed a layer.

@@ -145,7 +145,7 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
     raise ImageMismatch(
         f"{what}, more than the limit `{name}` of {limit:,}",
         why="a hostile image can fill memory or disks; hpcenv stops before that happens",
-        # `cli/image/` replaces the project's command by the user's own.
+        # `cli/image/` replaces this command by the command that the user typed.
         hint=(
             "if you trust this image: ",
             Command("hpcenv", "image", "build", "--limit", f"{name}={NO_LIMIT if enough is None else enough}"),

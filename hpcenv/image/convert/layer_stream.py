@@ -326,7 +326,7 @@ class Ahead:
         """Write the surviving files of a layer that already has an index.
 
         Raises:
-            GuessedWrong: the image is too expensive to pack before its merged tree is known.
+            GuessedWrong: packing could take too long, so it must wait for the merged tree.
             ImageMismatch: the layer ends before its last file.
         """
         self._files[-1] = wanted = bytearray(len(index))
@@ -342,7 +342,7 @@ class Ahead:
         """Record which paths of the lower layers this layer hides.
 
         Raises:
-            GuessedWrong: the image is too expensive to pack before its merged tree is known.
+            GuessedWrong: packing could take too long, so it must wait for the merged tree.
         """
         self._cost.check()
         self._files[-1] += bytes(len(index) - len(self._files[-1]))

@@ -46,8 +46,8 @@ __all__ = ["RuntimeFiles", "RuntimeMember", "additions", "followed_links", "quot
 
 RuntimeMember = tuple[TreeEntry, bytes]
 
-# The largest size of the configuration, because a SIF contains it five times before the file system. Docker's limit for
-# a manifest with its configuration is 4 MiB.
+# The largest allowed size of the configuration. A SIF contains the configuration five times before the file system.
+# Docker's limit for a manifest with its configuration is 4 MiB.
 _LONGEST = 1 << 20
 
 
@@ -56,11 +56,11 @@ class RuntimeFiles:
     """The files that hpcenv adds to an image's root file system and to its SIF.
 
     Attributes:
-        members: the files, links and directories to add; each directory is before its content. These members act like
-            one more layer on top of the image: they replace the image's files and links at the same paths, and
+        members: the files, links and directories to add; each directory comes before its content. These members act
+            like one more layer on top of the image: they replace the image's files and links at the same paths, and
             directories are merged.
-        mount_points: the mount points, each directory before its content. `additions` adds a mount point only if the
-            image has nothing at its path.
+        mount_points: the mount points; each directory comes before its content. `additions` adds a mount point only if
+            the image has nothing at its path.
         definition: the SIF object of type `Def.FILE`, which has no name.
         inspection: the SIF object `inspect-metadata.json`.
         oci_config: the SIF object `oci-config.json`.

@@ -116,10 +116,10 @@ def _size(count: int) -> str:
 
 
 def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many bytes of memory this process can still use, by the machine and by its cgroup.
+    """Return how many bytes of memory this process can still use, within the limits of the machine and of its cgroup.
 
     The result is the smallest of these numbers: `MemAvailable` of proc(5); and, for the process's cgroup and each
-    cgroup above it, `memory.max` less `memory.current` (v2), or `memory.limit_in_bytes` less `memory.usage_in_bytes`
+    cgroup above it, `memory.max` minus `memory.current` (v2), or `memory.limit_in_bytes` minus `memory.usage_in_bytes`
     (v1). A limit that cannot be read is ignored, but an unknown MemAvailable counts as 0.
     """
     limits = [_available(proc)]

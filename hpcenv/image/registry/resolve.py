@@ -119,7 +119,7 @@ def open_source(
     This function sends no request. The registry gets the first request when a layer is fetched.
 
     Args:
-        reference: the image; only its registry and repository matter here.
+        reference: the image; only its registry and repository are used.
         timeout: seconds until the registry's answer begins; a layer may take longer.
         plain_http, environ, search, ca_file: as for `resolve`.
 

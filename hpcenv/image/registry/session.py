@@ -51,7 +51,8 @@ class RegistrySession(requests.Session):
         """Send a request with this session's time limit and certificates."""
         options.setdefault("timeout", self._limits)
         if self._ca_file is not None:
-            # Pass it as an argument, because requests prefers REQUESTS_CA_BUNDLE to the session's own `verify`.
+            # Pass the certificates as an argument, because requests prefers REQUESTS_CA_BUNDLE to the session's own
+            # `verify`.
             options.setdefault("verify", self._ca_file)
         return super().request(method, url, *args, **options)
 
@@ -152,7 +153,7 @@ def retry_after(response: requests.Response) -> float | None:
         return float(value[:9])
     try:
         until = email.utils.parsedate_to_datetime(value).timestamp()
-        # Compare with the server's clock, not with ours.
+        # Compare with the server's clock, not with the clock of this machine.
         now = email.utils.parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
     except (TypeError, ValueError, IndexError, OverflowError):
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Access", "open_blobs", "open_client", "open_source", "resolve", "resolve_stored"]
 
 _NOT_SENT = (
-    "a saved password is not sent to {0}: it uses http, and only hpcenv.toml says so; to send it: --plain-http {0}"
+    "a saved password is not sent to {0}, because only hpcenv.toml allows http for it; to send it: --plain-http {0}"
 )
 
 

@@ -15,8 +15,8 @@ file systems without hard links, O_EXCL is used instead of link(2).
 The heartbeat writes how long the holder has held the lease. A waiting process observes whether the file *changes*. Each
 process uses its own monotonic clock; clocks of two machines are never compared. A lease is stale
 
-- at once, if its holder ran on this kernel and in this process id space and has ended, or
-  if another process now has the holder's process id (with another start time);
+- at once, if its holder ran on this kernel and in this process id space and has ended, or if another process now has
+  the holder's process id (with a different start time);
 - otherwise, if it did not change while a waiting process observed it for `stale_after` seconds.
   Time without observations (the process was stopped, or the file server did not answer) does
   not count.
@@ -242,7 +242,7 @@ def lease(
         yield held
     finally:
         stop.set()
-        # With a time limit: the file server may not answer now.
+        # Use a time limit, because the file server may not answer now.
         heart.join(timeout=5)
         with contextlib.suppress(OSError):
             if held.still_mine():
@@ -383,7 +383,7 @@ def _look(path: Path) -> _Observation | None:
         status = os.fstat(fd)
         raw = os.read(fd, _LARGEST_FILE)
     except OSError:
-        return None  # removed on the server during the read; the next call will find out
+        return None  # the file was removed on the server during the read; the next call notices this
     finally:
         os.close(fd)
     return _parse(raw, (status.st_ino, status.st_mtime_ns, raw))
@@ -532,7 +532,7 @@ def _remove_lease(path: Path, key: str) -> None:
     try:
         os.rename(path, aside)
     except FileNotFoundError:
-        if not os.path.lexists(aside):  # the rename succeeded if its answer was lost; see `_create`
+        if not os.path.lexists(aside):  # if the answer to the rename was lost, the rename succeeded; see `_create`
             return
     moved = _look(aside)
     if moved is not None and moved.key != key:

@@ -249,7 +249,7 @@ class Store:
     def find_image(self, digest: str) -> StoredImage | None:
         """Return the image's SIF if it exists and has the recorded size.
 
-        A SIF of another size or without a readable record counts as missing: the next conversion replaces it.
+        A SIF with a different size or without a readable record counts as missing. The next conversion replaces it.
 
         Raises:
             FileUnusable: other users may write to the SIF.
@@ -371,7 +371,7 @@ class Store:
                 hint=("use it, or remove it first: ", Command("hpcenv", "image", "prune", "--all")),
             )
         aside = self.tmp / f"damaged.{secrets.token_hex(8)}"
-        # Rename it and do not remove it: a job may run from it.
+        # Rename the SIF and do not remove it, because a job may run from it.
         with contextlib.suppress(FileNotFoundError):
             os.rename(final, aside)
         return False

@@ -94,7 +94,10 @@ def open_store(root: Path, *, create: bool = False, shared: bool = False, truste
 
 
 def _declared(root: Path, trust: Trust) -> tuple[Trust, bool]:
-    """Read store.json. Return whom to trust (with the group if the store is shared), and whether this is a store."""
+    """Read store.json.
+
+    Return the trusted users (and the group, if the store is shared), and whether this is a store.
+    """
     path = root / "store.json"
     try:
         status = os.lstat(path)
