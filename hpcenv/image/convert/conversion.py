@@ -331,8 +331,7 @@ class _Layers:
         return _sha256(layer_path(self.image, layer, self.store)) != layer.digest
 
     def require_same_bytes(self) -> None:
-        """Hash the layers of a local layout that already have an index, because other functions read such a layer
-        without hashing it.
+        """Hash the layers of a local layout that already have an index, because later reads do not hash them.
 
         Raises:
             ImageMismatch: somebody changed a layer.
