@@ -1,4 +1,4 @@
-"""Ask Slurm's accounting which jobs this user has had since a time, with how many GPUs, and for how long.
+"""Ask Slurm's accounting for the jobs of this user since a given time, with their GPUs and durations.
 
 Runs on: LOGIN NODE.
 """
@@ -15,7 +15,7 @@ from hpcenv.cluster import slurm_command
 from hpcenv.cluster.slurm import State, parse_state
 
 _SECONDS = 60.0
-# The folder is last: it may contain the separator.
+# The folder is the last column, because it may contain the separator.
 _COLUMNS = "JobID,Partition,State,Start,ElapsedRaw,AllocTRES,WorkDir"
 _GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,6})(?:,|$)")
 
@@ -42,7 +42,7 @@ class AccountedJob:
 
 
 def jobs_since(since: float, environ: Mapping[str, str]) -> tuple[AccountedJob, ...]:
-    """Return the jobs that started since a time, in seconds since the epoch.
+    """Return the jobs that started at a given time or later; the time is in seconds since the epoch.
 
     Raises:
         ToolMissing, ToolFailed: sacct is missing, or did not answer.
@@ -52,14 +52,14 @@ def jobs_since(since: float, environ: Mapping[str, str]) -> tuple[AccountedJob, 
     argv = [sacct, "--noheader", "--parsable2", "--allocations", "--duplicates", f"--starttime={start}"]
     env = slurm_command.clean_environment(environ)
     text = slurm_command.run([*argv, f"--format={_COLUMNS}"], env, timeout=_SECONDS).stdout
-    # sacct also lists jobs that ran at that time and started before it.
+    # sacct also lists jobs that started earlier and still ran at the given time.
     return tuple(job for job in parse(text) if job.started >= since)
 
 
 def parse(text: str) -> tuple[AccountedJob, ...]:
-    """Return the jobs that sacct printed, without jobs that never started. Pure, apart from the local time zone."""
+    """Return the jobs that sacct printed, without jobs that never started. Pure, but depends on the local time zone."""
     rows = [row for line in text.splitlines() if len(row := line.split("|", 6)) == 7]
-    # AccountingStorageTRES of slurm.conf names what is accounted. Without gres/gpu there, no row of sacct names GPUs.
+    # If AccountingStorageTRES in slurm.conf does not contain gres/gpu, no row of sacct names GPUs.
     accounted = any(_GPUS.search(row[5]) for row in rows)
     jobs = []
     for job_id, partition, state, start, seconds, resources, folder in rows:

@@ -34,9 +34,9 @@ def consumed(job_ids: Sequence[str], environ: Mapping[str, str]) -> tuple[float 
 
 
 def parse(text: str) -> tuple[float | None, str]:
-    """Return the sum of the values that sacct printed, and the source, as `consumed` does. Pure."""
+    """Return the sum of the values that sacct printed, and the source, in the same form as `consumed`. Pure."""
     values = [line.partition("|")[2].strip() for line in text.splitlines() if "|" in line]
     numbers = [float(value) for value in values if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", value)]
     if not numbers or len(numbers) < len(values) or not all(numbers):
-        return None, "Slurm's accounting has no energy for every part of it (AcctGatherEnergyType)"
+        return None, "Slurm's accounting lacks the energy of at least one part of the run (AcctGatherEnergyType)"
     return sum(numbers), "sacct, ConsumedEnergyRaw, of whole nodes"

@@ -64,7 +64,7 @@ def estimate_start(script: str, environ: Mapping[str, str], *, seconds: float = 
     reason, hint = slurm_command.rejection(said.strip())
     raise SubmitRejected(
         "Slurm would not start this job",
-        why=f"{reason}; nodes that are down or drained now do not count here, in the queue a job waits for them",
+        why=f"{reason}; the estimate ignores nodes that are down or drained; in the queue, a job waits for them",
         hint=hint,
     )
 

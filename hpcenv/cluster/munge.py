@@ -1,6 +1,6 @@
 """Find out whether Slurm's commands get no answer because munge does not work on this machine.
 
-Runs on: LOGIN NODE. If munge is down, Slurm's commands try for a minute, and print nothing before that (24.11).
+Runs on: LOGIN NODE. If munge is down, Slurm's commands try for a minute before they print an error (24.11).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def explain(environ: Mapping[str, str]) -> HpcenvError | None:
 
 
 def describe(said: str) -> ToolFailed:
-    """Return the error for what `munge` printed."""
+    """Return the error for the text that `munge` printed."""
     return ToolFailed(
         DOWN,
         why=said,

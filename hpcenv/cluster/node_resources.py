@@ -1,6 +1,7 @@
-"""Read the CPUs, memory and GPUs of nodes, and what a partition gives to a job for each GPU, with one call of scontrol.
+"""Read the CPUs, memory and GPUs of nodes, and the CPUs and memory per GPU of partitions, with one call of scontrol.
 
-Runs on: LOGIN NODE. The text output of scontrol is read; `node_types` gives the reason. A missing value is None.
+Runs on: LOGIN NODE. This module reads the text output of scontrol; the docstring of `node_types` says why. A missing
+value is None.
 
 scontrol without a command reads commands from standard input (scontrol(1), Slurm 22.05 to 26.05), so one process
 can run three commands.
@@ -18,7 +19,7 @@ from hpcenv.cluster.node_types import QUICK_SECONDS, parse_configuration, parse_
 from hpcenv.errors import ToolFailed
 
 _COMMANDS = "show config\nshow partition\nshow node\n"
-# A node takes about 800 bytes.
+# scontrol prints about 800 bytes for each node.
 _LONGEST = 64 * 1024 * 1024
 # With readline, scontrol repeats each command after its prompt. Without readline, the answer follows the prompt.
 _PROMPT = "scontrol: "
@@ -51,11 +52,11 @@ class PartitionShares:
     Attributes:
         default: whether jobs without `--partition` run in this partition.
         cpus_per_gpu, memory_per_gpu: DefCpuPerGPU and DefMemPerGPU (MiB) of the partition. If the partition does not
-            set these values, the values of the cluster; None if neither sets them.
+            set these values, the values of the cluster; None if the cluster does not set them either.
         most_cpus, most_memory: MaxCPUsPerNode and MaxMemPerNode (MiB); None for no limit.
         most_memory_per_cpu: MaxMemPerCPU (MiB); None for no limit.
         whole_nodes: whether every job gets whole nodes (OverSubscribe=EXCLUSIVE).
-        select: SelectTypeParameters, which says whether Slurm counts memory; empty if the value is unknown.
+        select: SelectTypeParameters; it shows whether Slurm allocates memory to jobs; empty if the value is unknown.
     """
 
     name: str
@@ -83,7 +84,7 @@ class ClusterResources:
 
 
 def ask(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> ClusterResources:
-    """Ask scontrol what the nodes have.
+    """Ask scontrol for the resources of all nodes and partitions.
 
     Raises:
         ToolMissing: scontrol is missing.
@@ -93,7 +94,7 @@ def ask(environ: Mapping[str, str], *, seconds: float = QUICK_SECONDS) -> Cluste
     env = slurm_command.clean_environment(environ)
     text = slurm_command.run([tool, "--all", "--oneliner"], env, timeout=seconds, stdin=_COMMANDS).stdout
     if len(text) > _LONGEST:
-        raise ToolFailed(f"`scontrol` said more than {_LONGEST >> 20} MiB", argv=("scontrol",))
+        raise ToolFailed(f"`scontrol` printed more than {_LONGEST >> 20} MiB", argv=("scontrol",))
     return parse(text)
 
 
@@ -167,5 +168,5 @@ def _defaults(words: str) -> dict[str, int]:
 
 
 def _number(text: str | None) -> int | None:
-    """Return a number that scontrol printed; None for UNLIMITED and other words."""
+    """Return a number that scontrol printed; None for UNLIMITED and all other words."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,15}", text) else None

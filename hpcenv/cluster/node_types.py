@@ -175,8 +175,8 @@ class Offer:
         return not self.state.endswith("*") and self.state.rstrip("~#!%$@^-+&").lower() not in _UNUSABLE
 
 
-# sinfo(1), NODE STATE CODES, Slurm 22.05 to 26.05. Maintenance and reservations are not in the list, because they end
-# without an administrator.
+# sinfo(1), NODE STATE CODES, Slurm 22.05 to 26.05. The states of maintenance and reservations are not in this set,
+# because they end without an administrator.
 _UNUSABLE = frozenset(
     {"down", "drained", "draining", "fail", "failing", "error", "unknown", "inval", "future", "perfctrs", "no_respond"}
 )  # fmt: skip
@@ -254,5 +254,5 @@ def _ask(argv: list[str], environ: Mapping[str, str], seconds: float) -> str:
     tool = process.find_tool(argv[0], needed_for="ask what the cluster has", path=environ.get("PATH"))
     text = slurm_command.run([tool, *argv[1:]], slurm_command.clean_environment(environ), timeout=seconds).stdout
     if len(text) > _LONGEST:
-        raise ToolFailed(f"`{argv[0]}` said more than {_LONGEST >> 20} MiB", argv=(argv[0],))
+        raise ToolFailed(f"`{argv[0]}` printed more than {_LONGEST >> 20} MiB", argv=(argv[0],))
     return text

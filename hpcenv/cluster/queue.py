@@ -23,7 +23,7 @@ _REASONS = (
     ("Priority", "jobs with a higher priority go first"),
     (
         "DependencyNeverSatisfied",
-        "the job that it depends on did not end as asked, so this job does not start: cancel it",
+        "the job that it depends on did not end in the required way, so this job does not start: cancel it",
     ),
     ("Dependency", "it waits for the end of another job"),
     ("BeginTime", "the time of --begin has not come, or Slurm waits before it starts a requeued job again"),
@@ -50,12 +50,13 @@ _REASONS = (
     ),
     (
         "InvalidAccount|AccountNotAllowed|InvalidQOS|QOSNotAllowed",
-        "it may not use its account or QOS, so Slurm does not start it: cancel it, and change --account or --qos",
+        "its account or QOS does not allow it, so Slurm does not start it: cancel it, and change --account or --qos",
     ),
     ("(QOS|Assoc|Max|Group).*", "a limit of its account or QOS is reached; it waits for other jobs of them to end"),
 )
 
-# The end of other jobs does not help a job with these reasons. Only a change of the job or of a limit does.
+# A job with one of these reasons does not start when other jobs end. It starts only after a change of the job or of a
+# limit.
 _NEVER = re.compile(
     r"DependencyNeverSatisfied|\w+Per(?:Job|Node)\w*|MaxMemPerLimit|QOSMin\w*|BadConstraints|"
     r"Invalid(?:Account|QOS)|(?:Account|QOS)NotAllowed"
@@ -102,14 +103,14 @@ class QueuePlace:
 
 
 def in_words(reason: str) -> str:
-    """Return the reason why a job waits. If the meaning of Slurm's word at its end is known, add the meaning."""
+    """Return the reason why a job waits. If the meaning of the last word of the reason is known, add the meaning."""
     word = reason.rpartition("; ")[2]
     meaning = next((words for pattern, words in _REASONS if re.fullmatch(pattern, word)), "")
     return f"{reason}: {meaning}" if meaning else reason
 
 
 def can_never_start(reason: str) -> str:
-    """Return Slurm's word in a reason if Slurm does not start the job as it is; empty for any other reason."""
+    """Return Slurm's word in a reason if Slurm cannot start the job without a change; empty for any other reason."""
     return next((word for word in reason.split("; ") if _NEVER.fullmatch(word)), "")
 
 

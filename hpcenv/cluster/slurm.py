@@ -75,7 +75,7 @@ class JobState:
         gone: whether squeue answered and no longer lists the job. Such a job is over, but how it ended is unknown.
             `gone` is False if squeue did not answer.
         no_slurm: whether this machine has no squeue. Without squeue, only files say anything about the job.
-        unconfirmed: whether squeue did not answer, and sacct says that the job has not ended. Sacct's state may be old.
+        unconfirmed: True if squeue did not answer, and sacct says that the job has not ended. Sacct's state may be old.
     """
 
     state: State
@@ -110,8 +110,8 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
     """Return the states of jobs from squeue, then sacct: one call of each command for any number of jobs.
 
     A job that neither command knows is `unknown`, with the reasons of both commands. sacct is asked only about jobs
-    that squeue does not list, or lists as ended. squeue still lists a job for MinJobAge after its end, but does not
-    print the exit status.
+    that squeue does not list, and about jobs that squeue lists as ended. squeue still lists a job for MinJobAge after
+    its end, but does not print the exit status.
 
     Args:
         job_ids: `123`, or `123_4` for an element of an array.
@@ -130,18 +130,18 @@ def job_states(job_ids: Iterable[str], environ: Mapping[str, str]) -> dict[str, 
     return found
 
 
-# A job id is read from a file, so it is checked: scancel would take `--me` or `-u alice` as options.
+# A job id comes from a file, so it must be checked: scancel would read `--me` or `-u alice` as an option.
 _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
-# A job id, or the name of a run (submission/run_place.py). squeue accepts lists of either.
+# A job id, or the name of a run (submission/run_place.py). squeue accepts lists of ids and lists of names.
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-# One argument of a program can have 128 KiB (MAX_ARG_STRLEN, execve(2)).
+# One argument of a program can have at most 128 KiB (MAX_ARG_STRLEN, execve(2)).
 _MOST_CHARACTERS = 100_000
 
 # Seconds before the next attempt. squeue sometimes fails when slurmctld is busy, or when its backup takes over.
 _PAUSES = (0.3, 1.0)
 
-# Part of the message of `process.find_tool` for a missing program.
+# The message of `process.find_tool` for a missing program contains this text.
 _MISSING = "is not on PATH"
 
 _Ask = Callable[[Sequence[str], Mapping[str, str]], "dict[str, JobState]"]
@@ -170,7 +170,7 @@ _DISABLED = re.compile(r"accounting storage is disabled|AccountingStorageType", 
 def _combine(listed: JobState | None, no_squeue: str, accounted: JobState | None, no_sacct: str) -> JobState:
     """Combine the answers of squeue and sacct about one job."""
     if listed is not None:
-        # slurmdbd learns of the end later than squeue.
+        # slurmdbd gets the end of a job later than squeue.
         return accounted if listed.ended and accounted is not None and accounted.ended else listed
     gone = not no_squeue
     if accounted is not None and accounted.ended:
@@ -179,7 +179,7 @@ def _combine(listed: JobState | None, no_squeue: str, accounted: JobState | None
         return replace(accounted, unconfirmed=True, reason=f"so says sacct; {no_squeue}")
     reasons = [no_squeue or "squeue does not know this job"]
     if accounted is not None:
-        # For a job whose end accounting has missed ("runaway"), sacct prints RUNNING forever.
+        # If accounting has missed the end of a job ("runaway"), sacct prints RUNNING forever.
         reasons.append(f"sacct says {accounted.state}, which squeue does not confirm")
     else:
         reasons.append(no_sacct or "sacct does not know this job")
@@ -237,11 +237,11 @@ def _parse_squeue(text: str, job_ids: Iterable[str]) -> dict[str, JobState]:
 
 def _ask_sacct(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobState]:
     sacct = _find("sacct", "ask for the state of an ended job", env)
-    # JobIDRaw is not used, because it has another number for an element of an array.
+    # JobIDRaw is not used, because it has a different number for an element of an array.
     columns = "JobID,State,ExitCode,NodeList,Elapsed"
     found: dict[str, JobState] = {}
-    # Elements that never started share one line: `123_[0,2,4-9%2]`. sacct prints this line only if it is asked
-    # for the whole array, and has --array since 23.02.
+    # Elements that never started share one line: `123_[0,2,4-9%2]`. sacct prints this line only if it is asked for the
+    # whole array. sacct has the option --array since 23.02.
     for words in _portions(list(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))):
         argv = [sacct, "--noheader", "--parsable2", "--allocations", f"--jobs={words}", f"--format={columns}"]
         found |= _parse_sacct(_output(argv, env), job_ids)
@@ -249,7 +249,7 @@ def _ask_sacct(job_ids: Sequence[str], env: Mapping[str, str]) -> dict[str, JobS
 
 
 def _portions(job_ids: Sequence[str]) -> list[str]:
-    """Join job ids with commas, and return as few arguments as the maximal length of an argument allows."""
+    """Join job ids with commas. Return several arguments only if one argument would be too long."""
     portions = [""]
     for job_id in job_ids:
         if len(portions[-1]) + len(job_id) >= _MOST_CHARACTERS:
@@ -320,8 +320,8 @@ def cancel_all(job_ids: Sequence[str], environ: Mapping[str, str], *, kill: bool
 
     Args:
         job_ids: `123` (for an array: all elements), or `123_4`.
-        kill: send KILL at once to all processes of the jobs, including the batch script. Slurm
-            itself does this KillWait seconds after a job was cancelled.
+        kill: send KILL at once to all processes of the jobs, including the batch script. Without `kill`, Slurm itself
+            sends KILL, KillWait seconds after a job was cancelled.
 
     Raises:
         ToolMissing, ToolFailed: scancel is missing, or failed. A job that has already ended is no error.
@@ -362,7 +362,7 @@ def kill_wait(environ: Mapping[str, str]) -> float:
 def shell_argv(
     job_id: str, node: str, command: Sequence[str], environ: Mapping[str, str], *, tty: bool, protocol: bool = False
 ) -> list[str]:
-    """Return the srun command that runs `command` inside a running job, on one of its nodes, beside its other steps.
+    """Return the srun command that runs `command` inside a running job, on one node, parallel to its other steps.
 
     With `--overlap` (Slurm 20.11 and later), the step shares the job's CPUs, memory and GPUs.
 
@@ -398,7 +398,8 @@ class Found:
 def find_jobs(places: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, tuple[Found, ...]]:
     """Return the jobs that wait or run, by their working directories, with one call of squeue for all folders.
 
-    The search is for runs whose submission got no answer, so that only their name and working directory are known.
+    The search is for runs whose submission got no answer. Only the name and the working directory of such a run are
+    known.
 
     Args:
         places: working directory -> name of the job.
@@ -440,9 +441,9 @@ class OwnJob:
 
 
 def own_job(word: str, environ: Mapping[str, str]) -> OwnJob | None:
-    """Return a job of this user by its id or name; None if squeue no longer knows it, or if it is another user's.
+    """Return a job of this user by its id or name; None if squeue does not list it, or if it belongs to another user.
 
-    For a job array, return an element that has not ended, if there is one.
+    For a job array, return an element that has not ended, if such an element exists.
 
     Raises:
         ToolMissing, ToolFailed: squeue is missing or did not answer.
@@ -478,7 +479,7 @@ def own_folders(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def cancel_others(folder: str, name: str, known: Container[str], environ: Mapping[str, str]) -> None:
-    """Cancel the jobs of a folder whose ids no record contains.
+    """Cancel all jobs of a folder except the known jobs.
 
     Args:
         folder, name: the working directory and name of the jobs, as for `find_jobs`.
@@ -494,8 +495,8 @@ def cancel_others(folder: str, name: str, known: Container[str], environ: Mappin
 
 def _ask_by_name(names: str, environ: Mapping[str, str]) -> str:
     squeue = _find("squeue", "look for the job", environ)
-    # For an array, %F is the number of the whole array, but %i is not. For other jobs, %F is the job id (squeue(1),
-    # 22.05 to 26.05).
+    # For an array, %F is the number of the whole array, but %i can be the id of an element. For other jobs, %F is the
+    # job id (squeue(1), 22.05 to 26.05).
     argv = [squeue, "--noheader", f"--name={names}", "--format=%F|%T|%Z"]
     env = slurm_command.clean_environment(environ)
     for pause in _PAUSES:

@@ -1,4 +1,4 @@
-"""Start a command of Slurm: its environment, what happens if it is slow, and what its refusals mean.
+"""Start Slurm's commands in a cleaned environment, and explain slow commands and refusals.
 
 Runs on: LOGIN NODE. The commands about jobs are in the module `slurm`, which a submission does not need.
 """
@@ -28,7 +28,8 @@ _LAUNCHER = re.compile(
 # like the user's choice (seen: `GLOO_SOCKET_IFNAME=lo` of a one-node job).
 _OF_A_RANK = re.compile(r"((NCCL|GLOO|TP)_SOCKET_IFNAME|OMP_NUM_THREADS|TORCH_NCCL_ASYNC_ERROR_HANDLING)\Z")
 
-# In a run, for example in a session, these variables describe the node and the job. Another job has other values.
+# In a run, for example in a session, these variables describe the node and the job. A different job has different
+# values.
 _OF_A_RUN = re.compile(r"((CUDA|HIP|NVIDIA|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|TMPDIR|(JUPYTER|JPY)_\w+)\Z")
 
 
@@ -81,7 +82,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], *, timeout: float, stdin: s
 
 
 def rejection(said: str) -> tuple[str, str | None]:
-    """Return sbatch's error message in one line, and what to do about it."""
+    """Return sbatch's error message in one line, and a hint."""
     lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()
     reason = " / ".join(line.split("error:", 1)[-1].strip() for line in lines) or "no message"
     for pattern, hint in _REJECTIONS:

@@ -1,4 +1,4 @@
-"""Find the hub that the user works with, and the token for it: the values that the hub's library would use.
+"""Find the address of the user's hub, and the token for it. The hub's library would use the same values.
 
 Runs on: LOGIN NODE. The names of the variables and their order are taken from huggingface_hub 2.4 (constants.py,
 utils/_auth.py). A project cannot name a hub, because the project's author could then get the tokens of other users.
@@ -82,7 +82,7 @@ def _address(endpoint: str) -> SplitResult:
     except ValueError:  # `[` without `]`, or a port that is not a number
         usable = False
     if not usable:
-        # The value is not quoted: it may hold a password.
+        # The value is not quoted, because it may contain a password.
         why = "it is not an address of the form https://HOST[:PORT]; a password does not belong there"
         raise UsageError("the variable HF_ENDPOINT cannot be used", why=why, hint="export HF_ENDPOINT=https://HOST")
     return address
@@ -95,7 +95,7 @@ def _token(environ: Mapping[str, str]) -> tuple[str, str]:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         value = environ.get(name, "").strip()
         if value:
-            return (value, name) if _TOKEN.fullmatch(value) else ("", f"{name} does not hold a token")
+            return (value, name) if _TOKEN.fullmatch(value) else ("", f"{name} does not contain a token")
     path = _token_file(environ)
     try:
         value = read_file(path, most=1 << 16).decode("ascii").strip()
@@ -103,7 +103,7 @@ def _token(environ: Mapping[str, str]) -> tuple[str, str]:
         return "", f"no token: HF_TOKEN is not set, and there is no {path}"
     except (OSError, UnicodeDecodeError) as error:
         return "", f"no token: {path} cannot be read ({getattr(error, 'strerror', None) or 'not ASCII'})"
-    return (value, str(path)) if _TOKEN.fullmatch(value) else ("", f"{path} does not hold a token")
+    return (value, str(path)) if _TOKEN.fullmatch(value) else ("", f"{path} does not contain a token")
 
 
 def _token_file(environ: Mapping[str, str]) -> Path:

@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE. Needs the extra `hub`, and loads its library (0.3 s), so import it only where a hub is contacted.
 
-huggingface_hub 2.4 sends the requests, repeats them, and continues a download that breaks. This module adds the hooks
-that check each request (hub/guard.py), and explains errors. hub/fetch.py compares the digests of the files that
-arrived, because the library checks only their sizes. docs/decisions/0036 says what else was tried.
+huggingface_hub 2.4 sends the requests, repeats them, and continues a download that was interrupted. This module adds
+the hooks that check each request (hub/guard.py), and explains errors. hub/fetch.py compares the digests of the files
+that arrived, because the library checks only their sizes. docs/decisions/0036 says what else was tried.
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ class HubClient:
             )
 
     def begin_files(self, size: int) -> None:
-        """Allow downloads of `size` bytes together; a file with wrong bytes may be sent a second time."""
+        """Allow downloads of `size` bytes in total.
+
+        A file that arrived with wrong bytes may be downloaded a second time.
+        """
         self._guard.files = True
         self._most = self._guard.left = 2 * size + (1 << 20)
 

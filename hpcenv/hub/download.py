@@ -5,8 +5,8 @@ Runs on: LOGIN NODE.
     FOLDER/sha256/HEX, FOLDER/git-sha1/HEX          a complete file, mode 0444, named by its digest
     FOLDER/parts/models--ORG--NAME/HEX.part         a partial file; the next call continues it
 
-The caller holds the lease of the repository, so only one process writes to a part. A finished part is read, and its
-digest is compared. After that, the part is renamed to its name among the complete files.
+The caller holds the lease of the repository, so only one process writes to a part. When a partial file is complete, its
+bytes are read, and its digest is compared. Then it is moved to the folder of the complete files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def read_digest(path: Path, file: HubFile, *, on_event: OnEvent = ignore) -> str
         OSError: the file cannot be read.
     """
     algorithm = file.digest.partition(":")[0]
-    # git's digest of a file also covers its kind and size (git-hash-object(1)). It is a name, not a signature.
+    # git's digest of a file also covers its kind and size (git-hash-object(1)). This digest is used as a name, not as a
+    # signature.
     in_git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     digest = hashlib.sha256() if algorithm == "sha256" else in_git
     done = 0
@@ -64,7 +65,7 @@ def read_digest(path: Path, file: HubFile, *, on_event: OnEvent = ignore) -> str
 def download_all(
     files: Sequence[HubFile], client: HubClient, wanted: HubReference, place: Path, parts: Path, *, on_event: OnEvent
 ) -> None:
-    """Download files, and give them their names among the blobs.
+    """Download files, and move each complete file to the folder of blobs.
 
     Args:
         files: the files, each content once.
@@ -75,7 +76,8 @@ def download_all(
         on_event: function that is called with each progress event of all files together.
 
     Raises:
-        DataUnavailable: the hub refuses a file, cannot be reached, or sends a different file than it lists.
+        DataUnavailable: the hub refuses a file, cannot be reached, or sends a file that does not have the listed
+            digest.
         OSError: a folder cannot be written to.
     """
     need = sum(file.size for file in files)

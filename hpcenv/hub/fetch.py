@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SECONDS_ABANDONED = 86400.0
 # A partial download is removed if no call has continued it for this time.
 _SECONDS_KEPT = 7 * 86400.0
-# How long to wait for another download of the same repository.
+# How long to wait for a different process that downloads the same repository.
 _WAIT_SECONDS = 24 * 3600.0
 
 
@@ -216,7 +216,7 @@ def _remove_old_parts(folder: Path, on_event: OnEvent) -> None:
 
 
 def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFile]) -> None:
-    """Check that `need` bytes fit into `place`; if hard links do not work, also copies of the tree's files must fit.
+    """Check that `need` bytes fit into `place`. If hard links do not work, copies of the tree's files must fit, too.
 
     Raises:
         FileUnusable: too little space is free, or the user's quota leaves too little.
@@ -238,7 +238,7 @@ def _require_space(tree: HubTree, place: Path, need: int, files: Sequence[HubFil
 
 
 def _can_link(place: Path, folder: Path) -> bool:
-    """Return whether a file of `place` can get a second name in `folder`."""
+    """Return whether a file of `place` can get a hard link in `folder`."""
     name = f".link.{secrets.token_hex(8)}"
     try:
         (place / name).touch(exist_ok=False)
@@ -260,7 +260,7 @@ def _is_sound(path: Path, file: HubFile, on_event: OnEvent) -> bool:
         return False
     fits = stat.S_ISREG(status.st_mode) and status.st_size == file.size
     if fits and read_digest(path, file, on_event=on_event) == file.digest:
-        with suppress(PermissionError):  # it belongs to a different member of a shared store
+        with suppress(PermissionError):  # the file belongs to a different member of a shared store
             path.chmod(0o444)
         return True
     on_event(Event(phase="note", what=f"{file.path}: changed in the store: fetching it again"))
@@ -287,8 +287,8 @@ def _assemble(tree: HubTree, files: Sequence[HubFile], store: Store) -> TreeReco
             _link(blob_path(place, file.digest), target)
             made.append(_recorded(file, target))
         record = TreeRecord(hub=str(tree.wanted), patterns=tree.patterns, files=tuple(made))
-        # Save the record before the folder gets its name, because a call that begins in between must not find a folder
-        # without a record. All calls write the same record, and a folder that does not fit the record is fetched again.
+        # Save the record before the folder gets its name. Otherwise, a call that begins in between would find a folder
+        # without a record. All calls write the same record. If a folder does not fit the record, it is fetched again.
         save_record(record, tree.record)
         _put_in_place(aside, tree)
     finally:
@@ -313,14 +313,14 @@ def _put_in_place(aside: Path, tree: HubTree) -> None:
 
 
 def _link(blob: Path, target: Path) -> None:
-    """Give a blob its name in a tree, and the time that all files get."""
+    """Link or copy a blob to its name in a tree, and set the time that all files get."""
     try:
         if int(os.stat(blob).st_mtime) != trees.FILE_TIME:
             os.utime(blob, (trees.FILE_TIME, trees.FILE_TIME))
         os.link(blob, target)
     except OSError:
-        # BeeGFS has no hard links between folders, some file systems have none at all, and a file of another member of
-        # a shared store cannot be linked where fs.protected_hardlinks is set.
+        # BeeGFS has no hard links between folders, and some file systems have no hard links. If fs.protected_hardlinks
+        # is set, a file of another member of a shared store cannot be linked.
         shutil.copyfile(blob, target)
         target.chmod(0o444)
         os.utime(target, (trees.FILE_TIME, trees.FILE_TIME))

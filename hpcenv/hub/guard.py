@@ -1,10 +1,11 @@
-"""Hooks of the HTTP client of the hub's library, which limit the requests that it sends and the bytes that it reads.
+"""Hooks for the HTTP client of the hub's library. They limit the requests and the bytes of answers.
 
 Runs on: LOGIN NODE. Needs the extra `hub`.
 
 The library follows each redirect and each next page of a list, and reads an answer to its end (huggingface_hub 2.4,
-utils/_http.py, utils/_pagination.py). A hub may be hostile: it could lead the login node to services inside of the
-site, to another host with the user's token, or to a list without end.
+utils/_http.py, utils/_pagination.py). A hub may be hostile. It could redirect a request of the login node to a service
+inside of the site. It could redirect a request with the user's token to a different host. It could also send a list
+without end.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Guard:
     Attributes:
         files: whether files are downloaded now. Files may come from a storage on a different host, but all other
             answers must come from the hub itself.
-        left: how many bytes of all files together, or of one document, may still arrive.
+        left: how many more bytes may arrive, of all files together or of one document.
         stopped: whether all downloads must end.
     """
 
@@ -78,7 +79,7 @@ class Guard:
         if _is_internal(request.url.host) and not _is_internal(self._own.host):
             raise DataUnavailable(
                 f"the hub `{self._own.host}` redirects to an address inside of your network",
-                why=f"it is {host}, and the hub is outside",
+                why=f"the address is {host}, and the hub is outside of your network",
                 hint="report this to the administrators of the hub",
             )
 
@@ -89,8 +90,8 @@ class Guard:
             DataUnavailable: the answer is compressed, although compression was not requested.
         """
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise self.refused("it is compressed, although hpcenv asks for none that is")
-        # The library would silently wait as long as these two headers ask for, five times.
+            raise self.refused("it is compressed, although hpcenv requests an answer without compression")
+        # The library would wait without a message for the time that these two headers give, up to five times.
         response.headers.pop("ratelimit", None)
         pause = response.headers.get("Retry-After", "")
         if not pause.isdecimal() or len(pause) > 3 or int(pause) > _LONGEST_PAUSE:
@@ -121,7 +122,7 @@ class Guard:
 
 
 class Stopped(Exception):
-    """A different file failed, or the user interrupted."""
+    """The download ends because a different file failed, or because the user interrupted."""
 
 
 class _Counted(httpx2.SyncByteStream):

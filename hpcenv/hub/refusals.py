@@ -83,7 +83,7 @@ class HubRefusals:
         elif fault == "circle":
             what, why, hint = "redirects in a circle", "more than five redirects for one request", "try again later"
         elif fault == "address":
-            what, why = "cannot be used", "its address, or one that it redirects to, is not valid"
+            what, why = "cannot be used", "its address, or an address that it redirects to, is not valid"
             hint = "check HF_ENDPOINT, or report this to the administrators of the hub"
         elif fault == "unresolved":
             what, why = "is not a known host", "its name does not resolve"
@@ -127,7 +127,7 @@ def _fault(error: Exception) -> network_faults.Fault:
 def _when_missing(response: httpx2.Response, wanted: HubReference) -> Hint:
     """Return the hint for a repository or a revision that does not exist."""
     if response.headers.get("X-Error-Code") != "RevisionNotFound":
-        return "check the name: ORG/NAME for a model; datasets/ORG/NAME or spaces/ORG/NAME for the others"
+        return "check the name: ORG/NAME for a model, datasets/ORG/NAME for a data set, spaces/ORG/NAME for a space"
     if wanted.revision == "main":
         return f"name one of its branches: {wanted.repository}@BRANCH"
     return "the newest commit: ", Command("hpcenv", "data", "resolve", wanted.repository)

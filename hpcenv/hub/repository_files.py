@@ -54,7 +54,7 @@ def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> t
         origin: the repository, for messages.
 
     Raises:
-        DataUnavailable: an entry is not valid, a name could leave the folder, or there are too many files.
+        DataUnavailable: an entry is not valid, a path could lead outside the folder, or there are too many files.
     """
     files: dict[str, HubFile] = {}
     sizes: dict[str, int] = {}
@@ -66,7 +66,7 @@ def parse_entries(entries: Iterable[RepoFile | RepoFolder], *, origin: str) -> t
             raise _refused(origin, f"two files have the name {file.path!a}")
         files[file.path] = file
         if sizes.setdefault(file.digest, file.size) != file.size:
-            raise _refused(origin, f"{file.path!a} has the digest of another file and not its size")
+            raise _refused(origin, f"{file.path!a} has the same digest as another file, but a different size")
         if len(files) > MOST_FILES:
             raise _refused(origin, f"it has more than {MOST_FILES} files")
     _require_tree(files, origin)
@@ -118,8 +118,8 @@ def _file(entry: RepoFile, origin: str) -> HubFile:
 def _is_safe(path: str) -> bool:
     """Return whether a path stays below its folder on every file system, and cannot deceive a reader or git.
 
-    A folder `.git` would be a repository whose configuration names programs that git starts. For some file systems,
-    `.GIT` is the same name. A git repository cannot contain a file with such a name, so no real hub lists it.
+    A folder `.git` would be a git repository, and its configuration can name programs that git starts. For some file
+    systems, `.GIT` is the same name. A git repository cannot contain a file with such a name, so no real hub lists it.
     """
     if not path.isprintable() or "\\" in path or len(path.encode("utf-8", "replace")) > _LONGEST_PATH:
         return False

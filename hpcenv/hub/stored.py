@@ -15,7 +15,7 @@ from hpcenv.project.store_config import StorePlace
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTree:
-    """A repository, or a part of one, in a store.
+    """A repository, or a part of a repository, in a store.
 
     Attributes:
         hub: `[datasets/]ORG/NAME@COMMIT`.

@@ -1,4 +1,4 @@
-"""The files of a repository at a commit, in the store: find them, and find out whether they changed since then.
+"""Find the files of a repository at a commit in the store, and find out whether they changed after they were fetched.
 
 Runs on: LOGIN NODE.
 
@@ -30,7 +30,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.files import load_record
 from hpcenv.records.manifest import DataCompare
 
-# 2020-01-01 00:00 UTC. Some archive formats cannot hold a time before 1980.
+# 2020-01-01 00:00 UTC. Some archive formats cannot store a time before 1980.
 FILE_TIME = 1_577_836_800
 _MOST_NAMED = 3
 _CHANGED = "changed since it was fetched"
@@ -125,7 +125,7 @@ def partial_bytes(place: Path) -> int:
 
 
 def read_record(tree: HubTree) -> TreeRecord | None:
-    """Return the record of a fetched tree; None if record or tree are missing, or if they do not belong together."""
+    """Return the record of a fetched tree; None if one of them is missing, or if they do not fit each other."""
     try:
         record = load_record(TreeRecord, tree.record)
     except RecordInvalid:

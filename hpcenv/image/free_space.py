@@ -41,8 +41,8 @@ def missing(image: ResolvedImage, store: Store) -> int:
 def require_room(image: ResolvedImage, store: Store) -> None:
     """Raise an error if the store has not enough space for an image, before anything is downloaded.
 
-    An image that is already in the store is accepted, and also an image that another process is converting now, because
-    this process will use the result.
+    An image that is already in the store is accepted. An image that another process is converting now is also accepted,
+    because the caller will use the SIF of the other process.
 
     Raises:
         FileUnusable: the file system or the user's quota has too little space for the layers and the SIF.

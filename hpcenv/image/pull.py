@@ -2,8 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-For a tag, hpcenv always asks the registry. A digest names the same bytes forever, so hpcenv uses the bytes in the store
-and asks the registry only for missing bytes. Therefore compute nodes without internet access can work from a store.
+For a tag, hpcenv always asks the registry. A digest names the same bytes forever. So for a digest, hpcenv uses the
+bytes in the store and asks the registry only for missing bytes. Therefore compute nodes without internet access can use
+a store.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class BuiltImage:
 
     Attributes:
         reused: whether the SIF existed before this call.
-        read: whether this call read the bytes of the SIF, and found that they agree with the record.
+        read: whether this call read the bytes of the SIF, and found that they fit the record.
         notes: sentences that the user should read.
     """
 
@@ -98,11 +99,11 @@ def pull(
         on_event: called with the progress.
 
     Raises:
-        SpecError: the reference floats.
+        SpecError: the reference has no tag, or the tag `latest`.
         FileUnusable: other users could change the SIF in the store.
         HpcenvError: the image cannot be resolved or converted.
     """
-    # Check the store before asking the registry: the SIF in it may belong to a user who is not trusted.
+    # Check the store before asking the registry, because the SIF in the store may belong to a user who is not trusted.
     store = open_place(place, create=True) if place_exists(place) else None
     if store is not None:
         stored = _stored_sif(request, options, store)
@@ -195,7 +196,7 @@ def _stored_image(request: ImageRequest, store: Store | None) -> ResolvedImage |
     source = request.source
     if store is None or not isinstance(source, Reference) or source.digest is None:
         return None
-    # An untrusted SIF does no harm here: only its record is read, and blobs are checked by digest.
+    # An untrusted SIF is no risk here: only its record is read, and blobs are compared with their digests.
     known = store.find_source(source.digest, request.platform)
     record = None if known is None else known.record
     manifest = source.digest if record is None or record.manifest_digest is None else record.manifest_digest
@@ -231,7 +232,7 @@ def _ask_registry(request: ImageRequest, store: Store | None, on_event: OnEvent)
 
 
 def _earlier_image(request: ImageRequest, store: Store) -> Command | None:
-    """Return the command that pulls the image that this tag named at an earlier pull, if the store has that image."""
+    """Return the command that pulls the image that this tag named before; None if the store lacks this image."""
     source = request.source
     if not isinstance(source, Reference) or source.digest is not None:
         return None

@@ -1,7 +1,7 @@
 """Parse the names of images and platforms that users write.
 
-Runs on: LOGIN NODE. Pure: it opens no file. Call this module where text enters hpcenv: on the command line, and where
-hpcenv.toml or a lockfile is used. Lower modules accept only `ImageSource`, `Reference` and `Platform`.
+Runs on: LOGIN NODE. Pure: this module opens no file. It is used for names on the command line, in hpcenv.toml and in
+lockfiles. All other functions take an `ImageSource`, a `Reference` or a `Platform` instead of such a name.
 
     docker://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]    an image in a registry
     oci:FOLDER[:TAG|@sha256:DIGEST]                    an OCI image layout
@@ -84,7 +84,7 @@ class RegistryName:
 
     @property
     def floats(self) -> bool:
-        """Whether the name means a new image every few weeks."""
+        """Whether the name has no tag or the tag `latest`, so that it means a new image every few weeks."""
         return self.digest is None and self.tag in (None, "latest")
 
 
@@ -362,7 +362,7 @@ def refuse_floating(
     *,
     hint: str = "use the tag of a version or a digest, or accept it once with --allow-floating",
 ) -> NoReturn:
-    """Raise the error for a reference that floats.
+    """Raise the error for a reference that has no tag, or the tag `latest`.
 
     Args:
         hint: what the user can do about the error.
@@ -373,7 +373,7 @@ def refuse_floating(
     has = "has no tag" if reference.tag is None else f"has the tag `{reference.tag}`"
     raise SpecError(
         f"`{reference}` {has}, which means a new image every few weeks",
-        why="a floating reference does not lead to the same image later",
+        why="later, this reference can name a different image",
         hint=hint,
     )
 
@@ -382,7 +382,7 @@ def parse_platform(text: str) -> Platform:
     """Parse `os/architecture[/variant]`; names of `uname -m` are accepted too.
 
     Raises:
-        SpecError: the text has another form.
+        SpecError: the text does not have this form.
     """
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(re.fullmatch(r"[a-z0-9_.-]+", part) for part in parts):

@@ -29,9 +29,10 @@ class Proof:
     """The result of comparing a SIF with the layers of an image.
 
     Attributes:
-        equal: whether every path is as in the layers.
-        exact: whether the comparison includes owners, times, extended attributes, devices and hard links. For a SIF
-            that hpcenv made, the comparison includes these values, which `apptainer build` does not preserve.
+        equal: whether every path of the SIF is equal to the same path of the layers.
+        exact: whether the comparison includes owners, times, extended attributes, devices and hard links. The
+            comparison includes these values only for a SIF that hpcenv made, because `apptainer build` does not
+            preserve them.
         expected, found: tree digests of the layers and of the SIF.
         paths: the number of paths in the layers.
         differences: one line for each difference, sorted by path.
@@ -61,7 +62,7 @@ def verify(
 
     Args:
         request: the image. Layers that the store does not have are fetched into the store.
-        path: the SIF; None takes the SIF in the store.
+        path: the SIF; None for the SIF in the store.
         limits: limits on what the image may contain.
         place: the store.
         on_event: called with the progress.

@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-A SIF is one blob, and its name in the registry is its sha256. If the bytes that arrive have a different sha256, they
-are refused. The SIF's name in the store is also its sha256. The name is never the digest of the image that the SIF was
-made from, because only the user who pushed the SIF says which image this is, and this cannot be checked.
+A SIF is one blob, and its name in the registry is its sha256. If the received bytes have a different sha256, hpcenv
+refuses them. The SIF's name in the store is also its sha256. The digest of the image from which the SIF was made is
+never used as the name. Only the user who pushed the SIF says which image this is, and hpcenv cannot check this.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIF_LAYERS = (
     "appliciation/vnd.sylabs.sif.layer.tar",
 )
 
-# How long to wait for another download of the same SIF.
+# How long to wait for a different process that downloads the same SIF.
 _WAIT_SECONDS = 4 * 3600.0
 
 
@@ -51,7 +51,7 @@ def resolve_sif(wanted: SifReference, access: Access, *, allow_floating: bool, o
     """Ask a registry which SIF a reference names now.
 
     Raises:
-        SpecError: the reference floats.
+        SpecError: the reference has no tag, or the tag `latest`.
         ImageUnavailable: the SIF does not exist, is not a SIF, or the registry cannot be reached.
     """
     if wanted.floats and not allow_floating:
@@ -71,7 +71,8 @@ def _sif_layer(manifest: Mapping[str, Any], name: str) -> BlobSpec:
 
     Apptainer 1.4 writes an OCI manifest with an empty configuration and one layer, which is the SIF
     (`internal/pkg/client/oras/`: `image.go`, `layer.go`, `config.go`, read 2026-11-23). So the digest of the layer is
-    the sha256 of the SIF. Apptainer accepts every configuration and two types of the layer; so does hpcenv.
+    the sha256 of the SIF. Apptainer accepts every configuration and two media types of the layer. hpcenv accepts the
+    same.
 
     Raises:
         ImageUnavailable: the manifest does not describe a SIF.
@@ -145,7 +146,8 @@ def _download(
         try:
             with source.open_blobs(wanted, access) as connection:
                 (blob,) = blobs.fetch_all([spec], connection, store.blobs, leases=store.leases, on_event=on_event)
-            # Both are in the store's file system. From here on the SIF exists once.
+            # Both paths are on the store's file system. Now the SIF is only at the path `finished`, and no longer among
+            # the blobs.
             os.rename(blob, finished)
         except OSError as error:
             raise filesystem.refused(finished, error) from error

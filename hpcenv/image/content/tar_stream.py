@@ -1,7 +1,8 @@
 """Read the members of a tar stream, strictly and fast, and write members for squashfs-tools.
 
-Runs on: LOGIN NODE. Standard library only. The standard library's tarfile takes four times
-as long for a layer of 37,000 entries, guesses in damaged archives, and does not give the position of a member's data.
+Runs on: LOGIN NODE. Standard library only. The standard library's tarfile is not used: it takes four times as long for
+a layer of 37,000 entries, it guesses how to continue in damaged archives, and it does not give the position of a
+member's data.
 
 These formats are read: v7; POSIX ustar and pax (POSIX.1-2001 pax, "pax Interchange Format"); and GNU (tar 1.34 manual,
 "Basic Tar Format", "Storing Sparse Files") with long names, base-256 numbers and the four sparse forms. xattrs are read
@@ -29,7 +30,7 @@ from typing import Literal, NamedTuple, NoReturn
 from hpcenv.errors import Command, ImageMismatch
 from hpcenv.image.content.tree import TreeEntry
 
-# The hint for a damaged layer. `cli/image/` replaces the project's command by the user's own.
+# The hint for a damaged layer. `cli/image/` replaces the command in this hint by the command that the user typed.
 PULL_AGAIN = (
     "run ",
     Command("hpcenv", "image", "build"),
@@ -113,7 +114,8 @@ class Reader:
     """Reads the members of an archive that arrives in chunks.
 
     `next_member` skips unread data of the previous member. After the last member the rest of the stream is read to its
-    end, because the digest of the layer covers it. The stream may end inside the padding of its last member.
+    end, because the digest of the layer also covers this rest. The stream may end inside the padding of its last
+    member.
 
     Args:
         chunks: the uncompressed stream in pieces of any size.
@@ -126,8 +128,8 @@ class Reader:
         self._bounds = bounds or Bounds()
         self._buffer = b""
         self._at = 0
-        self._before = start  # bytes of the stream in front of the buffer
-        self._left = 0  # data of the current member not yet read, padding excluded
+        self._before = start  # bytes of the stream that come before the buffer
+        self._left = 0  # bytes of the current member's data that were not read yet, without padding
         self._pad = 0
         self._global: dict[bytes, bytes] = {}
 
@@ -194,7 +196,7 @@ class Reader:
             ImageMismatch: the archive ends before `offset`, or the reader is already past it.
         """
         if offset < self.offset:
-            _damaged("its members are not where they were", offset)
+            _damaged("its members are not where they were before", offset)
         self._skip(offset - self.offset)
         self._left, self._pad = stored, 0
 
@@ -233,7 +235,7 @@ class Reader:
     def _skip_padding(self) -> bool:
         """Skip a member's padding.
 
-        Return False if the stream ends in this padding, which is accepted as by Go and GNU tar.
+        Return False if the stream ends in this padding. This is not an error, as in Go and GNU tar.
         """
         while self._pad > len(self._buffer) - self._at:
             self._pad -= len(self._buffer) - self._at
@@ -376,7 +378,7 @@ class Reader:
         pax: dict[bytes, bytes],
         at: int,
     ) -> tuple[bytes, int, tuple[tuple[int, int], ...]]:
-        """Read the map of a sparse file in any of its four forms; the stream is then at the data."""
+        """Read the map of a sparse file in any of its four forms; after that, the stream is at the data."""
         name = pax.get(b"GNU.sparse.name") or name
         self._named(name, "name", at)
         if flag == b"S":
@@ -559,7 +561,7 @@ def _raw(
     # The checksum counts its own field as spaces.
     front, back = name.ljust(100, b"\0") + numbers, flag + target.ljust(100, b"\0") + b"ustar  \0".ljust(72, b"\0")
     back += (_field(device[0], 8) + _field(device[1], 8) if any(device) else _NO_DEVICE).ljust(183, b"\0")
-    # Adler-32's lower half is one more than the sum of the bytes, which here cannot reach 65,521.
+    # The lower half of Adler-32 is the sum of the bytes plus one. This sum cannot reach 65,521 here.
     return front + b"%06o\0 " % ((zlib.adler32(front + b" " * 8 + back) & 0xFFFF) - 1) + back
 
 
@@ -596,7 +598,7 @@ def _damaged(what: str, at: int) -> NoReturn:
 def _check(block: bytes, field: bytes, at: int) -> None:
     """Check a header's checksum; accept sums of signed bytes too, because some old programs wrote such sums."""
     expected = _number(field, "checksum", at)
-    # Adler-32's lower half is one more than the sum of the bytes modulo 65,521, and much faster.
+    # The lower half of Adler-32 is the sum of the bytes plus one, modulo 65,521. Adler-32 is much faster than sum().
     if not ((zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 32 - expected) % 65521:
         return
     total = sum(block) - sum(field) + 8 * 32

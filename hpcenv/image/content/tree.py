@@ -134,8 +134,8 @@ def tree_digest(entries: Iterable[TreeEntry]) -> str:
     r"""Return the portable identity of a root file system: a digest of everything that a program can read in it.
 
     The digest is the same if hpcenv converts an image, or if root or an ordinary user converts it with `apptainer
-    build`, on any machine, with any squashfs-tools. How to compute it (version `hpcenv-tree-v1`; NUL is the byte 0,
-    numbers are ASCII):
+    build`, on any machine, with any squashfs-tools. The digest is computed as follows (version `hpcenv-tree-v1`; NUL is
+    the byte 0, numbers are ASCII):
 
     1. Omit the paths `.exec`, `.run`, `.shell`, `.singularity.d` and all below it,
        `.test`, `environment`, `singularity`, `etc/hosts`, `etc/resolv.conf`.
@@ -145,19 +145,18 @@ def tree_digest(entries: Iterable[TreeEntry]) -> str:
     3. Treat a block or character device as an empty file of the same mode.
     4. Sort by the bytes of the path, relative to the root and without a leading slash.
     5. sha256 over `hpcenv-tree-v1` NUL and, for each path,
-       LETTER NUL MODE NUL SIZE NUL CONTENT NUL PATH NUL with LETTER `f` file, `d`
-       directory, `l` symbolic link, `p` fifo, `s` socket; MODE the permission bits and
-       set-user-id, set-group-id and sticky, without the three write bits (mode & 07555),
-       in octal without leading zeros, and 0 for a symbolic link; SIZE in bytes of a file,
-       0 for other kinds; CONTENT the hexadecimal BLAKE3 of a file, the target of a symbolic
-       link, or nothing.
+       LETTER NUL MODE NUL SIZE NUL CONTENT NUL PATH NUL. LETTER is `f` file, `d` directory,
+       `l` symbolic link, `p` fifo, `s` socket. MODE is the permission bits with setuid, setgid
+       and sticky, without the three write bits (mode & 07555), in octal without leading zeros,
+       and 0 for a symbolic link. SIZE is in bytes for a file, and 0 for other kinds. CONTENT is
+       the hexadecimal BLAKE3 of a file, the target of a symbolic link, or nothing.
 
     The digest does not cover owners, times, xattrs and device numbers, because an unprivileged `apptainer build` loses
-    them; hard links, because they do not change what is read; and write bits, because they have no effect in a
-    read-only image, and because the umask of `apptainer build` (0002) sets them for directories that no layer contains.
-    If the owner of a file cannot read it, an unprivileged Apptainer 1.4.5 writes an empty file. This Apptainer also
-    omits directories that their owner cannot read, without a message. The content of SIFs that are made in this way is
-    different, so their digest is different too.
+    them. The digest does not cover hard links, because they do not change the content that is read. The digest does not
+    cover write bits, because they have no effect in a read-only image. Also, the umask of `apptainer build` (0002)
+    decides the write bits of directories that no layer contains. If the owner of a file cannot read it, an unprivileged
+    Apptainer 1.4.5 writes an empty file. This Apptainer also omits directories that their owner cannot read, without a
+    message. The content of SIFs that are made in this way is different, so their digest is different too.
 
     Args:
         entries: sorted by path.
@@ -177,8 +176,8 @@ def compare(expected: Iterable[TreeEntry], found: Iterable[TreeEntry], *, exact:
 
     Args:
         expected, found: the entries of the two trees, sorted by path.
-        exact: whether to compare every attribute of every path. If `exact` is false, only what `tree_digest` covers is
-            compared, so the result is empty if and only if the digests are equal.
+        exact: whether to compare every attribute of every path. If `exact` is false, only the fields that `tree_digest`
+            covers are compared. Then the result is empty if and only if the digests are equal.
 
     Raises:
         ValueError: see `tree_digest`.
@@ -193,7 +192,8 @@ def compare_and_digest(
 ) -> tuple[tuple[TreeDifference, ...], str]:
     """Compare every attribute of every path, and compute the digest of the expected tree.
 
-    The results are those of `compare(..., exact=True)` and `tree_digest(expected)`, but one pass is enough.
+    The results are the same as those of `compare(..., exact=True)` and `tree_digest(expected)`, but the entries are
+    read only once.
 
     Raises:
         ValueError: see `tree_digest`.

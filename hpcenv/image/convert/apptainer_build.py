@@ -6,8 +6,8 @@ Runs on: LOGIN NODE.
 the labels, the epoch, and the versions of Apptainer and mksquashfs. The SIF does not depend on the user, the machine or
 the time, with one exception: only root can preserve owners, special files and capabilities.
 
-`build_definition` builds a user's definition file. `build_definition` refuses a source that is not pinned, if the
-caller does not allow floating sources, and returns a record of all sources. hpcenv does not control what %post does.
+`build_definition` builds a user's definition file, and returns a record of all sources. It refuses a source that can
+change later, such as a tag, unless the caller allows floating sources. hpcenv does not control what %post does.
 
 Both functions write the SIF to a path that the caller chooses. The caller publishes the SIF later. Facts marked "seen"
 were observed with Apptainer 1.4.5 (Debian 1.4.5-2, unprivileged, user namespaces) on 2026-11-20.
@@ -145,8 +145,8 @@ def build_layout(
         manifest_digest: the digest of the image's manifest (OCI or docker schema 2).
         blobs: the file of each digest of the image (manifest, configuration, layers), verified by the caller.
         architecture: the required architecture, by its OCI name.
-        epoch: SOURCE_DATE_EPOCH in seconds. This time must not be earlier than the newest file of the image, because
-            Python would then compile the image's files again at each start (`apptainer.source_date_epoch`).
+        epoch: SOURCE_DATE_EPOCH in seconds. This time must not be earlier than the newest file of the image. Otherwise
+            Python would compile the image's files again at each start (`apptainer.source_date_epoch`).
         labels: labels that are added to the image's labels; they must contain `hpcenv.source.manifest-digest`.
         files: the result of `runtime_files` for the image.
         entries: the image's merged tree. Apptainer follows certain links of an image and writes to
@@ -167,7 +167,7 @@ def build_layout(
     made_by = _supported_version(apptainer, environ)
     with _scratch(temporary, destination, on_line) as scratch:
         write_layout(scratch / "layout", manifest_digest, blobs)
-        # A relative path: Apptainer stores the path in the SIF, which must not contain our folder's name.
+        # Use a relative path, because Apptainer stores the path in the SIF. The SIF must not contain our folder's name.
         text = f"Bootstrap: oci\nFrom: layout@{manifest_digest}\n\n" + _script_section(files, scratch)
         text += _label_section({"org.label-schema.build-date": _rfc3339(epoch), **labels})
         job = _ApptainerBuild(apptainer, destination, text, scratch, architecture, epoch, environ, on_line, timeout)
@@ -187,7 +187,7 @@ def _refuse_links(files: RuntimeFiles, entries: Iterable[TreeEntry]) -> None:
 
 
 def write_layout(folder: Path, manifest_digest: str, blobs: Mapping[str, Path]) -> None:
-    """Write an OCI layout whose blobs are symbolic links; Apptainer also accepts docker's manifests in it (seen).
+    """Write an OCI layout whose blobs are symbolic links; Apptainer also accepts docker's manifests in a layout (seen).
 
     Args:
         folder: the layout; it must not exist.
@@ -247,11 +247,11 @@ def build_definition(
     environ: Mapping[str, str],
     timeout: float = 7200.0,
 ) -> BuiltDefinition:
-    """Build a user's definition file whose sources are pinned.
+    """Build a user's definition file whose sources are pinned (named by a digest).
 
     If the caller is not root, %post runs as root of a user namespace. The namespace has the user's range of ids from
-    /etc/subuid. If the user has no range, the namespace has one id only (seen). With or without a range of ids, the
-    build needs no setting here.
+    /etc/subuid. If the user has no range, the namespace has only one id (seen). In both cases, the build needs no
+    setting of hpcenv.
 
     Args:
         apptainer: path of the program.
@@ -265,15 +265,15 @@ def build_definition(
             distributions.
         plain_http: whether the registries in the file use http.
         binds: folders of the host that %post can use; the targets must exist in the source image.
-        epoch: SOURCE_DATE_EPOCH. Set `epoch` only if the definition file has no %post, because the files that %post
-            writes would get an older time. If `epoch` is None, the build uses the clock.
+        epoch: SOURCE_DATE_EPOCH. Set `epoch` only if the definition file has no %post, because otherwise the files that
+            %post writes would get an older time. If `epoch` is None, the build uses the clock.
         labels: more labels, in addition to `hpcenv.definition.digest`.
         on_line: called with each line of Apptainer's output.
         environ: the caller's environment.
         timeout: seconds.
 
     Raises:
-        SpecError: the file names no source, or a source that is not fixed; or a label cannot be written.
+        SpecError: the file names no source, or a source that can change; or a label cannot be written.
         ToolMissing, ToolFailed, ImageUnavailable: Apptainer is missing, too old, or failed.
         ImageMismatch: Apptainer's result is wrong.
         FileUnusable: a file cannot be read or written.
@@ -296,7 +296,7 @@ def build_definition(
 
 
 def _pinned(text: str, digests: Mapping[str, str], *, allow_floating: bool) -> str:
-    """Return the file with digests instead of tags; refuse sources that may still change."""
+    """Return the file with digests instead of tags; refuse sources that can change later."""
     pinned = definition_file.pin(text, digests)
     if not allow_floating:
         _refuse_floating(definition_file.sources(pinned))
@@ -432,7 +432,7 @@ class _ApptainerBuild(NamedTuple):
 def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) -> None:
     written = job.scratch / "image.def"
     written.write_text(job.recipe, encoding="utf-8", errors="surrogateescape")
-    # --force: without it, %labels cannot replace the build date (seen).
+    # Without --force, %labels cannot replace the build date (seen).
     argv = [job.apptainer, "build", "--force", "--disable-cache", "--arch", job.architecture, *options]
     argv += ["--mksquashfs-args", " ".join(_MKSQUASHFS), os.path.abspath(job.destination), str(written)]
     env = _build_environment(job.environ, job.scratch, job.epoch)
@@ -448,7 +448,8 @@ def _run_build(job: _ApptainerBuild, *, cwd: Path, options: Sequence[str] = ()) 
     limit = max(job.timeout, 1.0)
     begin = time.monotonic()
     try:
-        # %post inherits the umask. With the caller's umask, the modes of its files would differ from caller to caller.
+        # %post inherits the umask. With the umask of the caller, the modes of its files would be different for
+        # different callers.
         process.stream(argv, on_line=keep, timeout=limit, env=env, cwd=cwd, umask=0o022)
     except ToolFailed as error:
         status = None if time.monotonic() - begin >= limit else error.status

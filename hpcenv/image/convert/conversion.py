@@ -58,15 +58,16 @@ from hpcenv.progress import Event, OnEvent
 Builder = Literal["auto", "hpcenv", "apptainer"]
 OpenBlobs = Callable[[], BlobSource]
 
-# Version of the files that hpcenv adds to a SIF. It must change if the same image gives different bytes than before.
+# Version of the files that hpcenv adds to a SIF. Increase this number if a change of hpcenv gives different bytes for
+# the same image.
 FORMAT = "2"
 FORMAT_LABEL = "hpcenv.format"
 
 _SECONDS = 4 * 3600.0
 # mksquashfs 4.6.1 compares files of equal size: 498,000 files of one size took 15 minutes, and 36,000 files of
-# different sizes a negligible time.
+# different sizes took a negligible time.
 _MOST_COMPARISONS = 10**9
-# A squashfs is larger than its layers by at most this number of bytes, even if the layers do not compress.
+# A squashfs is larger than its layers by at most this number of bytes, even if the data cannot be compressed.
 _SLACK = 64 << 20
 
 
@@ -123,7 +124,7 @@ def convert(
         store: the store for the layers and the SIF.
         environ: the user's environment, for tools and temporary folders.
         on_event: called with the progress.
-        builder: `hpcenv` streams the layers into mksquashfs, `apptainer` uses `apptainer build`, `auto` streams if a
+        builder: `hpcenv` streams the layers into mksquashfs. `apptainer` uses `apptainer build`. `auto` streams if a
             suitable squashfs-tools is on PATH, and otherwise uses `apptainer build`.
         compression: the compression of a new SIF. If gzip is requested, a stored SIF with zstd is converted again.
         prove: whether to read the SIF and compare it with the layers, path by path.
@@ -153,7 +154,8 @@ def convert(
         try:
             return job.work(held)
         except (ImageMismatch, ToolFailed) as error:
-            # If the indexes are from an earlier call, this call has not read the layers, so damage is noticed only now.
+            # If the indexes are from an earlier call, this call has not read the layers before. So damage is noticed
+            # only now.
             if not source.forget_damaged(error):
                 raise
         return job.work(held)
@@ -172,7 +174,7 @@ def ready(image: ResolvedImage, store: Store, prove: bool, compression: Compress
         return None
     store.remember(image.manifest_digest, reference=image.reference, index_digest=image.index_digest)
     if store.writable:
-        store.clean_leftovers()  # left by a process that was killed just after it had published the SIF
+        store.clean_leftovers()  # files of a process that was killed just after it had published the SIF
     return Converted(image=image, path=stored.path, record=stored.record, reused=True, notes=stored.record.notes)
 
 
@@ -329,7 +331,7 @@ class _Layers:
         return _sha256(layer_path(self.image, layer, self.store)) != layer.digest
 
     def require_same_bytes(self) -> None:
-        """Hash the layers of a local layout that already have an index, because such a layer is read without hashing.
+        """Hash the layers of a local layout that already have an index, because later reads do not hash them.
 
         Raises:
             ImageMismatch: somebody changed a layer.
@@ -444,7 +446,7 @@ class _Job:
     def _checked(
         self, finished: Path, merged: MergedTree, made: _UnpublishedSif
     ) -> tuple[_UnpublishedSif, str | None, str]:
-        # Compute the file's digest in parallel to the comparison: neither uses all processors.
+        # Compute the file's digest in parallel to the comparison, because neither of them uses all processors.
         with ThreadPoolExecutor(max_workers=1) as pool:
             whole = pool.submit(sif.file_sha256, finished)
             proof = None
@@ -517,13 +519,13 @@ class _Job:
         try:
             root = layer_stream.likely_root(len(source), source.known, source.open)
         except (ImageMismatch, FileUnusable):
-            return None  # reading the whole layer will report the fault, or repair it
+            return None  # the caller then reads the whole layer, which reports the fault or repairs it
         try:
             result = self._pack(packer, finished, write, root=root, duplicates=True, total=None)
         except GuessedWrong:
             return None
         except ToolFailed as error:
-            # mksquashfs may have failed because of a wrong guess, but not if a signal ended it.
+            # mksquashfs may have failed because of a wrong guess. If a signal ended it, the guess is not the cause.
             if error.status is None or error.status < 0:
                 raise
             return None
@@ -585,7 +587,7 @@ class _Job:
             blobs=stored_blobs(image, self.source.store),
             architecture=_architecture(image),
             epoch=_epoch(image, on_event),
-            # This label is left out, so `image verify` knows that `apptainer build` made the SIF.
+            # Without this label, `image verify` knows that `apptainer build` made the SIF.
             labels={name: value for name, value in _labels(image).items() if name != FORMAT_LABEL},
             files=self._files,
             entries=merged.entries(),
@@ -668,8 +670,8 @@ def _prove(
         ImageMismatch: the trees differ; the error lists the first differences.
     """
     if builder == "hpcenv":
-        # One pass gives the differences and the digest, because the digest does not cover what hpcenv adds (see
-        # `tree.tree_digest`).
+        # One pass gives the differences and the digest, because the digest does not cover the files that hpcenv adds
+        # (see `tree.tree_digest`).
         expected = merged.written(extra=extra)
         differences, digest = tree.compare_and_digest(expected, _read_back(file, merged, on_event))
     else:

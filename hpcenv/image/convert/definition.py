@@ -1,9 +1,9 @@
 """Parse Apptainer definition files (sections and sources), and pin their sources.
 
 Runs on: LOGIN NODE. Pure. Apptainer's user guide describes the format ("Definition Files", 1.4). The following details
-are not in the guide and were seen with 1.4.5 on 2026-11-20: a stage begins with `Bootstrap:` at the start of a line,
-even within a section; only the first `Bootstrap:` may be indented; `#` begins a comment in a header; each line that
-begins with `%` begins a section; names of sections may be in upper case. This module neither runs nor changes sections.
+are not in the guide and were seen with 1.4.5 on 2026-11-20. A stage begins with `Bootstrap:` at the start of a line,
+even within a section. Only the first `Bootstrap:` may be indented. In a header, `#` begins a comment. Each line that
+begins with `%` begins a section. Names of sections may be in upper case. This module does not run or change sections.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class DefinitionSource:
 
     @property
     def fixed(self) -> bool:
-        """Whether the source always gives the same bytes, or is a file, whose bytes can be hashed."""
+        """Whether the source always gives the same bytes, or is a file that can be hashed."""
         return self.digest is not None or self.kind in ("file", "nothing")
 
 
@@ -252,8 +252,8 @@ def pin(text: str, digests: Mapping[str, str]) -> str:
 
     Args:
         text: the definition file.
-        digests: manifest digests of sources of kind `registry`, by `DefinitionSource.origin`. The digest replaces the
-            tag, because Apptainer does not accept a reference with both.
+        digests: `DefinitionSource.origin` -> manifest digest, for sources of kind `registry`. The digest replaces the
+            tag, because Apptainer does not accept a reference with a tag and a digest.
 
     Raises:
         SpecError: the `From` line of an image cannot be rewritten.

@@ -43,15 +43,15 @@ _UNLIMITED = 2**62 - 1
 _MAGIC = b"hpcenv layer index %d\n" % FORMAT
 _CHUNK = 1024 * 1024
 _GIB = 1024**3
-# The largest window that the zstd program decompresses without an option (zstd --long=27), and what
-# libzstd says of a larger one (zstd_errors.h, 1.5.7).
+# The largest window that the zstd program decompresses without an option (zstd --long=27), and the message of libzstd
+# for a larger window (zstd_errors.h, 1.5.7).
 _LARGEST_WINDOW = 1 << 27
 _NEEDS_MEMORY = "requires too much memory"
 _NAME_BYTES = 255
 _PREFIX = b".wh."
 _OPAQUE_NAME = b".wh..wh..opq"
-# Attributes that belong to the security policy of another host, or to another overlay file system. The kernel would
-# apply the overlay attributes if this image gets an overlay. umoci 0.4.7 omits the same attributes.
+# Attributes that belong to the security policy of a different host, or to a different overlay file system. The kernel
+# would apply the overlay attributes if this image gets an overlay. umoci 0.4.7 omits the same attributes.
 _DROPPED_XATTRS = (b"security.selinux", b"trusted.overlay.")
 # Finds an empty, `.` or `..` component.
 _ODD = re.compile(rb"(?:^|/)\.{0,2}(?:/|\Z)")
@@ -80,15 +80,15 @@ class _Readable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerLimits:
-    """Limits on what an image may contain; real images stay far below them.
+    """Limits on what an image may contain; real images need much less.
 
     Attributes:
         entries: members of all layers, and directories that exist only in paths of members. A conversion needs about 1
             KiB of memory for each entry (488 MiB for 500,000 empty files, squashfs-tools 4.6.1), so the default needs
             less than 768 MiB including buffers.
         folder_entries: the number of entries of the largest folder. For several large folders, the limit is for the
-            square root of the sum of the squares of their numbers of entries, because packing takes time in proportion
-            to that sum (see `squashfs`): 41 s of processor time for 60,000 empty files, some minutes for the default.
+            square root of the sum of the squares of their numbers of entries. The time for packing is proportional to
+            this sum (see `squashfs`): 41 s of processor time for 60,000 empty files, some minutes for the default.
         unpacked_bytes: uncompressed size of all layers, in bytes; holes of sparse files count, because they are packed
             as zeros.
         ratio: the ratio of uncompressed to compressed bytes of one layer. Holes of sparse files do not count. The ratio
@@ -139,13 +139,13 @@ def exceeded(name: str, limit: int, what: str, *, enough: int | None = None) -> 
     Args:
         name: the limit.
         limit: its value.
-        what: what exceeds the limit.
+        what: the beginning of the message, such as `a layer has 5 uncompressed bytes`.
         enough: a value that is sufficient for this image; None if the value is unknown, because hpcenv stopped reading.
     """
     raise ImageMismatch(
         f"{what}, more than the limit `{name}` of {limit:,}",
         why="a hostile image can fill memory or disks; hpcenv stops before that happens",
-        # `cli/image/` replaces the project's command by the user's own.
+        # `cli/image/` replaces this command by the command that the user typed.
         hint=(
             "if you trust this image: ",
             Command("hpcenv", "image", "build", "--limit", f"{name}={NO_LIMIT if enough is None else enough}"),
@@ -255,12 +255,12 @@ def _compression(file: BinaryIO, path: Path) -> str:
         file.seek(0)
     except OSError as error:
         raise _unreadable(path, error) from error
-    # Check for tar first: the first name in a tar archive can look like the start of another format.
+    # Check for tar first, because the first name in a tar archive can look like the start of a different format.
     if start[257:262] == b"ustar":
         return "nothing"
     if start[:2] == b"\x1f\x8b":
         return "gzip"
-    # A frame, or a skippable frame (RFC 8878 3.1.2).
+    # zstd data begin with a frame, or with a skippable frame (RFC 8878 3.1.2).
     if start[:4] == b"\x28\xb5\x2f\xfd" or (start[1:4] == b"\x2a\x4d\x18" and start[0] >> 4 == 5):
         return "zstd"
     for magic, name in ((b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18", "lz4")):
@@ -569,7 +569,7 @@ def _normalised(paths: bytes) -> bool:
 
 
 def _check_index(index: LayerIndex, limits: LayerLimits) -> None:
-    """Refuse an index that would break `merge` and `emit`. Wrong content is found later, when the SIF is compared."""
+    """Refuse an index with which `merge` or `emit` would fail. Wrong content is found when the SIF is compared."""
     count = len(index)
     if count > limits.entries or index.metadata_bytes > limits.metadata_bytes:
         raise ValueError("it is larger than the limits allow")
@@ -614,7 +614,7 @@ class FileSink(Protocol):
     """Receives the files of a layer while the layer is indexed."""
 
     def begin_file(self, index: LayerIndex, at: int, path: bytes) -> bool:
-        """Return True to receive this file's content. `index` has all fields of the file except the digest."""
+        """Return True to receive this file's content. `index` has all fields of the file except its hash."""
 
     def write(self, piece: memoryview, /) -> None:
         """Receive a piece of the content; holes are zeros."""
@@ -641,8 +641,8 @@ def index_layer(
     Args:
         stream: the uncompressed layer, for example from `open_blob`.
         diff_id: the sha256 of the layer, from the image's config (`sha256:HEX`).
-        compressed_size: size of the blob in bytes, for `LayerLimits.ratio`. None takes the size from a stream of
-            `open_blob`.
+        compressed_size: size of the blob in bytes, for `LayerLimits.ratio`. If None, the size comes from `stream`,
+            which must be a stream of `open_blob`.
         limits: see `LayerLimits`.
         on_bytes: called from time to time with the number of uncompressed bytes so far.
         sink: receives the files, before the digest of the layer is checked.
@@ -818,7 +818,7 @@ def _kind_and_path(member: tar_stream.Member) -> tuple[int | None, bytes]:
         return kind, path
     if name == _OPAQUE_NAME:
         return OPAQUE, parent
-    # AUFS used such names (.wh..wh.plnk) for its own files; ignore them.
+    # AUFS used names such as .wh..wh.plnk for its own files; ignore these files.
     if name.startswith(_PREFIX + _PREFIX):
         return None, path
     hidden = name[len(_PREFIX) :]
@@ -851,11 +851,11 @@ def located(error: ImageMismatch, diff_id: str) -> ImageMismatch:
 
 
 def refused(what: str, name: bytes) -> ImageMismatch:
-    """Return the error for a member that does not occur in honest images."""
+    """Return the error for a member that occurs only in damaged or hostile images."""
     return ImageMismatch(
         f"a layer is refused: {what}",
         why=f"the name of the member is `{shown(name)}`",
-        hint="do not use this image unless you know how it was made; list its members with `tar -tv`",
+        hint="use this image only if you know how it was made; list its members with `tar -tv`",
     )
 
 

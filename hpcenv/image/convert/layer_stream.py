@@ -6,10 +6,10 @@ Runs on: LOGIN NODE.
     directories, symbolic links, devices, fifos             sorted by path
     files that hpcenv adds, hard links
 
-The stream depends only on the tree. With this order hpcenv can begin to write before the tree is known, because whether
-a file survives depends only on the layers above it. So `Ahead` writes the files during the pass that indexes their
-layer, beginning with the topmost layer. Everything that depends on all layers together is written at the end. At the
-end, the files that `Ahead` wrote are compared with the merged tree.
+The stream depends only on the tree. A file of a layer survives (it is in the merged tree) if no layer above it hides or
+replaces the file. So with this order, hpcenv can begin to write before the tree is known: `Ahead` writes the files of a
+layer while the layer is indexed, beginning with the topmost layer. Entries that depend on all layers together are
+written at the end. Then the files that `Ahead` wrote are compared with the merged tree.
 
 mksquashfs accepts a directory after its content (tar.c of 4.6.1 to 4.7.5; seen with 4.6.1: the result
 has the same bytes as with directories first).
@@ -41,11 +41,11 @@ OpenLayer = Callable[[int], AbstractContextManager[BinaryIO]]
 OnBytes = Callable[[int], None]
 
 _CHUNK = 1024 * 1024
-# Packing time grows with the sum of the squares of the folders' entries (see `squashfs`). Before it is known whether an
-# image will be refused, hpcenv packs at most this sum, which takes some seconds. An image with torch has a sum of 50
-# million.
+# Packing time grows with the sum of the squares of the folders' entries (see `squashfs`). While hpcenv does not know
+# yet whether an image will be refused, it packs folders with at most this sum. This takes some seconds. An image with
+# torch has a sum of 50 million.
 _MOST_SQUARES = 200_000_000
-# A directory without a member, which exists only in the paths of other members; see `layers.merge`.
+# A directory that has no member itself, but occurs in the paths of other members; see `layers.merge`.
 _IMPLIED = TreeEntry(path=b"", kind="directory", mode=0o755)
 
 
@@ -59,7 +59,7 @@ class _Writer:
     def __init__(self, out: BinaryIO, on_bytes: OnBytes | None) -> None:
         self._out = out
         self._on_bytes = on_bytes
-        # One buffer for all writes: allocating a new one each time costs as much as the copying.
+        # All writes use one buffer. Allocating a new buffer for each write would cost as much time as the copying.
         self._buffer = memoryview(bytearray(_CHUNK))
         self._used = 0
         self.written = 0
@@ -131,7 +131,7 @@ def emit(
 
 
 class _Plan:
-    """The order of the stream: files by their layers, the rest at the end."""
+    """The order of the stream: first the files, by their layers, then all other entries."""
 
     def __init__(self, merged: MergedTree, mtime_limit: int | None = None) -> None:
         self._merged = merged
@@ -151,7 +151,7 @@ class _Plan:
             elif path:
                 self._sort(path, code)
         for code, paths in shared.items():
-            # Prefer the member's own name, so that its layer alone determines its path.
+            # Prefer the member's own name, so that the path of the file depends only on its own layer.
             own = self._own(code)
             first = own if own in paths else paths[0]
             self._sort(first, code)
@@ -267,9 +267,9 @@ def same_root(one: TreeEntry, other: TreeEntry) -> bool:
 class Ahead:
     """Writes the stream of `emit` while the layers are read for the first time.
 
-    For each layer, from the topmost to the lowest: call `begin_layer`; pass this object to `index_layer` as the sink
-    (or call `copy` if the layer has an index); then call `end_layer`. At the end call `finish`, which compares the
-    written files with the merged tree and writes the rest.
+    For each layer, from the topmost to the lowest, first call `begin_layer`. Then pass this object to `index_layer` as
+    the sink, or call `copy` if the layer has an index. Then call `end_layer`. At the end call `finish`, which compares
+    the written files with the merged tree and writes the rest.
 
     Args:
         out: where to write.
@@ -302,7 +302,10 @@ class Ahead:
         self._files.append(bytearray())
 
     def begin_file(self, index: LayerIndex, at: int, path: bytes) -> bool:
-        """Write a file's header if the file survives. After True, call `write` with the content, then `end_file`."""
+        """Write a file's header if the file survives.
+
+        If the result is True, call `write` with the content, then `end_file`.
+        """
         if self._above.hides(path) or not self._cost.allows(path, index.sizes[at]):
             return False
         files = self._files[-1]
@@ -323,7 +326,7 @@ class Ahead:
         """Write the surviving files of a layer that already has an index.
 
         Raises:
-            GuessedWrong: the image is too expensive to pack before its merged tree is known.
+            GuessedWrong: packing could take too long, so it must wait for the merged tree.
             ImageMismatch: the layer ends before its last file.
         """
         self._files[-1] = wanted = bytearray(len(index))
@@ -336,10 +339,10 @@ class Ahead:
                 _copy(index, wanted, lambda at: self._header(index, at, index.path(at)), stream, self._writer)
 
     def end_layer(self, index: LayerIndex) -> None:
-        """Record what the layer hides in the layers below.
+        """Record which paths of the lower layers this layer hides.
 
         Raises:
-            GuessedWrong: the image is too expensive to pack before its merged tree is known.
+            GuessedWrong: packing could take too long, so it must wait for the merged tree.
         """
         self._cost.check()
         self._files[-1] += bytes(len(index) - len(self._files[-1]))
@@ -407,7 +410,10 @@ def _ancestors(path: bytes) -> Iterator[bytes]:
 
 
 class _Cost:
-    """Stops the packing of an image that takes too long, because `merge` can refuse the image only later."""
+    """Stops the packing of an image that takes too long.
+
+    `merge` refuses such an image, but only after the packing began.
+    """
 
     def __init__(self, folders: int, comparisons: int) -> None:
         self._folders = folders

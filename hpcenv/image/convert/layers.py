@@ -153,7 +153,7 @@ class _Tree:
         if squares > limit**2:
             what = f"a folder of the image has {largest:,} entries"
             if largest <= limit:
-                what = f"the image's folders take as long to pack as one of {isqrt(squares):,} entries"
+                what = f"the image's folders take as long to pack as one folder of {isqrt(squares):,} entries"
             exceeded("folder_entries", limit, what, enough=isqrt(squares) + 1)
 
     def apply(self, layer: int) -> None:
@@ -345,9 +345,10 @@ class MergedTree:
     def written(
         self, *, extra: Sequence[tuple[TreeEntry, bytes]] = (), mtime_limit: int | None = None
     ) -> Iterator[TreeEntry]:
-        """Yield the entries of a squashfs whose stream `emit` wrote with these arguments, in the order of `entries`.
+        """Yield the entries that a squashfs has if `emit` wrote its stream with these arguments.
 
-        squashfs supports times from 1970 to 2106, and only xattrs of user, trusted and security.
+        The order is the same as in `entries`. squashfs supports times from 1970 to 2106, and only xattrs of user,
+        trusted and security.
         """
         for entry in self.with_extra(extra).entries():
             yield storable(entry, mtime_limit)
@@ -362,7 +363,7 @@ class MergedTree:
         return entries, sum(size * count for size, count in sizes.items())
 
     def comparisons(self) -> int:
-        """Return the cost of the search for equal files, which compares all files of one size with each other."""
+        """Return the cost of the search for equal files. The search compares all files of one size with each other."""
         return sum(count * count for size, count in self._counted[1].items() if size)
 
     @cached_property
@@ -406,7 +407,7 @@ class MergedTree:
         return self.entry_of(path, node if isinstance(node, int) else node.code, path)
 
     def place(self, code: int) -> tuple[int, int]:
-        """Return the layer of a member and its position there; `extra` counts as the last layer."""
+        """Return the layer of a member, and the member's position in this layer; `extra` counts as the last layer."""
         layer = bisect_right(self.bases, code) - 1
         return layer, code - self.bases[layer]
 

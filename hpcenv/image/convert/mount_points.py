@@ -23,7 +23,7 @@ _MOST_LINKS = 40
 
 
 def unusable_mount_points(find: Find) -> tuple[str, ...]:
-    """Return one sentence for each mount point of Apptainer at which the image has something that prevents the mount.
+    """Return one sentence for each mount point of Apptainer at which a file or link of the image prevents the mount.
 
     A missing folder is not a fault, because hpcenv adds it. A link to a folder inside the image works.
 
@@ -39,12 +39,16 @@ def unusable_mount_points(find: Find) -> tuple[str, ...]:
             what = f"/{shown(entry.path)} of the image is no directory but a {entry.kind}"
             notes.append(f"{what}: Apptainer cannot mount {name}, so this image cannot be started")
         elif path != _OPTIONAL:
-            notes.append(f"{_link(entry)}: what Apptainer mounts there will be missing, or the image cannot be started")
+            notes.append(
+                f"{_link(entry)}: the files that Apptainer mounts there will be missing, or the image cannot be started"
+            )
     entry = _blocking(b"etc", find)
     if entry is not None:
         what = f"/etc of the image is no directory but a {entry.kind}" if entry.kind != "symlink" else _link(entry)
         writes = "; Apptainer can create files there" if entry.target.startswith(b"/") else ""
-        notes.append(f"{what}: programs in it will find no /etc/passwd, /etc/hosts and /etc/resolv.conf{writes}")
+        notes.append(
+            f"{what}: programs in the image will not find /etc/passwd, /etc/hosts and /etc/resolv.conf{writes}"
+        )
     return tuple(notes)
 
 
@@ -53,7 +57,7 @@ def _link(entry: TreeEntry) -> str:
 
 
 def _blocking(path: bytes, find: Find) -> TreeEntry | None:
-    """Return what blocks a directory: a file, or a link that leads to no directory; None if nothing blocks it."""
+    """Return the entry that blocks a directory: a file, or a link that leads to no directory; else None."""
     done: list[bytes] = []
     todo = path.split(b"/")[::-1]
     first: TreeEntry | None = None

@@ -3,31 +3,31 @@ r"""Write the files that Apptainer needs in addition to the image: scripts, labe
 Runs on: LOGIN NODE. Pure.
 
 `apptainer exec|run|shell|test`, `instance start` and `inspect` treat a SIF made from OCI layers like a SIF of
-`apptainer build` under two conditions: the root file system of the SIF has the files below /.singularity.d and
-Apptainer's mount points, and the SIF has three JSON or text objects next to the file system. This module makes all
-these files, mount points and objects from the image's configuration. The bytes depend only on the configuration, the
-labels and the epoch.
+`apptainer build` under two conditions. First, the root file system of the SIF must have the files below /.singularity.d
+and Apptainer's mount points. Second, the SIF must have three JSON or text objects next to the file system. This module
+makes all these files, mount points and objects from the image's configuration. The bytes depend only on the
+configuration, the labels and the epoch.
 
 How Apptainer uses them (1.4.5, read from its start script and seen, 2026-11-20): a shell interpreter inside Apptainer
-clears the environment, sources /.singularity.d/env/*.sh in the order of their names, extends PATH by the usual folders
-after 10-docker2singularity.sh, adds the caller's variables (`--env`, APPTAINERENV_*) after 99-base.sh, and adds those
-other variables of the caller that the image does not set. Therefore four names are fixed: 10-docker2singularity.sh,
-90-environment.sh, 99-base.sh and 99-runtimevars.sh. Apptainer runs /.singularity.d/runscript in the same interpreter,
-even in images without a shell, if the script has a certain line (see `_RUN_LINE`). Of the scripts in
-/.singularity.d/actions, Apptainer uses only `test`, with the image's shell; the other scripts are for Singularity
-before 3.6.
+clears the environment, and sources /.singularity.d/env/*.sh in the order of their names. After
+10-docker2singularity.sh, it extends PATH by the usual folders. After 99-base.sh, it adds the caller's variables
+(`--env`, APPTAINERENV_*). It also adds those other variables of the caller that the image does not set. Therefore four
+names are fixed: 10-docker2singularity.sh, 90-environment.sh, 99-base.sh and 99-runtimevars.sh. Apptainer runs
+/.singularity.d/runscript in the same interpreter, even in images without a shell, if the script has a certain line (see
+`_RUN_LINE`). Of the scripts in /.singularity.d/actions, Apptainer uses only `test`, with the image's shell; the other
+scripts are for Singularity before 3.6.
 
 Intended differences from `apptainer build` 1.4.5:
-  values of ENV and words of ENTRYPOINT and CMD are literal; 1.4.5 changes quotes,
-    `$`, backquotes and backslashes, and omits the image's whole environment if a value
-    has `$(` (apptainer issue 3328, fixed in 1.5.0)
-  if a variable is set twice, the last value counts, as in runc; in 1.4.5 the first value counts
-  an image with neither entry point nor command prints an error; 1.4.5 prints the shell's variables
-  /etc/hosts and /etc/resolv.conf of the image are preserved; 1.4.5 empties them
-  the labels and the definition file name the image only by its digest, and name no Apptainer version
+
+- Values of ENV and words of ENTRYPOINT and CMD are literal. 1.4.5 changes quotes, `$`, backquotes and backslashes, and
+  omits the image's whole environment if a value has `$(` (apptainer issue 3328, fixed in 1.5.0).
+- If a variable is set twice, the last value counts, as in runc. In 1.4.5 the first value counts.
+- An image without entry point and command prints an error. 1.4.5 prints the shell's variables.
+- /etc/hosts and /etc/resolv.conf of the image are preserved. 1.4.5 empties them.
+- The labels and the definition file name the image only by its digest, and name no Apptainer version.
 
 The image's configuration is untrusted. `quoted` quotes every part of the configuration that is written into a script.
-Variables whose names have another meaning in a shell are omitted, with a note.
+Variables whose names have a special meaning in a shell are omitted, with a note.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = ["RuntimeFiles", "RuntimeMember", "additions", "followed_links", "quot
 
 RuntimeMember = tuple[TreeEntry, bytes]
 
-# Limits the configuration, which is stored five times before the file system. Docker's limit for a
-# manifest with its configuration is 4 MiB.
+# The largest allowed size of the configuration. A SIF contains the configuration five times before the file system.
+# Docker's limit for a manifest with its configuration is 4 MiB.
 _LONGEST = 1 << 20
 
 
@@ -56,16 +56,16 @@ class RuntimeFiles:
     """The files that hpcenv adds to an image's root file system and to its SIF.
 
     Attributes:
-        members: the files, links and directories to add; each directory is before its content. These members act like
-            one more layer on top of the image: they replace the image's files and links at the same paths, and
+        members: the files, links and directories to add; each directory comes before its content. These members act
+            like one more layer on top of the image: they replace the image's files and links at the same paths, and
             directories are merged.
-        mount_points: the mount points, each directory before its content. `additions` adds a mount point only if the
-            image has nothing at its path.
+        mount_points: the mount points; each directory comes before its content. `additions` adds a mount point only if
+            the image has nothing at its path.
         definition: the SIF object of type `Def.FILE`, which has no name.
         inspection: the SIF object `inspect-metadata.json`.
         oci_config: the SIF object `oci-config.json`.
         labels: the labels in /.singularity.d/labels.json and in `inspection`.
-        notes: what was omitted from the image's configuration, one sentence each.
+        notes: the parts of the image's configuration that were omitted, one sentence each.
     """
 
     members: tuple[RuntimeMember, ...]
@@ -228,8 +228,8 @@ def _unusable(why: str) -> ImageUnavailable:
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Variables that belong to the shell that sources the files, or that are read-only in Apptainer's start script. Setting
-# such a variable is an error, or changes the meaning of the following lines.
+# These variables belong to the shell that sources the files, or are read-only in Apptainer's start script. Setting such
+# a variable is an error, or changes the meaning of the following lines.
 _SHELLS_OWN = frozenset(
     {"_", "IFS", "UID", "EUID", "GID", "PPID", "PWD", "OPTIND", "BASHOPTS", "SHELLOPTS",
      "APPTAINER_NAME", "APPTAINER_CONTAINER", "APPTAINER_INSTANCE", "__exported_env__", "__apptainer_cmd__",
@@ -281,7 +281,7 @@ def _image_labels(settings: Mapping[str, Any]) -> tuple[dict[str, str], list[str
 def _schema_labels(architecture: str, epoch: int) -> dict[str, str]:
     """Return the `org.label-schema` labels that `apptainer build` writes.
 
-    Here these labels depend only on the image.
+    The values that hpcenv writes depend only on the image.
     """
     return {
         "org.label-schema.build-arch": architecture,
@@ -309,7 +309,7 @@ def _environment_scripts(variables: Mapping[str, str]) -> dict[str, str]:
 def _image_environment(variables: Mapping[str, str]) -> str:
     """Return a script that sets the image's variables.
 
-    The script always sets PATH; other variables keep an existing value.
+    The script always sets PATH. If any other variable already has a value, it keeps this value.
     """
     lines = ["#!/bin/sh"]
     for name, value in variables.items():
@@ -372,7 +372,7 @@ _RUN_LINE = 'eval "set ${SINGULARITY_OCI_RUN}"'
 
 
 def _runscript(entrypoint: Sequence[str], command: Sequence[str]) -> str:
-    """Return a script that runs the entry point with the caller's arguments; the default is the image's command.
+    """Return a script that runs the entry point with the caller's arguments, or else with the image's command.
 
     As Apptainer documents, a shell expands the arguments of `apptainer run` unless
     --no-eval is given. The image's own words are not expanded.
@@ -426,7 +426,7 @@ exec "$@"
 """
 
 
-# The first command of an instance must continue Apptainer's process 1, which has stopped itself.
+# Process 1 of Apptainer has stopped itself. The first command of an instance must continue this process.
 _ACTIONS: Mapping[str, str] = {
     "exec": _SOURCE_ALL + 'exec "$@"\n',
     "run": _SOURCE_ALL + _app_or("runscript", 'set -- /bin/sh "$@"'),

@@ -8,21 +8,21 @@ the program's source and from tests:
 - Versions before 4.6 are unsuitable. 4.5 reads tar, but ignores the options for the root folder's
   user, group and time, and removes a leading `../` from long link targets
   (`tar.c`, 4.5.1; fixed in 4.6). 4.4 and older cannot read tar.
-- 4.6.1 gives the same bytes for the same stream with any number of processors, memory, user and
-  umask. 4.6.1 rejects `SOURCE_DATE_EPOCH` together with `-mkfs-time`, and looks up user names of tar headers on the
-  host, so the stream must not have user names.
+- 4.6.1 gives the same bytes for the same stream with any number of processors, memory, user and umask. 4.6.1 rejects
+  `SOURCE_DATE_EPOCH` together with `-mkfs-time`. It looks up user names of tar headers on the host, so the stream must
+  not have user names.
 - 4.7 to 4.7.5 write damaged images without a message if there are duplicate files and limited memory:
   the test image with 4.7.5 and `-mem 256M` or `512M` has unreadable blocks, each time (seen
   2026-11-20; upstream issues 339, 344, 361 and 362 concern the same code; 4.6.1 is correct).
   With `-no-duplicates` 4.7.5 is correct too, but the result is 1.3 % larger.
-- The time for a folder grows with the square of its entries (a linear search per name in the tar
-  reader): 40,000 entries in one folder take 25 s to 45 s, 1,000 a negligible time.
-- The default is zstd level 1: for the test image (1.2 GB of files) mksquashfs needs 5.3 s of
-  processor time and writes 373 MB; level 3 needs 6.9 s and writes 352 MB, `gzip -9` needs ten times
-  as long and writes 347 MB; `import torch` takes the same time from each (2026-11-20).
+- The time for a folder grows with the square of its entries (a linear search per name in the tar reader): 40,000
+  entries in one folder take 25 s to 45 s, and 1,000 entries take a negligible time.
+- The default is zstd level 1. For the test image (1.2 GB of files), mksquashfs needs 5.3 s of processor time with this
+  level and writes 373 MB. Level 3 needs 6.9 s and writes 352 MB. `gzip -9` needs ten times as long and writes 347 MB.
+  `import torch` takes the same time with all three (2026-11-20).
 - SingularityCE 4.0 to 4.5.1 refuses zstd (seen with 4.5.1: "unknown compression algorithm value 6";
   pkg/image/squashfs.go). For SingularityCE hpcenv uses gzip, also with level 1.
-- mksquashfs must be built with zstd. mksquashfs needs no privileges, and only the space of the output file.
+- mksquashfs must be built with zstd. mksquashfs needs no privileges, and needs space only for the output file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from hpcenv.progress import Event, OnEvent, ignore
 __all__ = ["ALIGNMENT", "LEAST_VERSION", "PackResult", "Packer", "find_packer", "pack", "usable_processors"]
 
 LEAST_VERSION = (4, 6)
-# From this version on, duplicates are stored twice. Increase it only after a test of the new version.
+# With this and later versions, `-no-duplicates` is used: files with equal content are stored several times. Increase it
+# only after a test of the new version.
 _DAMAGES_DUPLICATES = (4, 7)
 # The kernel mounts a squashfs at any multiple of 512; Apptainer aligns and pads to a page.
 ALIGNMENT = 4096
@@ -60,7 +61,7 @@ _VERSION = re.compile(r"\bversion (\d+)\.(\d+)(?:\.(\d+))?")
 _SUPERBLOCK = struct.Struct("<4s16xH6xHH8xQ")
 # Constants of the superblock (squashfs_fs.h).
 _NUMBERS = {"gzip": 1, "zstd": 6}
-# Messages of the C library in the locale C -> what they mean here.
+# Messages of the C library in the locale C -> their meaning for the user.
 _NO_ROOM = {os.strerror(errno.ENOSPC): "the file system is full", os.strerror(errno.EDQUOT): "the quota is used up"}
 
 Write = Callable[[BinaryIO], None]
@@ -183,7 +184,7 @@ def _version(path: str) -> tuple[int, ...] | None:
 
 
 def _problem(packer: Packer, folder: Path | None) -> str | None:
-    """Test a packer with an empty archive and the options of `pack`; return what is wrong, or None."""
+    """Test a packer with an empty archive and the options of `pack`; return the problem, or None."""
     try:
         temporary = tempfile.TemporaryDirectory(prefix="hpcenv-", dir=folder)
     except OSError as error:
@@ -271,7 +272,7 @@ def pack(
         root: mode, owner and time of the root folder, which mksquashfs takes as options.
         duplicates: whether to store files of equal content only once. mksquashfs compares each file with all files of
             the same size, so the time grows with the square of the number of such files (4.6.1: minutes for 100,000).
-        processors: threads that compress; None uses all that this process may use.
+        processors: threads that compress; None for all processors that this process may use.
         compression: the compression of the blocks.
         level: the level of the compression.
         block_size: bytes, a power of two from 4 KiB to 1 MiB.

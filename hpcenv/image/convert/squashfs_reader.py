@@ -9,7 +9,7 @@ Tables are chains of metadata blocks of at most 8 KiB. A position in a table has
 offset from the beginning of the table, and the offset in the uncompressed block.
 
 The file is untrusted input. Every position and count is checked before its use. A folder that is reached twice is
-refused, so loops end. Paths, entries and uncompressed bytes have limits. Wrong bytes raise `ImageMismatch`;
+refused, so loops are impossible. Paths, entries and uncompressed bytes have limits. Wrong bytes raise `ImageMismatch`;
 `EnvironmentUnreadable` means that the operating system denies access.
 """
 
@@ -114,7 +114,7 @@ def read_tree(
     Args:
         source: path or open descriptor of the file; the position of a descriptor does not change.
         offset, size: position and size of the squashfs in the file, in bytes.
-        content: False reads no file contents; then `blake3` is None.
+        content: whether to read the contents of files; if False, `blake3` is None.
         on_bytes: called from time to time, in this thread, with the number of content bytes hashed since the last call.
         threads: number of threads that decompress and hash; None uses one per processor of this process, at most 8.
         largest_content: the most bytes that all files together may have.
@@ -321,7 +321,7 @@ class _Image:
         return begin + (place & 0xFFFF)
 
     def _rows(self, table: int, count: int, size: int) -> bytes:
-        """Return the rows of a table. The table's position leads to a list with the positions of the table's blocks."""
+        """Return the rows of a table. At the table's position is a list with the positions of the table's blocks."""
         # An inode uses at most one row; mksquashfs leaves some rows unused.
         if count > self.inodes + 0x10000:
             raise self.damaged(f"a table at {table} has {count} rows for {self.inodes} inodes")
@@ -565,7 +565,7 @@ def _entries(image: _Image, digests: dict[int, bytes] | None) -> Iterator[TreeEn
     """Yield the entries in the order of whole paths: always the smallest next path of all open folders.
 
     A listing is sorted by name, but `a-b` sorts between `a` and `a/c`. So several folders are open at the same time,
-    but never many.
+    but their number stays small.
     """
     waiting: list[_Next] = [(b"", image.root, 1, image.inode(image.root).number, iter(()))]
     met = bytearray(image.inodes + 1)
@@ -815,7 +815,7 @@ def _unpacker(compression: str, name: str) -> _Unpack:
         ) from error
 
     def unpack(local: threading.local, data: bytes, most: int) -> bytes:
-        # Two threads must not share a context, and creating one for each block is too slow.
+        # Two threads must not share a context, and it is too slow to create a context for each block.
         context: zstandard.ZstdDecompressor | None = getattr(local, "zstd", None)
         if context is None:
             context = local.zstd = zstandard.ZstdDecompressor()
@@ -839,7 +839,7 @@ def _unpack_gzip(_local: threading.local, data: bytes, most: int) -> bytes:
 
 
 def _unpack_xz(_local: threading.local, data: bytes, most: int) -> bytes:
-    # The dictionary has at most the size of a block, 1 MiB; the decoder needs little more.
+    # The dictionary has at most the size of a block, 1 MiB; the decoder needs little additional memory.
     worker = lzma.LZMADecompressor(memlimit=64 << 20)
     found = worker.decompress(data, most + 1)
     if not worker.eof and len(found) <= most:

@@ -4,7 +4,8 @@ Runs on: LOGIN NODE and COMPUTE NODE.
 
 An unpacked image has tens of thousands of small files. Unpacking 1.2 GB takes 8 to 10 s on a tmpfs and 11 to 37 s on a
 disk. On NFS, Lustre or GPFS, unpacking often fails (no extended attributes, root squash; apptainer issues 1188, 2522,
-3013, 3559). But a tmpfs uses memory, within a job the memory of the job, so it is chosen only if enough memory is free.
+3013, 3559). But a tmpfs uses memory (in a job, the memory of the job). So a tmpfs is chosen only if enough memory is
+free.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hpcenv.filesystem import mount_of
 
 __all__ = ["candidates", "choose_temporary", "describe", "free_memory"]
 
-# Memory to leave for programs; mksquashfs of Apptainer 1.4.5 alone needs up to 1.25 GB for a tree of
-# 1.2 GB.
+# This memory must remain free for programs; mksquashfs of Apptainer 1.4.5 alone needs up to 1.25 GB for a tree of 1.2
+# GB.
 _MEMORY_LEFT = 2 << 30
 _MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 
@@ -44,8 +45,8 @@ def choose_temporary(
 ) -> Path:
     """Return the best folder that has `need_bytes` of space and in which programs may run.
 
-    A tmpfs is best if 2 GiB of memory remain free; otherwise the first folder that fits. Network file
-    systems, `noexec` and read-only mounts, and folders without write access are never used.
+    A tmpfs is best if 2 GiB of memory remain free. Otherwise the first folder that fits is best. Network file systems,
+    `noexec` and read-only mounts, and folders without write access are never used.
 
     `likely_bytes` is for data of unknown size: the first folder with `likely_bytes` of space is best. If no folder has
     that much space, the disk with the most space is best, or, without a suitable disk, the tmpfs with the most space. A
@@ -53,7 +54,8 @@ def choose_temporary(
 
     Args:
         places: existing folders, see `candidates`.
-        need_bytes: the most bytes that will be written to the folder; with `likely_bytes`, the fewest.
+        need_bytes: the largest number of bytes that will be written to the folder; with `likely_bytes`, the smallest
+            number.
         likely_bytes: a number of bytes that is probably enough, if the size is not known; None if the size is known.
         memory: free memory in bytes; with None, the function determines this number.
 
@@ -114,10 +116,10 @@ def _size(count: int) -> str:
 
 
 def free_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many bytes of memory this process can still use, by the machine and by its cgroup.
+    """Return how many bytes of memory this process can still use, within the limits of the machine and of its cgroup.
 
     The result is the smallest of these numbers: `MemAvailable` of proc(5); and, for the process's cgroup and each
-    cgroup above it, `memory.max` less `memory.current` (v2), or `memory.limit_in_bytes` less `memory.usage_in_bytes`
+    cgroup above it, `memory.max` minus `memory.current` (v2), or `memory.limit_in_bytes` minus `memory.usage_in_bytes`
     (v1). A limit that cannot be read is ignored, but an unknown MemAvailable counts as 0.
     """
     limits = [_available(proc)]

@@ -1,18 +1,19 @@
-"""Download an image's blobs into a folder: in parallel, checked while they arrive, and resumable.
+"""Download an image's blobs into a folder. Downloads run in parallel, are checked, and can be continued.
 
 Runs on: LOGIN NODE.
 
     FOLDER/sha256/HEX         a complete blob, mode 0444, named by its digest
     FOLDER/sha256/.HEX.part   the part of a blob that has arrived
 
-Only the process that holds a blob's lease (image/store/lease.py) downloads the blob. Other processes wait, show the
-holder, and then find the complete blob. A part file remains when its process ends; the next holder of the lease hashes
-the bytes in it and continues the download. A process may be stopped for so long that another process takes the lease.
-The stopped process notices this before its next write, and waits for the lease again.
+A process downloads a blob only while it holds the blob's lease, a lock file (image/store/lease.py). Other processes
+wait, show which process holds the lease, and then find the complete blob. A part file remains when its process ends;
+the next holder of the lease hashes the bytes in it and continues the download. A process may be stopped for so long
+that another process takes the lease. The stopped process notices this before its next write, and waits for the lease
+again.
 
-A complete file is trusted by its name, size and mode. The content of a layer is checked against the `diff_id` when the
-layer is read. If the content is wrong, the reader calls `discard`, and the blob is downloaded again. Damage by a power
-failure is repaired in the same way, so nothing is flushed to the disk here.
+hpcenv trusts a complete file if its name, size and mode are right. The content of a layer is checked against the
+`diff_id` when the layer is read. If the content is wrong, the reader calls `discard`, and the blob is downloaded again.
+Damage by a power failure is repaired in the same way, so nothing is flushed to the disk here.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ _EVENT_SECONDS = 0.2
 _WAIT_SECONDS = 4 * 3600.0
 # After an attempt that downloaded this many bytes, the count of failed attempts restarts at zero.
 _WORTHWHILE = 1024 * 1024
-# The most requests for one blob in any case.
+# The largest number of requests for one blob.
 _MOST_REQUESTS = 200
-# How often the part file or the lease of a live process may disappear. More than once means that some
-# program cleans the folder.
+# How often the part file or the lease of a live process may disappear. If it disappears more than once, some program
+# cleans the folder.
 _MOST_TAKEN = 3
 _FULL = {
     errno.ENOSPC: "the file system is full",
@@ -89,7 +90,7 @@ class TransferLimits:
         pauses: seconds before the second, third, ... attempt; the last value repeats.
         longest_pause: the longest `Retry-After` of a registry, in seconds, that hpcenv waits for. A longer time is an
             error.
-        most_bytes: the most bytes of all blobs together.
+        most_bytes: the largest total size of all blobs, in bytes.
     """
 
     stall: float = 60.0
@@ -102,7 +103,7 @@ class TransferLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A blob's bytes from `start` on; `start` is 0 if the source cannot begin elsewhere."""
+    """A blob's bytes from `start` on; `start` is 0 if the source can begin only at the first byte."""
 
     start: int
     chunks: Iterator[bytes]
@@ -127,7 +128,7 @@ class BlobSource(Protocol):
             stall: seconds to wait for the next byte.
 
         Raises:
-            Broken: the request failed, but another attempt may succeed; reading the chunks can raise it too.
+            Broken: the request failed, but another attempt may succeed; reading the chunks can also raise `Broken`.
             ImageUnavailable: another attempt would fail as well.
         """
 
@@ -139,7 +140,7 @@ class Broken(Exception):
     """A download ended early; another attempt may succeed.
 
     Args:
-        error: the error to raise if there is no other attempt.
+        error: the error to raise if no further attempt is made.
         retry_after: seconds that the server asks to wait.
         restart: whether the bytes so far are useless, so that the download must begin again.
     """
@@ -258,7 +259,7 @@ def _make_read_only(path: Path, spec: BlobSpec) -> bool:
         os.chmod(aside, 0o444)
         os.replace(aside, path)
     except OSError:
-        return False  # disk full or no permission: the download that follows will report it
+        return False  # disk full or no permission: the next download reports this error
     finally:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
@@ -337,7 +338,7 @@ def _unique(blobs: Sequence[BlobSpec], limits: TransferLimits) -> list[BlobSpec]
             f"the layers of the image have {_amount(sum(sizes.values()))}",
             why=f"hpcenv downloads at most {_amount(limits.most_bytes)} for one image",
         )
-    # Begin with the largest blobs, because the small blobs at the end then keep all connections busy.
+    # Begin with the largest blobs. Then the small blobs at the end use all connections until the end.
     return [BlobSpec(digest=d, size=n) for d, n in sorted(sizes.items(), key=lambda item: -item[1])]
 
 
@@ -360,8 +361,8 @@ def _check_space(place: Path, missing: Sequence[BlobSpec]) -> None:
         space = os.statvfs(place)
     except OSError as error:
         raise _unusable(place, error) from error
-    # This estimate is optimistic: bytes in part files need no space again, but they do if they are copied or wrong. If
-    # the disk becomes full later, an error reports it then.
+    # This estimate may be too low: it assumes that the bytes in part files need no more space. If these bytes are wrong
+    # or must be copied, they need space again. If the disk becomes full later, an error says so.
     need = sum(spec.size - arrived(place.parent, spec) for spec in missing)
     free = space.f_bavail * space.f_frsize
     if need > free:
@@ -410,7 +411,7 @@ class _Workers:
     """Threads that download one blob after the other.
 
     The workers are daemon threads, not threads of an executor. After ^C a thread may block in a read until the time
-    limit, and neither the user nor the exit of the interpreter should wait for the thread.
+    limit. The user should not wait for this thread, and the interpreter should exit without it.
     """
 
     def __init__(self, source: BlobSource, place: Path, leases: Path, limits: TransferLimits, report: _Reports) -> None:
@@ -468,7 +469,7 @@ class _Workers:
                     # If the blob is complete, the process that we waited for has downloaded it.
                     if cached(self._place.parent, spec) or self._resume(spec, path, held):
                         break
-                self._report.say(f"{spec.digest}: another process took the partial download; it starts again")
+                self._report.say(f"{spec.digest}: another process took the partial download; downloading again")
             else:
                 raise _taken(self._place)
         except OSError as error:
@@ -667,7 +668,7 @@ class _Part:
             self._require_lease()
             os.replace(aside, self._path)
         except PermissionError:
-            os.unlink(self._path)  # only its owner may read it: the download starts again
+            os.unlink(self._path)  # only the owner may read this file, so the download starts again
         finally:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)

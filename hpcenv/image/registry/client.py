@@ -40,8 +40,8 @@ __all__ = ["Client", "RegistryBlobs"]
 
 _T = TypeVar("_T")
 _ERROR_LIMIT = 64 * 1024
-# Seconds before the second and the third attempt. A short fault is over by then, and an
-# unreachable registry is reported within two seconds.
+# Seconds before the second and the third attempt. A short fault ends in this time, and the error for an unreachable
+# registry comes within two seconds.
 _PAUSES = (0.5, 1.0)
 _CHUNK = 256 * 1024
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
@@ -56,7 +56,7 @@ class Client:
         plain_http: whether to use http instead of https.
         ca_file: a file of PEM certificates to trust instead of the system's.
         timeout: seconds for one request, including its retries.
-        login: a login that several connections share; without it the client makes a login that it does not share.
+        login: a login that several connections share; None for a new login of this connection.
         on_event: called before a request is sent again.
     """
 
@@ -90,7 +90,7 @@ class Client:
             self.login.close()
 
     def authenticate(self) -> None:
-        """Request `/v2/` to learn which login the registry demands, and log in.
+        """Request `/v2/` to find out which login the registry demands, and log in.
 
         Some registries never demand a login. Such registries answer "not found" for a private image.
         """
@@ -167,7 +167,7 @@ class Client:
         raw = response.raw
         try:
             if hasattr(raw, "read1"):
-                # Returns what has arrived, so that a slow server is noticed before a chunk is full.
+                # This returns the bytes that have arrived, so a slow server is noticed before a chunk is full.
                 return bytes(raw.read1(_CHUNK, decode_content=False))
             return bytes(raw.read(16 * 1024, decode_content=False))
         except (urllib3.exceptions.TimeoutError, TimeoutError):
@@ -225,7 +225,10 @@ class Client:
         raise AssertionError("the last attempt returns or raises")
 
     def _translated(self, request: Callable[[], _T], deadline: float, *, may_retry: bool = False) -> _T | None:
-        """Send a request once; turn the errors of the HTTP library into hpcenv's errors. None means: try again."""
+        """Send a request once; turn the errors of the HTTP library into hpcenv's errors.
+
+        None means that the caller can try again.
+        """
         try:
             return request()
         except (exceptions.SSLError, exceptions.Timeout) as error:
@@ -252,7 +255,7 @@ class Client:
         return bytes(body)
 
     def _error_text(self, response: requests.Response) -> str:
-        """Return the error text of an answer. Without an error of the distribution API: the begin of the body."""
+        """Return the error text of an answer: an error of the distribution API, or else the beginning of the body."""
         try:
             body = self._read(response, _ERROR_LIMIT, time.monotonic() + self._timeout)
         except (HpcenvError, RuntimeError):

@@ -4,8 +4,8 @@ Runs on: LOGIN NODE. This module writes nothing.
 
 hpcenv uses the first item of this list that has credentials for the registry:
 
-1. `APPTAINER_DOCKER_USERNAME` and `APPTAINER_DOCKER_PASSWORD` (also `SINGULARITY_DOCKER_*`,
-   which Apptainer still accepts); as in Apptainer they apply to every registry.
+1. `APPTAINER_DOCKER_USERNAME` and `APPTAINER_DOCKER_PASSWORD` (also `SINGULARITY_DOCKER_*`, which Apptainer still
+   accepts). These variables apply to every registry, as in Apptainer.
 2. The file that `APPTAINER_AUTHFILE` names, then the file that `REGISTRY_AUTH_FILE` names.
 3. Apptainer's `docker-config.json` in `$APPTAINER_CONFIGDIR` or `~/.apptainer`
    (`apptainer registry login`, 1.3 and later).
@@ -13,10 +13,10 @@ hpcenv uses the first item of this list that has credentials for the registry:
 5. Podman's `containers/auth.json` in `$XDG_RUNTIME_DIR`, then in `$XDG_CONFIG_HOME` or
    `~/.config`.
 
-All files have docker's format (docker/cli `cli/config/configfile/file.go`, 28.0, and
-containers-auth.json(5) of containers/image 5.34). Within a file, the helper of the registry (`credHelpers`) has
-priority over the general helper (`credsStore`), and the general helper over `auths`. Keys of `auths` are hosts, URLs of
-hosts (old versions of docker), and in podman's files also `HOST/NAMESPACE`; the longest key that fits is used.
+All files have docker's format (docker/cli `cli/config/configfile/file.go`, 28.0, and containers-auth.json(5) of
+containers/image 5.34). Within a file, the order of priority is: the helper of the registry (`credHelpers`), the general
+helper (`credsStore`), `auths`. Keys of `auths` are hosts, URLs of hosts (old versions of docker), and in podman's files
+also `HOST/NAMESPACE`; the longest key that fits is used.
 
 A secret is only in `Credential.secret`: never in its `repr`, in an error, or in an argument of a
 program. An unreadable file is not an error here, because most images are public. Such a file adds a note to
@@ -102,7 +102,7 @@ def find(registry: str, repository: str, environ: Mapping[str, str]) -> Search:
 
 
 def _candidates(registry: str, repository: str, environ: Mapping[str, str]) -> Iterator[Credential | str | None]:
-    """Yield credentials, and notes about what could not be used."""
+    """Yield credentials, and notes about files and helpers that could not be used."""
     yield _from_variables(environ)
     for path in _files(environ):
         config = _read(path)

@@ -2,8 +2,9 @@
 
 Runs on: LOGIN NODE. Nothing is unpacked to a disk. Gzip data can be read only from the beginning. So a reader saves the
 state of its decompressor every 32 MiB (some 40 KiB of memory each), and readers of the same data share these states. A
-read begins at the last state before its position. gzip.GzipFile and isal cannot begin at a saved state: for each layer
-they would begin at the start of the archive, and the state of isal's decompressor cannot be copied (isal 1.7).
+read begins at the last state before its position. gzip.GzipFile and isal are not used, because they cannot begin at a
+saved state: for each layer, they would begin at the start of the archive. The state of isal's decompressor cannot be
+copied (isal 1.7).
 """
 
 from __future__ import annotations
@@ -99,11 +100,12 @@ class GzipReader(io.RawIOBase):
         while True:
             self._file.seek(self._begin + self._taken)
             compressed = self._file.read(min(_CHUNK // 4, self._size - self._taken))
-            if self._engine.eof:  # another member may follow, or padding
+            if self._engine.eof:  # after this, another member or padding may follow
                 if not compressed.startswith(GZIP):
                     return b""
                 self._engine = zlib.decompressobj(31)
-            # Decompress even without more input: the engine may hold output that did not fit the last time.
+            # Decompress even without more input: the decompressor may still contain output that did not fit into the
+            # last result.
             data: bytes = self._engine.decompress(compressed, most)
             left = self._engine.unused_data if self._engine.eof else self._engine.unconsumed_tail
             self._taken += len(compressed) - len(left)

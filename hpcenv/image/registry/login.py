@@ -37,7 +37,7 @@ _CHALLENGE = re.compile(
     r'\b(?P<scheme>bearer|basic)\b(?!\s*=)|(?P<name>[a-z]{1,20})\s*=\s*(?:"(?P<quoted>[^"]{0,2048})"|(?P<bare>[^\s,"]{1,2048}))',
     re.IGNORECASE,
 )
-# RFC 6750, 2.1. Excludes line ends, which would begin another header.
+# RFC 6750, 2.1. The pattern excludes line ends, because a line end would begin another header.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")
 
 
@@ -101,7 +101,7 @@ class Login:
                 self._authorization = self._new_authorization(refusal, sent)
 
     def needs_password(self, refusal: requests.Response) -> bool:
-        """Return whether the registry accepts only a password, and we know no password."""
+        """Return whether the registry accepts only a password, and no password is known."""
         return self._authorization is None and set(_challenges(refusal)) == {"basic"}
 
     def _new_authorization(self, refusal: requests.Response, sent: str | None) -> str:
@@ -129,7 +129,7 @@ class Login:
         credential = self.credential
         if credential is not None and credential.kind == "identity":
             fields |= {"grant_type": "refresh_token", "client_id": "hpcenv", "refresh_token": credential.secret}
-            # Without redirects: a redirect would send the identity token to another server.
+            # Do not follow redirects, because a redirect would send the identity token to a different server.
             response = self._session.post(realm, data=fields, stream=True, allow_redirects=False)
         else:
             headers = {} if credential is None else {"Authorization": credential.basic()}

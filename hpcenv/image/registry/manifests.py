@@ -77,7 +77,7 @@ _CHECK_NAME = "check the name and the tag; registries hold more than images"
 # How deep indexes may be nested. No real image is known in which the nesting is deeper than one index in another.
 _MOST_NESTED = 4
 _MOST_READ = 16
-# Bounds the memory that a manifest can use. Docker itself makes at most 127 layers.
+# Limits the memory that a manifest can use. Docker itself makes at most 127 layers.
 _MOST_LAYERS = 4096
 
 
@@ -85,7 +85,7 @@ _MOST_LAYERS = 4096
 class Layer:
     """One layer.
 
-    `digest` and `size` (in bytes) are those of the blob; `diff_id` is the digest of the tar in the blob.
+    `digest` and `size` (in bytes) describe the blob; `diff_id` is the digest of the tar in the blob.
     """
 
     digest: str
@@ -96,7 +96,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedImage:
-    """An image whose reference was resolved to digests; its manifest and configuration were checked against them.
+    """An image whose reference was resolved to digests. Its manifest and configuration have these digests.
 
     Attributes:
         reference: the image's name for messages and records: `docker://...` with registry and `library/` filled in,
@@ -191,8 +191,8 @@ def read_document(body: bytes, *, origin: str, what: str) -> dict[str, Any]:
 def kind(document: Mapping[str, Any]) -> str:
     """Return `index`, `manifest` or `other`.
 
-    image-spec 1.1 says that `mediaType` SHOULD be used. Without `mediaType`, a field that only an index or only a
-    manifest has decides the kind.
+    image-spec 1.1 says that `mediaType` SHOULD be used. Without `mediaType`, the fields decide the kind: some fields
+    exist only in an index, others only in a manifest.
     """
     media = document.get("mediaType")
     if media in INDEXES or (media is None and "manifests" in document):
@@ -205,7 +205,7 @@ def kind(document: Mapping[str, Any]) -> str:
 def no_manifest(document: Mapping[str, Any], name: str) -> ImageUnavailable:
     """Return the error for a document that is not an image manifest."""
     if document.get("schemaVersion") == 1:
-        why = "its manifest is Docker's schema 1 of before 2017, which has no digests of the layers' contents"
+        why = "its manifest is Docker's schema 1 from before 2017, which has no digests of the layers' contents"
         return unusable(name, why, "convert it: skopeo copy --format v2s2 reads schema 1 and writes a current manifest")
     if not document.get("mediaType"):
         return unusable(name, "its manifest has neither a media type nor a configuration", _CHECK_NAME)
@@ -282,8 +282,8 @@ class _IndexSearch:
                 self.platforms.append(platform_name(platform))
                 fits = _platform_fits(platform, self.wanted)
             else:
-                # The platform is optional in an entry. An entry for an inner index names none; if the entry is for a
-                # manifest, the manifest's configuration names the platform.
+                # The platform is optional in an entry. An entry for an inner index names no platform. If an entry for a
+                # manifest names no platform, the manifest's configuration names it.
                 fits = entry.get("mediaType") in INDEXES or len(entries) == 1
             if fits and found is None:
                 found = self._open(entry, depth)
@@ -470,7 +470,7 @@ def _layer_hint(media: str) -> str:
 def _run_time(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the run-time settings.
 
-    Absent, null and empty have the same meaning: builders write "not set" in each of these forms.
+    An absent, a null and an empty value have the same meaning, because builders use all three to say "not set".
     """
     settings = config.get("config") or {}
     if not isinstance(settings, dict):

@@ -1,10 +1,10 @@
-"""Find out why a request failed, from the types of the nested exceptions, and never from a text with an address.
+"""Find out why a request failed. Only the types of the nested exceptions are used, never a text with an address.
 
 Runs on: LOGIN NODE. Loads `requests`.
 
-The arguments of an exception of `requests` contain an exception of urllib3. The `reason` of that exception is the
-cause, which was raised from the error of the operating system (requests 2.34, adapters.py, `send`; urllib3 2.8,
-connection.py, `_new_conn`; urllib3 1.26 sets no `__cause__`, and Python then keeps `__context__`).
+The arguments of an exception of `requests` contain an exception of urllib3. The `reason` of the exception of urllib3 is
+the cause. Python raised this cause from the error of the operating system (requests 2.34, adapters.py, `send`; urllib3
+2.8, connection.py, `_new_conn`). urllib3 1.26 sets no `__cause__`, and Python then keeps `__context__`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from hpcenv.text import printable
 __all__ = ["LocalBlobs", "layer_file", "local_form", "open_source", "resolve"]
 
 _CHUNK = 1024 * 1024
-# An archive has about three members for each layer, a layout one for each blob.
+# An archive has about three members for each layer; a layout has one member for each blob.
 _MOST_MEMBERS = 100_000
 # Limit for the header blocks of a member. `tar_stream.Bounds` allows 1 MiB of headers, and a sparse file's map may have
 # another MiB.
@@ -262,7 +262,7 @@ def _small(source: LocalImage, files: _Files, name: str, limit: int, what: str) 
 
 
 def _require_kind(source: LocalImage, files: _Files) -> None:
-    """Refuse files whose form differs from the form that the source's scheme names."""
+    """Refuse files that do not have the form that the scheme of the source names."""
     with _explained(source):
         found = {kind for kind, name in _MARKS.items() if files.find(name) is not None}
     if source.kind in found:
@@ -393,7 +393,7 @@ def _is_compressed(source: LocalImage, layer: _Member) -> bool:
     if other is not None:
         raise manifests.unusable(
             str(source),
-            f"docker archives do not use the compression of a layer in it ({other} decompresses it)",
+            f"a layer in it has a compression that docker archives do not use ({other} decompresses it)",
             "save it as an OCI archive: skopeo copy docker-archive:FILE oci-archive:FILE2",
         )
     return head.startswith(GZIP)
@@ -537,7 +537,10 @@ def _plain(name: str, folder: str) -> str | None:
 
 
 def _scan(source: LocalImage, opened: Callable[[], BinaryIO]) -> Iterator[tuple[str, _Member | str]]:
-    """Yield a tar archive's files and links; only headers are read. Of members with the same name, the last counts."""
+    """Yield a tar archive's files and links; only headers are read.
+
+    If members have the same name, the last one counts.
+    """
     position, count = 0, 0
     with opened() as file:
         while (member := _member_at(file, position)) is not None:
@@ -586,7 +589,7 @@ def _holds(file: BinaryIO, end: int) -> bool:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return False  # more than the file system allows for any file
+        return False  # `end` is larger than any file on this file system
     return bool(file.read(1))
 
 

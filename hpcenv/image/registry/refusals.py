@@ -170,9 +170,9 @@ class Refusals:
         )
 
     def wrong_size(self, digest: str, *, expected: int, announced: str) -> ImageUnavailable:
-        """Return the error for a layer whose announced size is not the size in the manifest."""
+        """Return the error for a layer if the registry announces a different size than the manifest."""
         return ImageUnavailable(
-            f"`{self.reference.registry}` has another size for the layer {digest}",
+            f"`{self.reference.registry}` announced another size for the layer {digest}",
             why=f"expected {expected} bytes\nannounced {announced}",
             hint="a proxy or mirror may have changed it; do not use this image from there",
         )
@@ -207,6 +207,6 @@ def one_line(text: str) -> str:
 
 
 def _cause(text: str) -> str:
-    """Return the innermost reason in an error text of `requests`, in which names of objects surround it."""
+    """Return the innermost reason from an error text of `requests`, without the names of objects around the reason."""
     reasons = re.findall(r"(?:\[SSL[^\]]*\][^()\"']*|[A-Z][a-z][A-Za-z ]{6,}(?=['\")]))", text)
     return str(reasons[-1]).strip() if reasons else text[:200]

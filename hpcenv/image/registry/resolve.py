@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE.
 
-A tag can name another image tomorrow, so hpcenv locks digests, and checks them against the bytes that it received.
-`resolve` fetches the manifest (through the index of a multi-platform image) and the configuration, a few kilobytes.
-`open_source` gives access to the layers, which `blobs.fetch_all` downloads.
+A tag can name a different image tomorrow. So hpcenv locks digests, and checks that the received bytes have these
+digests. `resolve` fetches the manifest (through the index of a multi-platform image) and the configuration, a few
+kilobytes. `open_source` gives access to the layers, which `blobs.fetch_all` downloads.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def resolve(
         on_event: called before a request is sent again.
 
     Raises:
-        SpecError: the reference floats.
+        SpecError: the reference has no tag, or the tag `latest`.
         ImageUnavailable: the image cannot be resolved, because of the image, the registry or the network.
         FileUnusable: `ca_file` cannot be read.
     """
@@ -78,7 +78,7 @@ def resolve(
 
 
 def _fetch_documents(client: Client, reference: Reference, wanted: Platform) -> ImageDocuments:
-    """Fetch the manifest, through the index if there is one, and the configuration."""
+    """Fetch the manifest and the configuration. If the image has an index, the index names the manifest."""
     digest, body, document = _fetch(client, reference, reference.digest or reference.tag or "latest")
     index_digest: str | None = None
     platforms: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ def open_source(
     This function sends no request. The registry gets the first request when a layer is fetched.
 
     Args:
-        reference: the image; only its registry and repository matter here.
+        reference: the image; only its registry and repository are used.
         timeout: seconds until the registry's answer begins; a layer may take longer.
         plain_http, environ, search, ca_file: as for `resolve`.
 

@@ -33,7 +33,7 @@ class RegistrySession(requests.Session):
     - `ca_file` has priority over REQUESTS_CA_BUNDLE in the environment.
     - ~/.netrc is not read, and cookies are not kept. (Some registries treat a client with cookies
       as a browser, and then demand CSRF tokens.)
-    - A request that is redirected to another host has no credentials. A redirect from https to http is an error.
+    - If a request is redirected to a different host, it has no credentials. A redirect from https to http is an error.
     """
 
     def __init__(self, *, plain_http: bool, ca_file: Path | None, timeout: float) -> None:
@@ -51,19 +51,23 @@ class RegistrySession(requests.Session):
         """Send a request with this session's time limit and certificates."""
         options.setdefault("timeout", self._limits)
         if self._ca_file is not None:
-            # Pass it as an argument, because requests prefers REQUESTS_CA_BUNDLE to the session's own `verify`.
+            # Pass the certificates as an argument, because requests prefers REQUESTS_CA_BUNDLE to the session's own
+            # `verify`.
             options.setdefault("verify", self._ca_file)
         return super().request(method, url, *args, **options)
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """Remove the credentials before a redirect to another host; requests' own method would also read ~/.netrc."""
+        """Remove the credentials before a redirect to another host.
+
+        The method of `requests` would also read ~/.netrc.
+        """
         old, new = str(response.request.url), str(prepared_request.url)
         if self.should_strip_auth(old, new):
             prepared_request.headers.pop("Authorization", None)
 
 
 def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Leave a request as it is. While a session has an `auth`, requests does not read ~/.netrc."""
+    """Return a request unchanged. If a session has an `auth` function, requests does not read ~/.netrc."""
     return request
 
 
@@ -79,7 +83,7 @@ def redirect_target(response: requests.Response) -> SplitResult:
 
 
 def _refuse_broken_redirect(response: requests.Response, **_: object) -> None:
-    # requests itself would raise a ValueError, which is no RequestException.
+    # Without this check, requests would raise a ValueError, which is not a RequestException.
     if not response.is_redirect:
         return
     try:
@@ -122,7 +126,10 @@ def read_in_time(response: requests.Response, deadline: float) -> Iterator[bytes
 
 
 def _arriving(response: requests.Response) -> Iterator[bytes]:
-    """Yield the bytes that have arrived, even less than a chunk, so that a slow server cannot exceed the deadline."""
+    """Yield the bytes that have arrived, even if they are less than a chunk.
+
+    So a slow server cannot exceed the deadline.
+    """
     raw = response.raw
     if not hasattr(raw, "read1"):  # urllib3 before 2.1
         yield from response.iter_content(256)
@@ -146,7 +153,7 @@ def retry_after(response: requests.Response) -> float | None:
         return float(value[:9])
     try:
         until = email.utils.parsedate_to_datetime(value).timestamp()
-        # Compare with the server's clock, not with ours.
+        # Compare with the server's clock, not with the clock of this machine.
         now = email.utils.parsedate_to_datetime(response.headers.get("Date", "")).timestamp()
     except (TypeError, ValueError, IndexError, OverflowError):
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Access", "open_blobs", "open_client", "open_source", "resolve", "resolve_stored"]
 
 _NOT_SENT = (
-    "a saved password is not sent to {0}: it uses http, and only hpcenv.toml says so; to send it: --plain-http {0}"
+    "a saved password is not sent to {0}, because only hpcenv.toml allows http for it; to send it: --plain-http {0}"
 )
 
 
@@ -35,8 +35,8 @@ class Access:
 
     Attributes:
         plain_http: registries that use http, by their names in references.
-        without_password: registries in `plain_http` to which no saved password is sent, because only hpcenv.toml lists
-            them, and not the user.
+        without_password: registries in `plain_http` to which no saved password is sent, because hpcenv.toml lists them,
+            but the user did not name them.
         ca_file: a file of PEM certificates to trust instead of the system's.
         environ: the user's environment, for credentials.
         timeout: seconds until an answer begins.
@@ -66,7 +66,7 @@ def resolve(
     """Resolve an image to digests; see `registry.resolve` and `oci_layout.resolve`.
 
     Raises:
-        SpecError: the reference floats.
+        SpecError: the reference has no tag, or the tag `latest`.
         ImageUnavailable, FileUnusable: the image cannot be resolved.
     """
     if isinstance(source, LocalImage):
@@ -93,7 +93,7 @@ def resolve_stored(
 
     Args:
         reference: the image that the user requested.
-        folder: the folder of blobs; its layout is that of `image/registry/blobs.py`.
+        folder: the folder of blobs; `image/registry/blobs.py` defines its layout.
         manifest_digest: the digest of the platform's manifest.
         index_digest: the digest of the index that `reference` names; None if it names no index.
         platform: the platform that the user requested.

@@ -15,15 +15,15 @@ file systems without hard links, O_EXCL is used instead of link(2).
 The heartbeat writes how long the holder has held the lease. A waiting process observes whether the file *changes*. Each
 process uses its own monotonic clock; clocks of two machines are never compared. A lease is stale
 
-- at once, if its holder ran on this kernel and in this process id space and has ended, or
-  if another process now has the holder's process id (with another start time);
+- at once, if its holder ran on this kernel and in this process id space and has ended, or if another process now has
+  the holder's process id (with a different start time);
 - otherwise, if it did not change while a waiting process observed it for `stale_after` seconds.
   Time without observations (the process was stopped, or the file server did not answer) does
   not count.
 
-A lease has one limit: a holder that was stopped for longer than `stale_after` and then continues
-still believes that it holds the lease, until it calls `still_mine`. So a second publication of a holder's result must
-do no harm: see `store.Store.publish_image`.
+A lease has one limitation. If a holder is stopped for longer than `stale_after`, another process can take the lease.
+The stopped holder notices this only when it calls `still_mine`. So two processes may publish the same result, and this
+must be harmless: see `store.Store.publish_image`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = [
     "unfinished",
 ]
 
-# Seconds. A live holder must not lose its lease because a file server does not answer for a
-# moment, or because Python code does not let other threads run.
+# Seconds. A live holder must not lose its lease if a file server does not answer for a moment, or if Python code does
+# not let the heartbeat thread run for a moment.
 BEAT = 3.0
 STALE_AFTER = 30.0
 
@@ -76,7 +76,7 @@ NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK,
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A process, identified so that no other process is mistaken for it.
+    """A process, with values that identify it on all machines and at all times.
 
     Attributes:
         host: name of the machine, for messages.
@@ -242,7 +242,7 @@ def lease(
         yield held
     finally:
         stop.set()
-        # With a time limit: the file server may not answer now.
+        # Use a time limit, because the file server may not answer now.
         heart.join(timeout=5)
         with contextlib.suppress(OSError):
             if held.still_mine():
@@ -254,8 +254,8 @@ def live_holders(
 ) -> tuple[Holder, ...]:
     """Return the live holders of leases in a folder.
 
-    For leases of this machine the answer is known at once. Leases of other machines are observed until the first
-    heartbeat of any of them, or for `stale_after` seconds.
+    For leases of this machine the answer is known at once. Leases of other machines are observed until one of them has
+    a heartbeat, or for `stale_after` seconds.
 
     Args:
         folder: the folder of leases.
@@ -289,7 +289,7 @@ def live_holders(
 
 
 def remove_ended(folder: Path) -> None:
-    """Remove the leases of processes that ran on this machine and have ended; a killed process leaves its lease."""
+    """Remove the leases of ended processes of this machine; a killed process does not remove its lease itself."""
     for path in _leases(folder, ""):
         seen = _look(path)
         if seen is not None and seen.dead():
@@ -338,7 +338,7 @@ class _Watch:
         """Add an observation; return the seconds without a change."""
         now = time.monotonic()
         if seen.stamp == self.stamp:
-            # A longer gap means that we could not observe: we were stopped, or the file server did not answer.
+            # After a longer gap, the time does not count: this process was stopped, or the file server did not answer.
             self.unchanged += min(now - self.looked, 2 * _POLL_LAST)
         else:
             self.changed = self.stamp is not None
@@ -383,7 +383,7 @@ def _look(path: Path) -> _Observation | None:
         status = os.fstat(fd)
         raw = os.read(fd, _LARGEST_FILE)
     except OSError:
-        return None  # removed on the server during the read; the next call will find out
+        return None  # the file was removed on the server during the read; the next call notices this
     finally:
         os.close(fd)
     return _parse(raw, (status.st_ino, status.st_mtime_ns, raw))
@@ -480,7 +480,7 @@ def _create(path: Path, text: bytes) -> bool:
 def _write_new(path: Path, text: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        os.fchmod(fd, 0o644)  # independent of the umask: other users must be able to read the holder
+        os.fchmod(fd, 0o644)  # independent of the umask, because other users must be able to read who the holder is
         os.write(fd, text)
         os.fsync(fd)
     except OSError:
@@ -506,20 +506,20 @@ def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Wat
     """Remove a stale lease; return False if another process is removing it.
 
     `seen.key` is never used twice, and only one process can create the file `.NAME.break-KEY` with this key. A later
-    process finds another key in `path`, and does not remove the lease with that key.
+    process finds a different key in `path`, and does not remove the lease with the different key.
     """
     claim = path.with_name(f".{path.name}.break-{seen.key}")
     if not _create(claim, text):
         other = _look(claim)
         if other is not None and _is_stale(claim, other, watches, stale_after):
-            _remove_lease(claim, other.key)  # the process that made the claim died before it removed the lease
+            _remove_lease(claim, other.key)  # the process that made this claim file ended before it removed the lease
         return False
     try:
         again = _look(path)
         if again is None:
             return True
         if again.stamp != seen.stamp:
-            return False  # a stopped holder continued, or another process got the lease
+            return False  # the holder was stopped and continued, or another process got the lease
         _remove_lease(path, seen.key)
         return True
     finally:
@@ -527,12 +527,12 @@ def _break(path: Path, seen: _Observation, text: bytes, watches: dict[Path, _Wat
 
 
 def _remove_lease(path: Path, key: str) -> None:
-    """Remove the lease `key`. If another lease has the name by now, restore the other lease."""
+    """Remove the lease `key`. If a different lease has the name now, restore the different lease."""
     aside = path.with_name(f".{path.name}.{private_name()}.old")
     try:
         os.rename(path, aside)
     except FileNotFoundError:
-        if not os.path.lexists(aside):  # the rename succeeded if its answer was lost; see `_create`
+        if not os.path.lexists(aside):  # if the answer to the rename was lost, the rename succeeded; see `_create`
             return
     moved = _look(aside)
     if moved is not None and moved.key != key:

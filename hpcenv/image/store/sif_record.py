@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. Pure.
 
 The bytes of a SIF depend only on the image and on the tools. The record has all other facts: the references under which
-the SIF was requested, who made the SIF, where and when. A record proves nothing: code that relies on a digest must
-compute that digest from the file.
+the SIF was requested, who made the SIF, where and when. A record may be wrong: code that relies on a digest must
+compute this digest from the file.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Provenance:
         epoch: the latest time that a file may have, in seconds since 1970; None if times were not limited.
         created: when the SIF was made, as RFC 3339 in UTC.
         user, host: who made the SIF, and on which machine.
-        definition: `sha256:HEX` of the definition file, if the SIF was built from one.
+        definition: `sha256:HEX` of the definition file, if the SIF was built from a definition file.
         materials: the inputs of the definition file.
     """
 
@@ -147,7 +147,7 @@ def loads(text: str, *, origin: str) -> ImageRecord:
         origin: where the text comes from, for messages.
 
     Raises:
-        RecordInvalid: the text is not JSON, has another schema, lacks a key, or has an invalid value.
+        RecordInvalid: the text is not JSON, has a different schema, lacks a key, or has an invalid value.
     """
     try:
         data = json.loads(text)

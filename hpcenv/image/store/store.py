@@ -2,13 +2,12 @@
 
 Runs on: LOGIN NODE.
 
-    STORE/store.json              marks a store; tells whether a group shares it (image/store/store_folder.py)
-    STORE/blobs/sha256/HEX        layers as downloaded (image/registry/blobs.py)
-    STORE/indexes/sha256/HEX      index of a layer, under its diff_id (image/convert/layers.py)
-    STORE/images/sha256-HEX.sif   a SIF; HEX is the image's manifest digest, or the SIF's own
-    STORE/images/sha256-HEX.json  its record (image/store/sif_record.py)
-    STORE/leases/NAME             a process that is working (image/store/lease.py)
-    STORE/tmp/HOST.PID....        unfinished work of that process
+    STORE/store.json              marks a store; says whether a group shares it (image/store/store_folder.py)
+    STORE/blobs/sha256/HEX        layers as downloaded (image/registry/blobs.py) STORE/indexes/sha256/HEX      index of
+    a layer, under its diff_id (image/convert/layers.py) STORE/images/sha256-HEX.sif   a SIF; HEX is the image's
+    manifest digest, or the SIF's own STORE/images/sha256-HEX.json  its record (image/store/sif_record.py)
+    STORE/leases/NAME             a process that is working (image/store/lease.py) STORE/tmp/HOST.PID....
+    unfinished work of that process
 
 A file under its final name is complete and never changes: link(2) or rename(2) gives the file its final name, and a SIF
 is read-only. The next process removes the files that a killed process left.
@@ -46,7 +45,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _IMAGE = re.compile(r"sha256-([0-9a-f]{64})\.sif")
 # Unfinished work of another machine counts as abandoned if its newest file is older than this (seconds).
 ABANDONED = 86400.0
-# The same limit if no lease is held (seconds). It is longer than a lease lasts without a heartbeat.
+# The same limit if no lease is held (seconds). A lease without a heartbeat becomes stale after a shorter time.
 UNLEASED = 2 * lease.STALE_AFTER
 
 
@@ -178,8 +177,8 @@ class Store:
     def in_use(self, *, purpose: str, on_event: OnEvent = ignore) -> Iterator[None]:
         """Context manager: hold a lease that only this process uses; `prune` removes nothing while a lease is held.
 
-        If the caller may only read the store, no lease is held. Images are still safe for a while, because `prune` does
-        not remove images that were used lately.
+        If the caller may only read the store, no lease is held. For some time, images are safe also without a lease,
+        because `prune` does not remove images that were used recently.
 
         Args:
             purpose: what the process does, for messages: "compares X with its layers".
@@ -198,7 +197,7 @@ class Store:
         """Context manager: a private folder on the store's file system, removed at the end.
 
         The context manager first removes the files that ended processes left. The caller must hold a lease all the
-        time, which tells other processes that the folder is in use.
+        time. The lease tells other processes that the folder is in use.
 
         Args:
             need_bytes: the most bytes that the caller will write to the folder.
@@ -225,8 +224,8 @@ class Store:
     def leftovers(self, *, idle: bool = False) -> tuple[Path, ...]:
         """Return the unfinished work of ended processes.
 
-        For processes of this machine we know whether they have ended. Work of other machines counts
-        if its files have not changed for a day, by the clock of the file system.
+        For processes of this machine we know whether they have ended. Work of other machines is included if its files
+        have not changed for a day, by the clock of the file system.
 
         Args:
             idle: whether the caller has made sure that no lease is held. If no lease is held, a minute without changes
@@ -250,7 +249,7 @@ class Store:
     def find_image(self, digest: str) -> StoredImage | None:
         """Return the image's SIF if it exists and has the recorded size.
 
-        A SIF of another size or without a readable record counts as missing: the next conversion replaces it.
+        A SIF with a different size or without a readable record counts as missing. The next conversion replaces it.
 
         Raises:
             FileUnusable: other users may write to the SIF.
@@ -262,7 +261,7 @@ class Store:
         return image
 
     def record(self, digest: str) -> ImageRecord | None:
-        """Return the SIF's record; None if it is missing, damaged, or of another image."""
+        """Return the SIF's record; None if it is missing, damaged, or belongs to a different image."""
         path = self.record_path(digest)
         try:
             with open(path, encoding="utf-8") as file:
@@ -326,7 +325,8 @@ class Store:
 
         Args:
             finished: a file on the store's file system, usually in `scratch`; it is moved.
-            record: the record of the SIF; the size and hash in the record are trusted.
+            record: the record of the SIF; the size in the record is compared with the file, but the hash is not
+                computed again.
 
         Raises:
             WouldOverwrite: the store has a complete SIF of this image with different bytes.
@@ -365,13 +365,13 @@ class Store:
         known = self.record(record.digest)
         if known is not None and stored == known.sif.sha256 != record.sif.sha256:
             raise WouldOverwrite(
-                f"`{final}` already exists, with other bytes",
+                f"`{final}` already exists, with different bytes",
                 why=f"it was made from the same image with other tools:\nin the store: {_tools(known)}\n"
                 f"now: {_tools(record)}",
                 hint=("use it, or remove it first: ", Command("hpcenv", "image", "prune", "--all")),
             )
         aside = self.tmp / f"damaged.{secrets.token_hex(8)}"
-        # Rename it and do not remove it: a job may run from it.
+        # Rename the SIF and do not remove it, because a job may run from it.
         with contextlib.suppress(FileNotFoundError):
             os.rename(final, aside)
         return False
@@ -470,7 +470,8 @@ def _is_abandoned(path: Path, now: float | None, after: float) -> bool:
     try:
         inside = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)] if path.is_dir() else []
         status = path.lstat()
-        # A damaged SIF came here by a rename, which changes its ctime but not its mtime. Jobs may run from it.
+        # A damaged SIF was renamed to this name. A rename changes its ctime, but not its mtime. Jobs may run from this
+        # SIF.
         renamed = [status.st_ctime] if path.name.startswith("damaged.") else []
         newest = max([status.st_mtime, *renamed, *inside])
     except OSError:
@@ -488,14 +489,14 @@ def _distrust(status: os.stat_result) -> str:
 
 
 def _read_only_file(path: Path) -> bool:
-    """Make a file read-only; return False if that is not permitted and other users can write to the file."""
+    """Make a file read-only. Return False if this is not permitted and other users can write to the file."""
     with contextlib.suppress(PermissionError):
         os.chmod(path, 0o444)
     return not os.stat(path).st_mode & 0o022
 
 
 def _link(finished: Path, final: Path) -> bool:
-    """Give the file its final name too; return False if another file has that name."""
+    """Link the file to its final name; return False if a different file has the final name."""
     try:
         os.link(finished, final)
     except FileExistsError:

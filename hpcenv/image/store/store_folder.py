@@ -94,11 +94,14 @@ def open_store(root: Path, *, create: bool = False, shared: bool = False, truste
 
 
 def _declared(root: Path, trust: Trust) -> tuple[Trust, bool]:
-    """Read store.json. Return whom to trust (with the group if the store is shared), and whether this is a store."""
+    """Read store.json.
+
+    Return the trusted users (and the group, if the store is shared), and whether this is a store.
+    """
     path = root / "store.json"
     try:
         status = os.lstat(path)
-        # Ignore the file of an untrusted owner: others may have been able to put it here.
+        # Ignore the file of an untrusted owner: a user who is not trusted may have written it.
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in {os.geteuid(), 0, *trust.owners}:
             return trust, True
         declared = json.loads(path.read_text(encoding="utf-8"))
@@ -121,7 +124,7 @@ def _read_only(root: Path) -> str:
     if os.access(root, os.W_OK | os.X_OK, effective_ids=True):
         return ""
     owner = filesystem.user_name(os.stat(root).st_uid)
-    return f"it belongs to {owner}" if os.stat(root).st_uid != os.geteuid() else "you may not write to it"
+    return f"it belongs to {owner}" if os.stat(root).st_uid != os.geteuid() else "you have no permission to write to it"
 
 
 def _make_root(root: Path, *, shared: bool) -> None:
@@ -134,7 +137,7 @@ def _make_root(root: Path, *, shared: bool) -> None:
 
 
 def _furnish(root: Path, *, shared: bool, is_store: bool) -> None:
-    """Create what is missing in a store; the modes do not depend on the umask."""
+    """Create the missing files and folders of a store; their modes do not depend on the umask."""
     if not is_store:
         foreign = sorted(name for name in os.listdir(root) if not name.startswith(".") and name not in _KNOWN)
         if foreign:
