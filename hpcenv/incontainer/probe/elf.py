@@ -9,7 +9,7 @@ import os
 
 
 class Elf:
-    """What the dynamic loader reads from a file before it maps the file. The file is untrusted input.
+    """The data that the dynamic loader reads from a file before it maps the file. The file is untrusted input.
 
     Attributes:
         kind: class, byte order and machine; the loader skips files of another kind.
@@ -96,7 +96,7 @@ class Elf:
         out, because the loader only warns about them. At most 64 bytes of a name are read.
 
         Raises:
-            ValueError: there are more names than any library has.
+            ValueError: there are more names than a real library can have.
         """
         import struct
 

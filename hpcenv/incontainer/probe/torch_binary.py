@@ -83,7 +83,7 @@ def _strings(
 
 
 def _cxx11_abi(env: ProbedEnvironment) -> Value:
-    """Return whether libc10 uses the new C++ ABI. The type of std::string in the symbol of torchCheckFail shows it."""
+    """Return whether libc10 uses the new C++ ABI. The type of std::string in torchCheckFail's symbol shows this."""
     path = str(env.torch) + "/lib/libc10.so"
     descriptor, _ = open_regular(path, env.inside)
     try:

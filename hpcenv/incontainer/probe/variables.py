@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts
 
-# Python ignores each of them if it is empty (Doc/using/cmdline.rst, 3.14).
+# Python ignores each of these variables if it is empty (Doc/using/cmdline.rst, 3.14).
 _PYTHON = (
     "PYTHONHOME",  # another standard library
     "PYTHONPLATLIBDIR",  # another folder of the standard library
@@ -47,7 +47,7 @@ def probe_variables(env: ProbedEnvironment) -> Facts:
 
 
 def preloaded(env: ProbedEnvironment, names: list[str]) -> list[str]:
-    """Return the libraries that a variable loads before all others, each with the start of its hash."""
+    """Return the libraries that the loader loads first because of a variable, each with the start of its hash."""
     if not names or not env.has("preloaded"):
         return [printable(env.shown(name)) for name in names]
     lines = []

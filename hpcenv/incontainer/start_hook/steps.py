@@ -114,7 +114,7 @@ class StepWatch:
     # -- wrappers -----------------------------------------------------------------------------
 
     def _quietly(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that never raises (a record must not end a training) and that torch.compile skips."""
+        """Return a function that never raises, because a record must not end a training. torch.compile skips it."""
 
         def run(*args: Any, **kwargs: Any) -> None:
             try:
@@ -317,7 +317,7 @@ def _only_makes_state(optimizer: Any) -> bool:
 
 
 def _step_in_state(optimizer: Any) -> Optional[int]:
-    """Return the highest step counter of the parameters; None without such a counter. Most optimizers have it."""
+    """Return the highest step counter of the parameters (Adam and most optimizers have counters); None without one."""
     found = [
         state["step"] for state in list(optimizer.state.values())[:64] if isinstance(state, dict) and "step" in state
     ]
