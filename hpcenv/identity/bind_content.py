@@ -25,7 +25,7 @@ LIMIT_FILES = 50_000
 
 
 def source_of(path: str, sources: Mapping[str, str]) -> tuple[str, str]:
-    """Return the target of the bind that shows a path of the container, and the path's source; empty if no bind does.
+    """Return the target of the bind that shows a path of the container, and the path's source; empty without a bind.
 
     Args:
         sources: the source of each bind, by the target of the bind.
