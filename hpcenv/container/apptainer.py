@@ -239,7 +239,7 @@ def with_env_file(argv: Sequence[str], path: str) -> tuple[str, ...]:
 def with_own_network(argv: Sequence[str]) -> tuple[str, ...]:
     """Return a command of `exec_argv` whose program has a private network: 127.0.0.1, without the node's network.
 
-    Only `--network none` needs neither root nor a configuration (seen).
+    Only `--network none` works without root and without a configuration (seen).
     """
     at = argv.index("exec") + 1
     return (*argv[:at], "--net", "--network", "none", *argv[at:])

@@ -42,7 +42,7 @@ def content_digest(source: str, *, compiled: bool = False) -> str:
 
     Raises:
         OSError: a part of the source cannot be read.
-        ValueError: the source is neither a file nor a folder, or is too large for a digest on each node.
+        ValueError: the source is not a file or folder, or is too large for a digest on each node.
     """
     status = os.stat(source)
     if stat.S_ISREG(status.st_mode):

@@ -118,7 +118,7 @@ def unexplained(
     gpus: bool,
     overlay: Overlay | None = None,
 ) -> tuple[MountLine, ...]:
-    """Return the mounts of a container that neither hpcenv nor the table explains.
+    """Return the mounts of a container that hpcenv did not request and that are not in the table.
 
     Args:
         mounts: the mounts of a process in the container.

@@ -170,7 +170,7 @@ def _end_with_pipe(pipe: int) -> None:
         return
     until = time.monotonic() + _SECONDS_TO_KILL
     while True:
-        # Repeated: a killed process may have children, and torchrun may start ranks again.
+        # This is repeated, because a killed process may have children, and torchrun may start ranks again.
         left = [pid for pid, _ in _proc.descendants(os.getpid()) if _proc.state(pid)[0] not in ("Z", "X", "")]
         for pid in left:
             try:

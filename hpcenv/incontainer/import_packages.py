@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Set
 # Each process may need the memory of torch.
 _AT_ONCE = 4
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
-# Some wheels put these modules into the site directory by mistake. They belong to no package.
+# Some wheels put these modules into the site directory by mistake. These modules belong to no package.
 _STRAY = {"benchmarks", "conftest", "doc", "docs", "example", "examples", "setup", "test", "tests"}
 _MARK = "hpcenv-import "
 _CHILD = (

@@ -10,7 +10,7 @@ The options are the options of tasks.py for one program, and also these:
     --node=NAME           name of this node, also in Ray
     --address=HOST:PORT   address of Ray's head
     --local-address=IP    address of this node, for the other nodes
-    --gpus=N --memory=MB  what Slurm gave to the job on this node; memory is 0 if that is not known
+    --gpus=N --memory=MB  what Slurm gave to the job on this node; memory is 0 if it is unknown
     --folder=DIR          folder for Ray's files, made with mode 0700, because Ray gives the folders in it mode 0777
     --meet=PREFIX         PREFIX.token is the file with the token; the head makes PREFIX.ended when the script has ended
 

@@ -24,7 +24,8 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 # After a failure, a rank of another node may wait for its peers without end. Slurm ends this rank when this node has
 # ended.
 SECONDS_AFTER_FAILURE = 2.0
-# On one machine, a leftover process of a rank may hold a connection, and no srun ends this process.
+# If the nodes are emulated on one machine, a leftover process of a rank may keep a connection, and srun does not end
+# this process.
 _SECONDS_ON_ONE_MACHINE = 10.0
 _SECONDS_TO_CONNECT = 60
 _ESTABLISHED = "01"
@@ -62,7 +63,7 @@ def hold(host: str, port: int) -> Any:
 
 
 def _names_keyword(function: Any, keyword: str) -> bool:
-    """Return whether a function gives this keyword to a function that it calls."""
+    """Return whether a function uses this keyword when it calls another function."""
     # The compiled code of a call has the names of its keywords in a tuple (Python 3.8 to 3.14).
     return any(isinstance(one, tuple) and keyword in one for one in function.__code__.co_consts)
 

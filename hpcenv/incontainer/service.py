@@ -39,7 +39,7 @@ _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 def main(path: str) -> int:
-    """Start what the configuration says; return its exit status."""
+    """Start the program in the configuration; return its exit status."""
     with open(path, encoding="utf-8") as file:
         config = json.load(file)
     os.environ.update(config["variables"])
@@ -185,7 +185,7 @@ def pump(source: Any, target: Any) -> None:
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # One side has closed: nothing more can be sent in either direction.
+        # One side has closed its connection, so data can no longer be sent in any direction.
         for end in (source, target):
             try:
                 end.shutdown(socket.SHUT_RDWR)

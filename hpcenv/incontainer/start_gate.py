@@ -5,7 +5,7 @@ container/start_gate.py is the outer side, and explains why the gate is needed.
 
 The folder has a file and two FIFOs.
 
-    load.json   what to load and to try: {"torch", "libraries", "gpus"}, written before the agent starts
+    load.json   libraries to load and GPUs to try: {"torch", "libraries", "gpus"}, written before the agent starts
     reports     agent -> launch step: one line of JSON: what was loaded
     answers     launch step -> agent: `start`; with any other line, or without a line, the agent ends
 """

@@ -4,7 +4,7 @@ Runs on: inside the image (or in a bare host environment), called by agent.py. S
 
     OPTIONS -- PYTHON-ARGUMENTS...
 
-Options: --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR, and
+The options are --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR, and also these:
 
     --only=L          start only the task with this local rank (each task of srun starts one rank)
     --program         start the program once, and not as a rank; the program starts the ranks itself

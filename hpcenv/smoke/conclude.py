@@ -32,7 +32,7 @@ class Concluded:
 
     Attributes:
         before: the verdict before the test.
-        verdict: the verdict with the findings of the test; None if there is nothing to add yet.
+        verdict: the verdict with the findings of the test; None if there are no findings to add yet.
         lines: lines for the job's log.
     """
 

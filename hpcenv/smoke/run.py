@@ -236,7 +236,7 @@ class _Test:
         return all(rank.done for rank in self._watch.ranks(nccl=False))
 
     def _ended(self, status: int, gate: StartGate) -> _End:
-        """Return what the end of the agent means. An agent may fail although its ranks are done."""
+        """Return the result that follows from the end of the agent. An agent may fail although its ranks are done."""
         if gate.refused:
             return _End(ended="not-started", problem="the SIF changed after it was checked")
         if self._all_done():
@@ -294,7 +294,7 @@ def _last_lines(path: Path) -> list[str]:
 
 
 def _end(begun: Begun) -> None:
-    """End the agent and its ranks, which have nothing to save."""
+    """End the agent and its ranks. They have no state to save."""
     child = begun.child
     if child.poll() is None:
         processes.send((*below(child.pid), child.pid), signal.SIGKILL)

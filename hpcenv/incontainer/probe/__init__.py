@@ -2,7 +2,7 @@
 
 Runs on: inside the image (or in a host environment). Needs only the standard library, Python 3.8 to 3.14.
 
-    python3 -B - --level record < TEXT            # how hpcenv starts it: nothing needs to be mounted
+    python3 -B - --level record < TEXT            # how hpcenv starts the probe; it needs no mount
     python3 -B .../incontainer/probe --level full
 
 `container/probe_source.py` makes TEXT. TEXT contains the sources of all modules of the probe as data, followed by
@@ -22,12 +22,12 @@ Read only the last line of the output: code that runs at every start of Python (
 before it.
 
 Levels
-    record  reads every RECORD and lists the site directories. This level opens only the files that no RECORD lists, and
-            reads from the libraries under torch what the dynamic loader reads. Child processes ask these libraries for
-            their versions.
+    record  reads every RECORD and lists the site directories. This level opens only the files that no RECORD lists. Of
+            the libraries under torch, it reads only the parts that the dynamic loader reads. Child processes ask these
+            libraries for their versions.
     full    also reads and hashes every file that a RECORD lists or conda installed, the interpreter, the standard
-            library, the libraries under torch wherever they are, and every library that an extension module needs.
-            This level also asks cublas for its version, which takes 150 MiB.
+            library, the libraries under torch in all places, and every library that an extension module needs. This
+            level also asks cublas for its version. This question takes 150 MiB.
     deep    also imports torch in a child process and reports which libraries are then mapped.
 
 Digest ``hpcenv-env-v1`` (can be computed again from these steps; text is UTF-8, undecodable bytes stay unchanged)
@@ -38,7 +38,7 @@ Digest ``hpcenv-env-v1`` (can be computed again from these steps; text is UTF-8,
        each ``.pyc`` whose ``.py`` is listed beside it, because Python imports a .pyc only without a source. In the
        dist-info folder, drop INSTALLER, REQUESTED, RECORD, RECORD.jws, RECORD.p7s, direct_url.json,
        provenance_url.json, uv_cache.json and uv_build.json, because these files depend on the installer.
-    2. A path inside the site directory stays unchanged, without ``.`` and ``..``. From a path that leaves the site
+    2. A path inside the site directory stays unchanged, without ``.`` and ``..``. If a path leads out of the site
        directory, the leading ``../`` are removed. An absolute path inside the environment becomes relative to the
        prefix. If the resulting path is ``bin/...``, its row is dropped, because scripts contain an absolute shebang.
        ``include/[site/]pythonX.Y/...`` becomes ``{headers}/...``, and any other path becomes ``{data}/...``. A path
@@ -62,10 +62,10 @@ Digest ``hpcenv-env-v1`` (can be computed again from these steps; text is UTF-8,
     (bare hex, ``none`` for no difference): tag ``hpcenv-diff-v1``, lines ``path NUL sha256`` (and ``NUL target`` for a
     link). The lines cover two kinds of files: tracked files that git reports as changed or was configured not to check,
     and importable files that git does not track, including ignored ones. hpcenv's ``*.lock.toml`` files do not count,
-    because they contain this digest. If git cannot answer, ``files`` has such a digest over all importable files, tag
-    ``hpcenv-files-v1``. Importable files of a tree have the endings that are listed below. They are below the folder of
-    direct_url.json, in folders from which Python could import: the folder's name is an identifier, or the folder is on
-    sys.path. Environments and run folders in the tree are left out, and links to folders are not followed.
+    because they contain this digest. If git cannot answer, ``files`` has a digest of the same form over all importable
+    files, tag ``hpcenv-files-v1``. Importable files of a tree have the endings that are listed below. They are below
+    the folder of direct_url.json, in folders from which Python could import: the folder's name is an identifier, or the
+    folder is on sys.path. Environments and run folders in the tree are left out, and links to folders are not followed.
     If a dist has no RECORD, but another list names its files (dpkg's list, or installed-files.txt), its ``digest-kind``
     is walk: tag ``hpcenv-walk-v1``, lines ``path NUL sha256``, over the listed files below the site directory, without
     ``*.pyc`` and the files that step 1 drops. This digest is both its record digest and its content digest.
@@ -75,7 +75,7 @@ Digest ``hpcenv-env-v1`` (can be computed again from these steps; text is UTF-8,
     ``__pycache__`` without its source. So the env-digest or the unlisted-digest covers every importable file. The only
     exception is the two files that virtualenv and uv put into each environment (LAUNCHERS), if their content is known.
     Since revision 2 of the lockfile (rules.py), the unlisted-digest also covers device code, entry_points.txt, files
-    that a RECORD lists without a hash, and modules behind links that leave the environment. Since then, the
+    that a RECORD lists without a hash, and modules behind links that lead out of the environment. Since then, the
     unlisted-digest does not cover leftovers of editors and archive programs, because Python cannot import them.
     ``programs`` of a dist (bare hex, ``none`` without programs): tag ``hpcenv-programs-v1``, lines ``name NUL sha256``
     over the files of the dropped ``bin/...`` rows. Each file is hashed without the line that names the environment's
@@ -100,11 +100,11 @@ What the probe does not read
     PYTHONPATH, .pth lines or editable sources, and contain the user's code. ``python.sys-path`` names these folders,
     and their dists are listed, but the files in these folders are not read. Only the files of an editable install are
     read (see above).
-    Behind a link that leaves the environment, the probe reads only the files that a RECORD lists or that Python would
-    import. There it follows no further link to a folder. ``linked-outside`` counts such files of a dist, and ``link``
-    names the target of an unlisted file. Compiled files are in ``__pycache__``, or below PYTHONPYCACHEPREFIX if this
-    variable is set. Of these files, only the headers are read, at level full. So a .pyc that was forged to fit the time
-    and size of its source is not noticed.
+    Behind a link that leads out of the environment, the probe reads only the files that a RECORD lists or that Python
+    would import. There it follows no further link to a folder. ``linked-outside`` counts such files of a dist, and
+    ``link`` names the target of an unlisted file. Compiled files are in ``__pycache__``, or below PYTHONPYCACHEPREFIX
+    if this variable is set. Of these files, only the headers are read, at level full. So a .pyc that was forged to fit
+    the time and size of its source is not noticed.
 
 Paths are relative to the prefix, or start with ``{base-prefix}/`` or ``{user-base}/``, or are absolute.
 """

@@ -187,7 +187,7 @@ def _content(env: ProbedEnvironment, file: CondaFile, found: Hashed) -> str | Un
 
 
 def _with_placeholder(data: bytes, prefix: bytes, placeholder: bytes, binary: bool) -> bytes:
-    """Undo what conda did when it installed a file (conda/core/portability.py)."""
+    """Undo the changes that conda made when it installed a file (conda/core/portability.py)."""
     import re
 
     if not binary:

@@ -130,7 +130,7 @@ def _is_installed(env: ProbedEnvironment, path: str, folder: str) -> bool:
 
 
 def _listing(folder: str, limit: int) -> tuple[list[str], set[str]]:
-    """Return the folders and the other names in a folder; none if an import cannot read the folder, either."""
+    """Return the folders and the other names in a folder; none if the folder cannot be read."""
     folders = []
     names = set()
     try:

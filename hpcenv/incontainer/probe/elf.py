@@ -13,7 +13,7 @@ class Elf:
 
     Attributes:
         kind: class, byte order and machine; the loader skips files of another kind.
-        constants: (offset, size) of the segments that are neither writable nor executable.
+        constants: (offset, size) of the segments that are not writable and not executable.
     """
 
     __slots__ = (

@@ -65,7 +65,7 @@ def start_libraries(env: ProbedEnvironment) -> Facts:
 
 # The child forks once for each library. So if the code of one library crashes or hangs, only one answer is missing. The
 # argument of the child is a JSON list of (name, how, function, files to open; the last file has the function). os._exit
-# skips the libraries' exit handlers. What the libraries print is discarded.
+# skips the libraries' exit handlers. The output of the libraries is discarded.
 _CHILD = """
 import sys
 sys.path[:] = [p for p in sys.path if p]

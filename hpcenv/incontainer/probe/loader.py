@@ -23,8 +23,8 @@ class Loader:
     """A model of glibc's ld.so(8). It finds the file for the name of a library, and does not load the file.
 
     The model ignores glibc-hwcaps subfolders, because they contain no CUDA library. It also ignores LD_AUDIT, dlmopen,
-    and libraries that code in .pth files or sitecustomize loads before torch. Level ``deep`` reports what is really
-    mapped.
+    and libraries that code in .pth files or sitecustomize loads before torch. Level ``deep`` reports the libraries that
+    are really mapped.
 
     Attributes:
         loaded: the libraries found so far; the first is the interpreter.

@@ -39,7 +39,7 @@ def probe_outside_libraries(env: ProbedEnvironment) -> Facts:
     """Return path and hash of each library that no package lists, outside and inside of the environment.
 
     The file for each name is found with the rules of the loader. Libraries that running code opens later are not found
-    in this way. Level deep reports what `import torch` maps.
+    in this way. Level deep reports the libraries that `import torch` maps.
     """
     if isinstance(glibc_version(), Unknown):
         return dict.fromkeys(FIELDS, Unknown("the search order of a C library other than glibc is not known here"))

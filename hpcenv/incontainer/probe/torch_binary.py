@@ -61,7 +61,7 @@ def _arch_list(env: ProbedEnvironment) -> Value:
 def _strings(
     env: ProbedEnvironment, path: str, starts: tuple[bytes, ...], pattern: re.Pattern[bytes]
 ) -> Iterator[bytes]:
-    """Yield the matches in the constants of a library (its segments that are neither writable nor executable)."""
+    """Yield the matches in the constants of a library (its segments that are not writable and not executable)."""
     overlap = 4096
     descriptor, _ = open_regular(path, env.inside)
     try:

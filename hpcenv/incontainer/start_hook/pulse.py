@@ -37,7 +37,7 @@ def begin_pulse(folder: str, rank: int, when_imported: Callable[[str, Callable[[
 
 
 def saves(begins: bool) -> None:
-    """Record that this rank begins to save a checkpoint, or has saved the checkpoint."""
+    """Record that this rank begins to save a checkpoint, or that it has saved the checkpoint."""
     if _current is not None:
         _current.saves(begins)
 
@@ -46,7 +46,7 @@ class Pulse:
     """The pulse of this process.
 
     Only the steps of the optimizer that stepped first are counted. The steps of other optimizers (of a GAN, or Muon
-    beside AdamW) belong to the same step. This code never waits for the GPU, and reads no loss.
+    beside AdamW) belong to the same step. This code does not wait for the GPU, and does not read losses.
     """
 
     def __init__(self, folder: str, rank: int) -> None:

@@ -268,7 +268,7 @@ class StepWatch:
         self._optimizers = []
 
     def _gone(self, _reference: Any) -> None:
-        """Tell the session that the training has ended if the last optimizer was deleted.
+        """If the last optimizer was deleted, tell the session that the training has ended.
 
         The session hashes the parameters.
         """
@@ -300,7 +300,7 @@ class StepWatch:
         self._waiting, self._pending = [], []
 
     def note(self, text: str) -> None:
-        """Record a note about what the losses and steps cannot show. Each text is recorded once."""
+        """Record a note about a fact that the losses and steps cannot show. Each text is recorded once."""
         if text not in self._noted and len(self._noted) < 20:
             self._noted.add(text)
             self._session.add({"kind": "note", "step": self.counted + 1, "text": text[:400]})

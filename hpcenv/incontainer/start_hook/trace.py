@@ -237,7 +237,7 @@ class Trace:
         return digest.hexdigest()[:_HEX_DIGITS]
 
     def _hash_generator(self, generator: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> str:
-        """Return the hash of the state from which random numbers are drawn."""
+        """Return the hash of the state of a random number generator."""
         torch = self._torch
         if generator is None:
             devices = [one.device for one in args if isinstance(one, torch.Tensor)]
@@ -352,7 +352,7 @@ def _mode_of(torch: Any, trace: Trace) -> Any:
 
 
 def _tensors(torch: Any, value: Any) -> Optional[List[Any]]:
-    """Return the tensors of a value; None if the value contains anything else, or no tensor."""
+    """Return the tensors of a value; None if the value has no tensor, or other objects, too."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)) and value:
