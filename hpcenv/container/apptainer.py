@@ -184,7 +184,7 @@ def _literal(what: str, text: str) -> str:
 #   TERM, *_proxy     pass through --cleanenv (seen), so they would differ between nodes without
 #                     a record of the difference; a setting can still set them
 #   XDG_RUNTIME_DIR   only for systemd's cgroups, which exec does not use
-#   LD_*              would steer the host's own helpers (squashfuse, nvidia)
+#   LD_*              would change the libraries of the host's own helpers (squashfuse, nvidia)
 _HOST_NAMES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR")
 _DEFAULTS = {"PYTHONNOUSERSITE": "1", "LANG": "C.UTF-8"}
 

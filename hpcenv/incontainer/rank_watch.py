@@ -3,7 +3,7 @@
 Runs on: inside the image (or in a bare host environment), in the agent of `--launcher none`. Linux, standard library
 only, Python 3.8 to 3.14.
 
-A rank is a descendant of this process which has RANK and LOCAL_RANK in its environment, and whose parent does not have
+A rank is a descendant of this process with RANK and LOCAL_RANK in its environment. The parent of a rank does not have
 these variables. The launchers of torch, accelerate and DeepSpeed set these variables, and so do scripts that start
 ranks without MPI. A rank is a child of the program, so only the program gets the exit status of the rank. But until the
 program takes this status, the kernel keeps the rank as a zombie, and proc(5) shows the status to the same user

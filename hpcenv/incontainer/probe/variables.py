@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 # Python ignores each of these variables if it is empty (Doc/using/cmdline.rst, 3.14).
 _PYTHON = (
-    "PYTHONHOME",  # another standard library
-    "PYTHONPLATLIBDIR",  # another folder of the standard library
-    "PYTHONPYCACHEPREFIX",  # compiled files from another place
-    "PYTHONSAFEPATH",  # without the folder of the script
-    "PYTHONOPTIMIZE",  # without asserts, and other compiled files
+    "PYTHONHOME",  # sets another standard library
+    "PYTHONPLATLIBDIR",  # sets another folder of the standard library
+    "PYTHONPYCACHEPREFIX",  # reads compiled files from another place
+    "PYTHONSAFEPATH",  # leaves the folder of the script out of sys.path
+    "PYTHONOPTIMIZE",  # removes asserts, and reads other compiled files
     "PYTHONWARNINGS",  # imports the module of a category
-    "PYTHON_FROZEN_MODULES",  # the standard library's own modules from files
+    "PYTHON_FROZEN_MODULES",  # reads the standard library's own modules from files
     "PYTHON_PRESITE",  # imports a module before site
 )
 

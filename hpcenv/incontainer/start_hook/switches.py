@@ -148,7 +148,7 @@ def apply_to_torch(torch: Any, profile: str) -> List[str]:
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old names of switches; with them, old and new switches agree
+                warnings.simplefilter("ignore")  # old names warn, but set old and new switches
                 _set(torch, switch, value)
         except AttributeError:
             if not switch.since:
