@@ -363,7 +363,7 @@ _SIGNS = (
         error=ToolFailed,
         what="there is not enough space to convert the image",
         hint="set TMPDIR to a folder on a local disk with more space, four times the image's compressed size; "
-        "check the destination's too",
+        "check the space at the destination, too",
         names_place=True,
     ),
     _Sign(

@@ -151,7 +151,7 @@ def _lightened(expectations: Sequence[Expectation], settings: Mapping[str, Setti
     found = next((one for one in of_site if one and one.origin.startswith(("site profile ", "module "))), None)
     if found is None:
         return tuple(expectations)
-    note = f"{found.origin} sets {found.name}; the libraries that are found by it are compared"
+    note = f"{found.origin} sets {found.name}; the libraries that are found with it are still compared"
     return tuple(
         replace(one, severity="warn", note=note) if one.field == _LIBRARY_FIELD and one.severity == "must" else one
         for one in expectations

@@ -77,7 +77,7 @@ RUNTIME_MOUNTS = (
     RuntimeMount(
         target="/usr/share/zoneinfo/.+",
         root=r"(.*/)?zoneinfo/.+",
-        reason="the same by SingularityCE 4.5.1, where /etc/localtime is a link in the image: at the link's target",
+        reason="the same bind by SingularityCE 4.5.1, if /etc/localtime is a link in the image: at the link's target",
     ),
     RuntimeMount(target="/etc/hosts", root=r"(.*/)?etc/hosts", reason="`bind path` as delivered"),
     RuntimeMount(target="/etc/(passwd|group)", root="(.*/)?(passwd|group)", reason="`config passwd`, `config group`"),
