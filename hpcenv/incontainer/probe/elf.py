@@ -90,7 +90,7 @@ class Elf:
         return os.fsdecode(data.partition(b"\0")[0])
 
     def needed_versions(self, descriptor: int) -> list[str]:
-        """Return the names of the versions without which the loader refuses the file, such as GLIBC_2.34.
+        """Return the names of the symbol versions that the file needs, such as GLIBC_2.34.
 
         The names are in the section .gnu.version_r (Linux Standard Base 5.0, Symbol Versioning). Weak versions are left
         out, because the loader only warns about them. At most 64 bytes of a name are read.

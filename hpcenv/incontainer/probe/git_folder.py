@@ -58,7 +58,7 @@ _OTHER_REPOSITORY = frozenset(
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for git commands that fetch nothing and ask for no password.
+    """Return the environment for git commands. With it, git does not fetch data and does not ask for a password.
 
     git 2.44 and newer know GIT_NO_LAZY_FETCH. Older versions start a transport for a missing object, but with
     GIT_ALLOW_PROTOCOL git refuses all transports, for any configuration (git(1)).
