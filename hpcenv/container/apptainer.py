@@ -3,10 +3,10 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 `exec_argv`, `env_file` and `host_environment` are pure. Together these functions make the start command of every
-container. A program in the container sees the image and the requested binds and variables. Such a program sees nothing
-of the caller's home, current directory, environment or APPTAINER and SINGULARITY settings. Arguments and values arrive
-literally. Only options are used that have the same meaning in Apptainer and SingularityCE. docs/reference/runtimes.md
-lists the differences.
+container. A program in the container sees the image and the requested binds and variables. Such a program does not see
+the caller's home, current directory, environment, or settings for Apptainer or Singularity. Arguments and values arrive
+unchanged. Only options with the same meaning in Apptainer and SingularityCE are used. docs/reference/runtimes.md lists
+the differences.
 
 SIFs are built by `image/convert/squashfs.py`, and by Apptainer in `image/convert/apptainer_build.py`.
 
@@ -56,7 +56,7 @@ class BindMount(Protocol):
 
     @property
     def read_only(self) -> bool:
-        """Whether processes in the container may only read the file or folder."""
+        """Whether the file or folder is read-only in the container."""
 
 
 # --- the start command -------------------------------------------------------------------
@@ -87,10 +87,11 @@ def exec_argv(
         command: argv in the container, passed literally (`--no-eval`).
         workdir: absolute path that exists in the container; otherwise Apptainer silently uses $HOME or /.
         home: `SRC:DEST`; None for no home.
-        binds: their paths may contain all characters except NUL, also `:`, `,`, quotes and newlines (seen).
+        binds: paths that are bound. A path may contain all characters except NUL, also `:`, `,`, quotes and newlines
+            (seen).
         gpus: whether to bind NVIDIA's driver libraries.
         rocm: whether to bind ROCm's libraries.
-        no_binds: whether to leave out also /tmp, and the folders that an administrator binds into every container
+        no_binds: whether to leave out /tmp, too, and the folders that an administrator binds into every container
             (`bind path`).
         overlay: a squashfs that is mounted read-only at a path in the image.
 
@@ -178,12 +179,12 @@ def _literal(what: str, text: str) -> str:
     return text
 
 
-# Variables of the host that Apptainer itself may need. With --cleanenv, the program in the container
-# does not get them. Left out on purpose:
+# Variables of the host that Apptainer itself may need. With --cleanenv, the program in the container does not get these
+# variables. Some variables are left out on purpose:
 #   TERM, *_proxy     pass through --cleanenv (seen), so they would differ between nodes without
 #                     a record of the difference; a setting can still set them
 #   XDG_RUNTIME_DIR   only for systemd's cgroups, which exec does not use
-#   LD_*              would steer the host's own helpers (squashfuse, nvidia)
+#   LD_*              would change the libraries of the host's own helpers (squashfuse, nvidia)
 _HOST_NAMES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR")
 _DEFAULTS = {"PYTHONNOUSERSITE": "1", "LANG": "C.UTF-8"}
 
@@ -202,14 +203,14 @@ _UNSETTABLE = {
 
 
 def env_file(settings: Mapping[str, str]) -> str:
-    """Return the text of a file for `--env-file`, which both programs evaluate with the shell that is built into them.
+    """Return the text of a file for `--env-file`. Both programs evaluate the file with their built-in shell.
 
     The program in the container sees the image's variables, overridden by `settings`. Values arrive
     literally (commas, quotes, `$`, backquotes and newlines; seen). PYTHONNOUSERSITE=1 and
     LANG=C.UTF-8 are set if `settings` has no other values for them.
 
-    A file is used for two reasons. `--env` would show values in the process list, and splits them at commas. Each of
-    APPTAINERENV_* and SINGULARITYENV_* is known to only one of the programs.
+    A file is used for two reasons. First, `--env` would show values in the process list, and splits values at commas.
+    Second, SingularityCE reads only SINGULARITYENV_*, and Apptainer prints a message if it reads SINGULARITYENV_*.
 
     Names with a special meaning (seen):
       PATH                        replaces the image's PATH
@@ -236,9 +237,9 @@ def with_env_file(argv: Sequence[str], path: str) -> tuple[str, ...]:
 
 
 def with_own_network(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return a command of `exec_argv` whose program has a private network: 127.0.0.1, and nothing of the node.
+    """Return a command of `exec_argv` whose program has a private network: 127.0.0.1, without the node's network.
 
-    Only `--network none` needs neither root nor a configuration (seen).
+    Only `--network none` works without root and without a configuration (seen).
     """
     at = argv.index("exec") + 1
     return (*argv[:at], "--net", "--network", "none", *argv[at:])
@@ -255,8 +256,8 @@ def host_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def start_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the runtime's process that starts a container."""
-    # For SingularityCE 4: this variable is the option --no-oci, and overrules `oci mode = yes` of a site (runtime.py).
-    # Apptainer has no such option, and does not read the variable.
+    # In SingularityCE 4, this variable is the option --no-oci, and has priority over `oci mode = yes` of a site
+    # (runtime.py). Apptainer has no such option, and does not read the variable.
     return {**host_environment(inherited), "SINGULARITY_NO_OCI": "1"}
 
 
@@ -272,8 +273,8 @@ def _check_setting(name: str, value: str) -> None:
     if "\r\n" in value:
         raise UsageError(
             f"the value of {name} has lines that end with a carriage return",
-            # Seen with Apptainer 1.4.5. Both programs read variables with mvdan.cc/sh (syntax/lexer.go), also
-            # APPTAINERENV_*.
+            # Seen with Apptainer 1.4.5. Both programs read variables, and also APPTAINERENV_*, with mvdan.cc/sh
+            # (syntax/lexer.go).
             why="the container runtime removes it",
             hint="pass the value in a file, or without carriage returns",
         )
@@ -297,7 +298,7 @@ def source_date_epoch(
     history: Sequence[str] = (),
     on_line: Callable[[str], None] = _say_nothing,
 ) -> int:
-    """Return the SOURCE_DATE_EPOCH for an image: a time of the image, not of the build.
+    """Return the SOURCE_DATE_EPOCH for an image. This time belongs to the image, not to the build.
 
     mksquashfs sets later file times back to this time. This time must not be earlier than the image's newest file. With
     an earlier time, Python considers its compiled files outdated, compiles them again at each start and cannot write
@@ -353,8 +354,8 @@ class _Sign:
     names_place: bool = False
 
 
-# Apptainer's own failures all have status 255 and `FATAL:` on stderr, so the text decides. The first
-# match wins: causes come before their consequences. Texts are from Apptainer 1.4.5 and from the
+# Apptainer's own failures all have status 255 and `FATAL:` on stderr, so the text shows which failure it is. The first
+# match counts, so causes come before their consequences. Texts are from Apptainer 1.4.5 and from the
 # numbered issues of github.com/apptainer/apptainer.
 _SIGNS = (
     _Sign(
@@ -362,7 +363,7 @@ _SIGNS = (
         error=ToolFailed,
         what="there is not enough space to convert the image",
         hint="set TMPDIR to a folder on a local disk with more space, four times the image's compressed size; "
-        "check the destination's too",
+        "check the space at the destination, too",
         names_place=True,
     ),
     _Sign(
@@ -387,8 +388,8 @@ _SIGNS = (
         "an administrator can allow them or install apptainer-suid",
     ),
     _Sign(
-        # This comes before the patterns for a registry: pip, apt and git in %post print the same about other hosts.
-        # Apptainer 1.4.5.
+        # This comes before the patterns for a registry: pip, apt and git in %post print the same texts about other
+        # hosts. Apptainer 1.4.5.
         text=r"while running %post section",
         error=ToolFailed,
         what="a command of the definition file's %post failed",

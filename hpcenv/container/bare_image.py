@@ -1,4 +1,4 @@
-"""Look at an image without any bind, to see what the image has at a path that a mount hides.
+"""Look at an image without any bind, to see the content of the image at a path that a mount hides.
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
@@ -16,8 +16,8 @@ from hpcenv.container import apptainer
 from hpcenv.container.start_command import StartCommand, opened
 from hpcenv.records.manifest import Environment
 
-# This program runs in the image, with the image's Python. A path counts if it has content, or if it lies where Python
-# or the loader look for code, because a new file there matters as much as a changed file.
+# This program runs in the image, with the image's Python. A path counts if it has content. A path also counts if Python
+# or the loader look for code there, because there a new file matters as much as a changed file.
 _PROGRAM = """
 import json, os, sys
 loader = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.conf.d"]
@@ -46,13 +46,14 @@ def paths_with_code(
     image: str | None = None,
     pass_fds: tuple[int, ...] = (),
 ) -> tuple[str, ...]:
-    """Return the paths that have content in the image, or lie where Python or the loader look for code.
+    """Return the paths that have content in the image, or where Python or the loader look for code.
 
     Args:
         environment: the environment of a SIF.
         paths: paths in the container.
         environ: environment of this process.
-        image: path of the SIF if it is not the environment's SIF; `pass_fds` is needed for the path of an open file.
+        image: path of the SIF, if this is not the environment's SIF. For the path of an open file, `pass_fds` is
+            needed.
 
     Raises:
         HpcenvError: the container could not be started.

@@ -17,7 +17,7 @@ from hpcenv.records.run_folder import RunFolder
 
 
 def open_manifest(run: RunFolder, environ: Mapping[str, str]) -> Manifest:
-    """Return the manifest of `run`, completed with the values that only this node knows.
+    """Return the manifest of `run`, and add the values that only this node knows.
 
     Args:
         environ: environment variables of this step.
@@ -27,7 +27,7 @@ def open_manifest(run: RunFolder, environ: Mapping[str, str]) -> Manifest:
     """
     manifest = load_record(Manifest, run.manifest)
     if not _is_same(manifest.run_folder, str(run.path)):
-        # Otherwise a step could read the verdict of one folder and the settings of another one.
+        # Without this check, a step could read the verdict from one folder and the settings from another folder.
         raise RecordInvalid(
             f"`{run.manifest}` is the manifest of another run folder",
             why=f"it was made for {manifest.run_folder}",

@@ -1,14 +1,15 @@
-"""Find what modules set for containers and communication, from the environment before and after `module load`.
+"""Find what modules set for containers and communication: compare the environment before and after `module load`.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only. Pure.
 
 Sites configure the network fabric in this way: modules set APPTAINER_BIND, APPTAINERENV_LD_LIBRARY_PATH, NCCL_NET and
 so on (LUMI `lumi-aif-singularity-bindings`, OLCF `apptainer-enable-mpi`, Isambard `brics/apptainer-multi-node`). hpcenv
-starts containers with a cleaned environment, so it sets these values itself, each with the module as its origin.
-Apptainer 1.4 also reads these variables with SINGULARITY in place of APPTAINER. If a variable is set under both names,
-the name with APPTAINER has priority (Apptainer's documentation, "Environment and Metadata", 2026-11). OLCF's modules
-set APPTAINER_WRAPPER_*, which the site's own `apptainer`, a shell script, appends to APPTAINER_* and APPTAINERENV_*
-(OLCF, container training of 2026-03-26, "Using the apptainer-enable-mpi and apptainer-enable-gpu modules").
+starts containers with a cleaned environment. So hpcenv sets these values itself, and records the module as the origin
+of each value. Apptainer 1.4 also reads these variables if their names begin with SINGULARITY instead of APPTAINER. If a
+variable is set under both names, the name with APPTAINER has priority (Apptainer's documentation, "Environment and
+Metadata", 2026-11). OLCF's modules set APPTAINER_WRAPPER_*. At OLCF, `apptainer` is a shell script of the site, which
+appends these values to APPTAINER_* and APPTAINERENV_* (OLCF, container training of 2026-03-26, "Using the
+apptainer-enable-mpi and apptainer-enable-gpu modules").
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ _FOR_CONTAINER = ("SINGULARITYENV_", "APPTAINERENV_")
 _LIBRARIES = ("APPTAINER_WRAPPER_CONTAINLIBS", "SINGULARITY_CONTAINLIBS", "APPTAINER_CONTAINLIBS")
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _WRAPPED_LIBRARY_PATH = "APPTAINER_WRAPPER_LD_LIBRARY_PATH"
-# Where Apptainer and SingularityCE mount the libraries of CONTAINLIBS; the folder is on the container's library path.
+# The folder where Apptainer and SingularityCE mount the libraries of CONTAINLIBS. It is on the container's library
+# path.
 _LIBRARY_FOLDER = "/.singularity.d/libs"
 # Variables of GPU and network libraries, in addition to the variables of `is_tuning`.
 _OF_LIBRARIES = re.compile(r"(RCCL|HSA|MIOPEN|OFI)_\w+\Z")
-# All other settings of the container runtime are not used: hpcenv makes these settings itself.
+# Other settings of the container runtime are not used, because hpcenv makes these settings itself.
 _OF_RUNTIME = re.compile(r"(APPTAINER|SINGULARITY)_\w+\Z")
 # The variable with the loaded modules, in Lmod and in Environment Modules.
 _LOADED = "LOADEDMODULES"
@@ -58,7 +60,7 @@ class Loaded:
 
     @property
     def was_there(self) -> bool:
-        """Whether the module was loaded before the job and could not be unloaded, so that its effect cannot be seen."""
+        """Whether the module was loaded before the job and could not be unloaded. Then its effect cannot be seen."""
         listed = self.before.get(_LOADED, "").split(":")
         return any(one == self.name or one.startswith(f"{self.name}/") for one in listed)
 
@@ -92,7 +94,7 @@ def _environment(line: str) -> dict[str, str]:
 
 
 def effects_of(loaded: Sequence[Loaded], *, in_container: bool) -> ModuleEffects:
-    """Return what the modules set for the ranks.
+    """Return the settings of the modules for the ranks.
 
     Args:
         loaded: the modules in the order in which they were loaded.
@@ -180,7 +182,7 @@ def _bind(text: str, origin: str) -> Bind:
         raise ValueError(f"`{mode}` is not a mode that hpcenv knows (ro or rw)")
     if not source.startswith("/") or not (target or source).startswith("/"):
         raise ValueError("a path is not absolute")
-    # Sites name folders that some nodes do not have.
+    # The bind is optional, because sites name folders that some nodes do not have.
     return Bind(source=source, target=target or source, read_only=mode == "ro", optional=True, origin=origin)
 
 

@@ -26,6 +26,6 @@ def read_chapters() -> dict[str, str]:
 
 
 def join_chapters(chapters: Mapping[str, str]) -> str:
-    """Return one program from these modules: their texts as data, and code that imports the modules from the data."""
+    """Return one program from these modules. It contains their texts as data, and code that imports this data."""
     sources = {name: text for name, text in chapters.items() if name != _START}
     return f"SOURCES = {sources!a}\n{chapters[_START]}"

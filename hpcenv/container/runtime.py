@@ -3,8 +3,9 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 Apptainer and SingularityCE are both successors of Singularity 3.8. Apptainer installs `singularity` as a link to
-itself. So the name of a program does not show whether it is Apptainer or SingularityCE; only its output does.
-apptainer.py starts containers with options that both programs know. docs/reference/runtimes.md lists the differences.
+itself. So the name of a program does not show whether it is Apptainer or SingularityCE. Only the output of the program
+shows this. apptainer.py starts containers with options that both programs know. docs/reference/runtimes.md lists the
+differences.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpcenv import process
 from hpcenv.container.apptainer import host_environment, known_cause
 from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
 
-# The names, in the order in which they are searched.
+# The names of the programs, in the order in which hpcenv searches for them.
 PROGRAMS = ("apptainer", "singularity")
 # The first releases that have every option of the start command with the same meaning.
 _OLDEST = {"apptainer": (1, 2), "singularity-ce": (4, 0), "singularity-pro": (4, 0)}
@@ -43,7 +44,7 @@ class Runtime:
 
     @property
     def unusable(self) -> str:
-        """Why hpcenv cannot start containers with this program; empty if hpcenv can."""
+        """Why hpcenv cannot start containers with this program; empty if hpcenv can start them."""
         oldest = _OLDEST.get(self.kind)
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
         if oldest is not None and numbers >= oldest:
@@ -56,10 +57,10 @@ class Runtime:
 
 
 def find(path: str | None = None) -> str:
-    """Return the absolute path of `apptainer`, or else of `singularity`.
+    """Return the absolute path of `apptainer`; without `apptainer`, of `singularity`.
 
     Raises:
-        ToolMissing: PATH has neither.
+        ToolMissing: both programs are not on PATH.
     """
     for name in PROGRAMS:
         try:
@@ -103,7 +104,7 @@ def identify(program: str, environ: Mapping[str, str]) -> Runtime:
 
 
 def too_old(program: str, environ: Mapping[str, str]) -> str:
-    """Return why hpcenv cannot start containers with a program; empty if hpcenv can, or if the answer is unknown."""
+    """Return why hpcenv cannot start containers with a program; empty if it can, or if the answer is unknown."""
     try:
         return identify(program or find(environ.get("PATH")), environ).unusable
     except ToolFailed as error:
@@ -125,7 +126,7 @@ def why_not_started(error: ToolFailed, program: str, environ: Mapping[str, str])
 
 
 def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["zstd", "gzip"]:
-    """Return a SIF compression that the program that starts containers here can read; SingularityCE refuses zstd.
+    """Return a SIF compression that the container runtime of this machine can read; SingularityCE refuses zstd.
 
     Args:
         environ: the user's environment.
@@ -133,7 +134,7 @@ def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["
     """
     try:
         found = program or find(environ.get("PATH"))
-        # Do not run a program with the name `apptainer` to identify it: only the name `singularity` can be a link.
+        # A program with the name `apptainer` is not run to identify it, because only `singularity` can be a link.
         if os.path.basename(found) == "apptainer":
             return "zstd"
         return "zstd" if identify(found, environ).kind == "apptainer" else "gzip"
@@ -142,7 +143,7 @@ def compression_here(environ: Mapping[str, str], program: str = "") -> Literal["
 
 
 def unreadable_here(compression: str, environ: Mapping[str, str], program: str = "") -> str:
-    """Return why the program that starts containers here cannot read a finished SIF; empty if it can, or perhaps can.
+    """Return why the container runtime of this machine cannot read a finished SIF; empty if it can or perhaps can.
 
     Args:
         compression: the compression of the SIF's file system.

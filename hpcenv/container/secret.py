@@ -1,4 +1,4 @@
-"""Secrets: variables whose values are read on the node at launch, and never written into a file of the run.
+"""Secrets: variables with values that are read on the node at launch, and that are not written into a file of the run.
 
 Runs on: COMPUTE NODE. Standard library only. No message contains a value.
 """

@@ -99,7 +99,7 @@ def _as_target(bind: Bind) -> str:
 
 
 def _unlocked(manifest: Manifest, binds: Iterable[Bind]) -> tuple[str, ...]:
-    """Return the targets of binds that the lockfile does not have, with this node's paths in place of patterns."""
+    """Return the targets of binds that the lockfile does not have. This node's paths replace the patterns."""
     patterns = {os.path.normpath(bind.target) for bind in manifest.environment.binds if bind.origin}
     of_site = {os.path.normpath(bind.target) for bind in binds if bind.origin}
     return tuple(sorted((set(manifest.unlocked_binds) - patterns) | of_site))
@@ -111,7 +111,7 @@ def _unlocked(manifest: Manifest, binds: Iterable[Bind]) -> tuple[str, ...]:
 def _old_values(
     manifest: Manifest, of_modules: Mapping[str, Setting], environ: Mapping[str, str]
 ) -> dict[str, Setting]:
-    """Return the old values of variables that a setting extends: from modules, else from the image or the job."""
+    """Return the old values of variables that a setting extends: from modules, otherwise from the image or the job."""
     names = [setting.name for setting in manifest.settings if setting.expands and OLD_VALUE in setting.value]
     found: dict[str, Setting] = {}
     for name in names:
@@ -135,7 +135,7 @@ def _expanded(setting: Setting, old: Setting | None, environ: Mapping[str, str])
         return replace(setting, value=value, expands=False)
     if old is None or not old.value:
         start, _, end = value.partition(OLD_VALUE)
-        # Without an old value, the separator is removed too: an empty entry would mean the working directory.
+        # Without an old value, the separator is removed, too, because an empty entry would mean the working directory.
         return replace(setting, value=start[:-1] if start and not end else start + end[1:], expands=False)
     reason = f"{setting.reason}; it extends {old.value} ({old.origin})"
     return replace(setting, value=value.replace(OLD_VALUE, old.value), reason=reason, expands=False)
@@ -151,7 +151,7 @@ def _lightened(expectations: Sequence[Expectation], settings: Mapping[str, Setti
     found = next((one for one in of_site if one and one.origin.startswith(("site profile ", "module "))), None)
     if found is None:
         return tuple(expectations)
-    note = f"{found.origin} sets {found.name}; the libraries that are found by it are compared"
+    note = f"{found.origin} sets {found.name}; the libraries that are found with it are still compared"
     return tuple(
         replace(one, severity="warn", note=note) if one.field == _LIBRARY_FIELD and one.severity == "must" else one
         for one in expectations

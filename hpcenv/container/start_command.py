@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-The probe and the ranks must see the same environment, so both are started through this module. A program gets only
-those environment variables of the job that this module or the user names. In a SIF the program gets a cleaned
+The probe and the ranks must see the same environment, so both are started through this module. Of the job's environment
+variables, a program gets only the variables that this module or the user names. In a SIF the program gets a cleaned
 environment and a separate home. On the host the program also gets the variables of a login, but no variable that
 changes which Python code is loaded, and no variable of an outer launcher.
 """
@@ -22,8 +22,8 @@ from hpcenv.judge.job_variables import FROM_THE_JOB, OF_LOGIN, changes_results
 from hpcenv.records.manifest import Bind, Environment, Manifest, Setting
 from hpcenv.records.variables import WITHHELD, recorded_value, without_credential
 
-# Path of the run's home folder in the container. No image and no site uses it, so that it does not
-# collide with a bind below the user's real home.
+# Path of the run's home folder in the container. Images and sites do not use this path. So it does not collide with a
+# bind below the user's real home.
 CONTAINER_HOME = "/hpcenv/home"
 
 # On the host, programs also get the settings of libraries for GPUs, networks and mathematics. These can change results.
@@ -31,9 +31,9 @@ _OF_LIBRARIES = re.compile(
     r"(LD_LIBRARY_PATH|(CUDA|NCCL|RCCL|UCX|FI|OFI|GLOO|HSA|MIOPEN|MKL|KMP|GOMP|OMP|TORCH)_\w+)\Z"
 )
 
-# A user's pattern does not match these variables. Some decide which Python code is loaded (the lockfile records that
-# they are not set). Others belong to hpcenv's steps or to an outer launcher: a job that is submitted inside a launcher
-# inherits that launcher's RANK and MASTER_ADDR. A user can pass such a variable by its full name.
+# A user's pattern does not match these variables. Some of them decide which Python code is loaded (the lockfile records
+# that they are not set). Others belong to hpcenv's steps or to an outer launcher. For example, a job that is submitted
+# inside a launcher inherits that launcher's RANK and MASTER_ADDR. A user can pass such a variable by its full name.
 _BY_NAME_ONLY = re.compile(
     r"(PYTHON\w*|CONDA_\w*|VIRTUAL_ENV\w*|__PYVENV_LAUNCHER__|LD_PRELOAD|LD_AUDIT|"
     r"(APPTAINER(ENV)?|SINGULARITY(ENV)?|SUBMITIT|SBATCH|SRUN|SLURM|SLURMD|HPCENV|TORCHELASTIC|PMIX?|OMPI|"
@@ -62,7 +62,7 @@ class StartCommand:
 def opened(start: StartCommand) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Yield the argv to start, and the open descriptors that the program inherits with the same numbers.
 
-    The variables of a container are in a file in memory, so they are on no disk, in no process list and in no
+    The variables of a container are in a file in memory. So they do not appear on a disk, in a process list, or in the
     environment of a process on the host. The program reads the file before it starts the container.
     """
     if not start.variables:
@@ -130,11 +130,11 @@ def build_start_command(
 
 
 def _of_overlay(environment: Environment, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a container, and add the variables through which programs find the content of an overlay.
+    """Return the variables of a container, and add variables with which programs find the content of an overlay.
 
-    A virtual environment is treated as active. If the user or the project sets PYTHONPATH, it replaces the image's
-    PYTHONPATH, as with every variable, and is searched before the packages of an overlay. Without such a setting, the
-    image's PYTHONPATH is searched after these packages.
+    A virtual environment is treated as active. If the user or the project sets PYTHONPATH, this value replaces the
+    image's PYTHONPATH, as for every variable. Python searches it before the packages of an overlay. Without such a
+    setting, Python searches the image's PYTHONPATH after these packages.
     """
     overlay = environment.overlay
     if overlay is None:
@@ -207,7 +207,7 @@ def is_passed(name: str, passed: Sequence[str]) -> bool:
     """Return whether the user requested a variable of the job, by its name or by a pattern."""
     if name in passed:
         return True
-    # Shell functions are variables too (`BASH_FUNC_module%%`); programs do not need them.
+    # Shell functions are also in variables (`BASH_FUNC_module%%`). Programs do not need them.
     if not _NAME.match(name) or _BY_NAME_ONLY.match(name):
         return False
     return any(word.endswith("*") and name.startswith(word[:-1]) for word in passed)
@@ -253,7 +253,7 @@ def needed_binds(binds: Sequence[Bind]) -> tuple[Bind, ...]:
     kept: list[Bind] = []
     for target in sorted(per_target, key=lambda t: (t.count("/") if t != "/" else 0, t)):
         outer_binds = [outer for outer in kept if _is_below(target, outer.target)]
-        # Only the innermost of these binds counts: it hides all outer binds.
+        # Only the innermost of these binds counts, because it hides all outer binds.
         if not outer_binds or not _covers(outer_binds[-1], per_target[target]):
             kept.append(per_target[target])
     return tuple(kept)

@@ -1,16 +1,17 @@
-"""Hold the training until it is certain that the container was started from the checked SIF.
+"""Stop the training at a gate until it is certain that the container was started from the checked SIF.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Apptainer gets `/proc/self/fd/N` of the checked file, but it resolves the link and opens the file by
-its name again (seen with 1.4.5: after a rename over the name it ends with "lstat ... (deleted)"; a swap of the file
-between these two steps would not be noticed). So the first command in the container waits at a gate. When this command
-waits, Apptainer has opened all its files. Every rename changes the `ctime` of a file. So if the name then still leads
-to the checked file, and the `ctime` is the same, the name has always led to this file, and the training may start.
+Apptainer gets `/proc/self/fd/N` of the checked file, but resolves this link and opens the file again by its name. This
+was seen with 1.4.5: after a rename over the name, Apptainer ends with "lstat ... (deleted)". If the file is replaced
+between these two steps, Apptainer does not notice it. So the first command in the container waits at a gate. When this
+command waits, Apptainer has opened all its files. Every rename changes the `ctime` of a file. If the name then still
+leads to the checked file, and the `ctime` is the same, the name led to this file during the whole time. So the training
+may start.
 
 The command that waits is incontainer/agent.py, which starts torchrun. Before the agent waits, it imports torch, and
-reports which libraries the loader has mapped. This module compares these libraries too. incontainer/start_gate.py is
-the part inside the container, and defines the messages.
+reports which libraries the loader has mapped. The function `judge`, which the caller gives, compares these libraries.
+incontainer/start_gate.py is the part inside the container, and defines the messages.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class StartGate:
         for name in ("reports", "answers"):
             os.mkfifo(folder / name, 0o600)
         self._reports = os.open(folder / "reports", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Also open for reading, so that opening does not wait for the agent (fifo(7)).
+        # The FIFO is opened also for reading. So opening does not wait for the agent (fifo(7)).
         self._answers = os.open(folder / "answers", os.O_RDWR | os.O_CLOEXEC)
 
     @property

@@ -25,7 +25,7 @@ LIMIT_FILES = 50_000
 
 
 def source_of(path: str, sources: Mapping[str, str]) -> tuple[str, str]:
-    """Return the target of the bind that shows a path of the container, and the path's source; empty if no bind does.
+    """Return the target of the bind that shows a path of the container, and the path's source; empty without a bind.
 
     Args:
         sources: the source of each bind, by the target of the bind.
@@ -42,7 +42,7 @@ def content_digest(source: str, *, compiled: bool = False) -> str:
 
     Raises:
         OSError: a part of the source cannot be read.
-        ValueError: the source is neither a file nor a folder, or is too large for a digest on each node.
+        ValueError: the source is not a file or folder, or is too large for a digest on each node.
     """
     status = os.stat(source)
     if stat.S_ISREG(status.st_mode):

@@ -1,11 +1,12 @@
-"""Check whether this node sees the run's copy of the code as it was submitted.
+"""Check whether the run's copy of the code, as this node sees it, is unchanged since the submission.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-The first attempt must find the copy as it was made, and no other file in it. A later attempt must find the copy as the
-previous attempt left it, because the script itself may write into the copy. It is unknown whether the script or a
-person changed a module during the previous attempt, so changes are reported (`left_changed`). If the previous attempt
-could not record the state of the copy (a node failed), only files that Python can import are compared.
+In the first attempt, the copy must be as it was made, and must contain no further file. In a later attempt, the copy
+must be as it was at the end of the previous attempt, because the script itself may write into the copy. It is unknown
+whether the script or a person changed a module during the previous attempt, so changes are reported (`left_changed`).
+If the previous attempt could not record the state of the copy (a node failed), only files that Python can import are
+compared.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from hpcenv.records.run_folder import RunFolder
 
 _SHOWN = 3
 
-# What is compared. `all`: everything. `new-modules`: of new files, only those that Python can import, because lines of
-# `setup` may write other files. `own-modules`: only the modules that were submitted, because ranks may have begun to
-# write.
+# The files that are compared. `all`: all files. `new-modules`: submitted files, and new files that Python can import,
+# because lines of `setup` may write other files. `own-modules`: only the modules that were submitted, because ranks may
+# have begun to write files.
 Extent = Literal["all", "new-modules", "own-modules"]
 
 
@@ -55,7 +56,7 @@ def find_digest(source: Source, run: RunFolder, extent: Extent = "all") -> str:
 def left_changed(run: RunFolder) -> tuple[str, ...]:
     """Return the modules that differ from the submission, and were already different at the end of the last attempt.
 
-    A new module counts only in a folder with submitted modules, because a script may write anything into folders that
+    A new module counts only in a folder with submitted modules, because a script may write any files into folders that
     it makes.
 
     Raises:
@@ -72,7 +73,7 @@ def left_changed(run: RunFolder) -> tuple[str, ...]:
 
 
 def find_hook_digest(run: RunFolder) -> str:
-    """Return the digest over the files of the start hook, without the files that Python compiled from them.
+    """Return the digest over the files of the start hook, without the compiled files that Python made.
 
     Raises:
         OSError: a file cannot be read.
@@ -114,9 +115,9 @@ def _added(listed: Listing, after: CopyAfterAttempt | None, run: RunFolder, *, f
 def _new_files(listed: Listing, source: Source, run: RunFolder) -> Iterator[str]:
     """Yield new files that Python cannot import. Before the first attempt, no rank can have made such files."""
     for path, entry in extras(listed, run):
-        # Files that a person added to a shared copy are links in the copy of each run (make_own_copy).
+        # If a person added files to a shared copy, these files are links in the copy of each run (make_own_copy).
         theirs = source.shared and entry.is_symlink()
-        # An NFS client gives such a name to a file that was removed while it is open.
+        # An NFS client gives such a name to a file that was removed while a program had it open.
         silly = entry.name.startswith(".nfs")
         if not (is_importable(path) or entry.is_dir(follow_symlinks=False) or theirs or silly):
             yield path
@@ -126,8 +127,8 @@ def importable_extras(listed: Listing, run: RunFolder, *, with_bytecode: bool) -
     """Yield the files of the copy that Python can import and that are not in its listing.
 
     Args:
-        with_bytecode: whether to yield also the files in `__pycache__`, which Python writes itself as soon as a rank
-            has run.
+        with_bytecode: whether to yield also the files in `__pycache__`. Python writes these files itself as soon as a
+            rank has run.
 
     Raises:
         OSError: a folder cannot be read.
@@ -175,7 +176,7 @@ def note_after(run: RunFolder, *, schema: int, started: float) -> CopyAfterAttem
     return CopyAfterAttempt(schema=schema, started=started, changed=changed)
 
 
-# The clock of a file server may differ from that of a node.
+# The clock of a file server may differ from the clock of a node.
 _SECONDS_BETWEEN_CLOCKS = 300.0
 
 
@@ -222,7 +223,7 @@ def make_own_copy(source: Source, run: RunFolder) -> None:
 
 
 def _copy(path: str, entry: os.DirEntry[str], target: Path, listed: Listing) -> None:
-    import shutil  # only here: every step of a job loads this module
+    import shutil  # imported only here, because every step of a job loads this module
 
     if BYTECODE in path.split("/"):
         return

@@ -1,6 +1,6 @@
-"""The state of data that a run reads, in a form that can be compared: `[[data]]` of hpcenv.toml.
+"""The state of the data that a run reads (`[[data]]` in hpcenv.toml), in a form that can be compared.
 
-Runs on: LOGIN NODE, which records the state, and COMPUTE NODE, which compares it. Standard library only.
+Runs on: LOGIN NODE (records the state) and COMPUTE NODE (compares the state). Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class DataState:
     """The state of a file or folder.
 
     Attributes:
-        digest: digest over names and sizes; with `size-and-time` also over times, with `sha256` also over the content.
+        digest: digest over names and sizes. With `size-and-time`, it also covers times. With `sha256`, it also covers
+            the content.
         files: the number of files.
         size: size of all files together, in bytes.
     """
@@ -44,7 +45,7 @@ class DataEntry:
     Attributes:
         name: the path relative to the folder; empty if the data are one file.
         mtime_ns: time of the last change, in ns since 1970.
-        sha256: sha256 of the content; only needed if contents are compared.
+        sha256: sha256 of the content; needed only if contents are compared.
     """
 
     name: str
@@ -66,7 +67,7 @@ def read_state(path: str, compare: DataCompare, *, folders: bool = False) -> Dat
 
 
 def read_entries(path: str, compare: DataCompare, *, folders: bool = False) -> Iterator[DataEntry]:
-    """Yield the files of a file or folder, sorted by name, with what `compare` needs. Symbolic links are followed.
+    """Yield the files of a file or folder, sorted by name, with the values for `compare`. Symbolic links are followed.
 
     If `folders` is true, an empty folder is an entry too. The entry of a folder has only a name, which ends with `/`.
 
@@ -118,7 +119,7 @@ def _files(path: str) -> Iterator[tuple[str, str]]:
         below, folder = waiting.pop()
         status = os.stat(folder)
         if (status.st_dev, status.st_ino) in seen:
-            continue  # a link that leads back
+            continue  # a link that leads back to a folder above it
         seen.add((status.st_dev, status.st_ino))
         empty = True
         with os.scandir(folder) as entries:

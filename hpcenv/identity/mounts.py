@@ -1,11 +1,12 @@
-"""Find the mounts that a container has in addition to the image, in the text of its /proc/self/mountinfo. Pure.
+"""Find the mounts that a container has in addition to the image, from its /proc/self/mountinfo. Pure.
 
 Runs on: COMPUTE NODE, and on the login node while locking. Standard library only.
 
-A SIF's hash says nothing about mounts over its files. The mounts of a container are compared with the binds that hpcenv
-asked for, and with a table of the mounts that the container runtime itself makes. An administrator can add more mounts
-(`bind path` in apptainer.conf). The remaining mounts are checked in a container without binds (bare_image.py): a mount
-is a finding if it hides files of the image, or lies where Python or the loader look for code.
+A SIF's hash does not cover mounts over its files. So the mounts of a container are compared with the binds that hpcenv
+requested, and with a table of the mounts that the container runtime itself makes. An administrator can add more mounts
+(`bind path` in apptainer.conf). The remaining mounts are checked in a container without binds (bare_image.py). A
+remaining mount is a finding if it hides files of the image, or if it is at a path where Python or the loader look for
+code.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ RUNTIME_MOUNTS = (
     RuntimeMount(
         target="/usr/share/zoneinfo/.+",
         root=r"(.*/)?zoneinfo/.+",
-        reason="the same by SingularityCE 4.5.1, where /etc/localtime is a link in the image: at the link's target",
+        reason="the same bind by SingularityCE 4.5.1, if /etc/localtime is a link in the image: at the link's target",
     ),
     RuntimeMount(target="/etc/hosts", root=r"(.*/)?etc/hosts", reason="`bind path` as delivered"),
     RuntimeMount(target="/etc/(passwd|group)", root="(.*/)?(passwd|group)", reason="`config passwd`, `config group`"),
@@ -117,14 +118,14 @@ def unexplained(
     gpus: bool,
     overlay: Overlay | None = None,
 ) -> tuple[MountLine, ...]:
-    """Return the mounts of a container that neither hpcenv nor the table explains.
+    """Return the mounts of a container that hpcenv did not request and that are not in the table.
 
     Args:
         mounts: the mounts of a process in the container.
-        asked: the binds that hpcenv asked for.
+        asked: the binds that hpcenv requested.
         on_node: the mounts of a process of the node.
         gpus: whether the container was started with --nv or --rocm.
-        overlay: what hpcenv mounted over the image.
+        overlay: the overlay that hpcenv mounted over the image.
     """
     expected = {os.path.normpath(bind.target): _placed(os.path.realpath(bind.source), on_node) for bind in asked}
     return tuple(
@@ -150,13 +151,13 @@ def shows_overlay(mounts: Sequence[MountLine], overlay: Overlay) -> bool:
 
     With `user bind control = no`, Apptainer 1.4.5 leaves the overlay out, and only warns.
     """
-    # At a path, processes see what was mounted there last.
+    # If several mounts are at one path, processes see only the last one.
     last = [mount for mount in mounts if mount.target == os.path.normpath(overlay.target)][-1:]
     return any(_shows(mount, overlay) for mount in last)
 
 
 def is_over_overlay(target: str, overlay: Overlay | None) -> bool:
-    """Return whether something at this path hides an overlay or a part of it."""
+    """Return whether a mount at this path hides an overlay or a part of the overlay."""
     if overlay is None:
         return False
     place = os.path.normpath(overlay.target)
@@ -164,13 +165,13 @@ def is_over_overlay(target: str, overlay: Overlay | None) -> bool:
 
 
 def over_overlay(mounts: Sequence[MountLine], overlay: Overlay | None, *, gpus: bool) -> tuple[MountLine, ...]:
-    """Return the mounts at or below the target of an overlay, without the overlay itself, whether requested or not.
+    """Return all mounts, requested or not, at or below the target of an overlay, without the overlay itself.
 
     These mounts hide locked files.
 
     Args:
         mounts: the mounts of a process in the container.
-        overlay: what hpcenv mounted over the image; None for nothing.
+        overlay: the overlay that hpcenv mounted over the image; None without an overlay.
         gpus: whether the container was started with --nv or --rocm.
     """
     if overlay is None:
@@ -194,7 +195,7 @@ def _is_asked(
     place = (mount.device, mount.root)
     if mount.target in expected:
         return expected[mount.target] in (place, None)
-    # The target of a bind may be a link in the image: then the mount has a different target and the same content.
+    # The target of a bind may be a link in the image. Then the mount has a different target, but the same content.
     if place in expected.values():
         return True
     # Mounts below a source on the node also appear below the target in the container.

@@ -3,7 +3,7 @@
 Runs on: COMPUTE NODE, and on the login node while locking and planning. Standard library only. Only runs
 with an overlay import this module. docs/decisions/0035 has the reasons.
 
-A squashfs is one file. Like a SIF (sif_check.py), a squashfs is recognised although it is not read completely.
+A squashfs is one file. Like a SIF (sif_check.py), it can be recognised without reading all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIELD = "container.overlay.sha256"
 def check_file(
     descriptor: int, *, path: str, known: SifIdentity | None, records: sif_check.Records | None
 ) -> CheckedSif:
-    """Return the hash of an open squashfs in the cheapest way that is certain.
+    """Return the hash of an open squashfs, in the fastest way that is certain.
 
     Args:
         descriptor: the open file.
@@ -36,7 +36,7 @@ def check_file(
 
 
 def identify(descriptor: int, records: sif_check.Records | None) -> tuple[str, SifIdentity | None]:
-    """Return the hash of a squashfs, and its identity for the nodes, which is None if the file system allows none.
+    """Return the hash of a squashfs, and its identity for the nodes; None if the file system allows no identity.
 
     Raises:
         ImageMismatch: the file is not a squashfs, or changed while it was read.

@@ -11,7 +11,7 @@ The file is untrusted input: every count, offset and size is checked against the
 real size before it is used. There are two kinds of error: `ImageMismatch` means that the bytes are not a complete SIF,
 and `EnvironmentUnreadable` means that the operating system does not let us read them.
 
-Functions take a path or an open file descriptor, so the very file that was checked can be run through
+Functions take a path or an open file descriptor. With a descriptor, exactly the checked file can be run through
 `/proc/self/fd/N`. The position of a descriptor does not change.
 """
 
@@ -52,18 +52,20 @@ _HEADER = struct.Struct("<32s10s3s3s16sqqqqqqqq")
 _DESCRIPTOR = struct.Struct("<iBIIIqqqqqqq128s384s")
 _PARTITION = struct.Struct("<ii3s")
 _SUPERBLOCK = struct.Struct("<4sIIIIHHHHHHQQ")
-# Where `normalise` writes zeros: the header's UUID and two times, a descriptor's two times.
+# The places where `normalise` writes zeros: the UUID and the two times of the header, and the two times of a
+# descriptor.
 _HEADER_VOLATILE = (48, 32)
 _DESCRIPTOR_VOLATILE = (41, 16)
 
 _MAGIC = b"SIF_MAGIC\0"
 _MAGIC_AT = 32
 _VERSION = b"01\0"
-# Apptainer writes a table of 48 descriptors; a signed image with many objects stays far below this.
+# Apptainer writes a table of 48 descriptors; a signed image with many objects has far fewer descriptors than this
+# limit.
 _MOST_DESCRIPTORS = 4096
 _OBJECT_LIMIT = 16 * 1024 * 1024
-# The layout that Apptainer 1.4.5 writes: after the first page, the table with room for 48 objects; then the objects;
-# then the squashfs, which begins at a page boundary.
+# The layout that Apptainer 1.4.5 writes. The table, with space for 48 objects, is after the first page. Then follow the
+# objects, and then the squashfs, which begins at a page boundary.
 _LAUNCH = b"#!/usr/bin/env run-singularity\n"
 _TABLE_AT = 4096
 _TABLE_ROWS = 48
@@ -159,7 +161,7 @@ class Header:
     runs: Object
 
     def named(self, name: str) -> Object | None:
-        """Return the first object of that name; None if the SIF has no such object."""
+        """Return the first object with this name; None if the SIF has no such object."""
         return next((entry for entry in self.objects if entry.name == name), None)
 
     @property
@@ -268,7 +270,7 @@ def _read_descriptor(raw: bytes, position: int) -> Object:
         id=number,
         kind=_KINDS.get(kind, f"unknown-{kind & 0xFFFFFFFF:#x}"),
         name=_text(name),
-        # The top four bits only say "this is a group".
+        # The top four bits only mean "this is a group".
         group=group & 0x0FFFFFFF,
         link=link & 0x0FFFFFFF,
         offset=offset,
@@ -292,7 +294,7 @@ def read_object(source: SifSource, entry: Object, *, limit: int = _OBJECT_LIMIT)
 
     Args:
         entry: one of `read_header(source).objects`.
-        limit: the most bytes that are read into memory.
+        limit: the maximum number of bytes that are read into memory.
 
     Raises:
         ImageMismatch: the object is larger than `limit`, or the file is shorter than its table says.
@@ -412,7 +414,7 @@ def normalise(path: str | os.PathLike[str]) -> None:
 
 
 def embedded_lock(source: SifSource, header: Header | None = None) -> bytes | None:
-    """Return the lockfile in the SIF, or None; the lockfile is not checked here.
+    """Return the lockfile in the SIF; None without a lockfile. This function does not check the lockfile.
 
     Raises:
         ImageMismatch: the file is not a whole SIF, or the object is larger than a lockfile can be.
@@ -429,10 +431,10 @@ NewObject = tuple[str, str, bytes]
 
 
 def squashfs_offset_for(objects: Sequence[NewObject]) -> int:
-    """Return where the squashfs must begin so that `write` can put `objects` in front of it.
+    """Return the offset at which the squashfs must begin, so that `write` can put `objects` before it.
 
     Args:
-        objects: kind, name and bytes of each, as for `write`.
+        objects: kind, name and bytes of each object, as for `write`.
     """
     end = _objects_at() + sum(len(data) for _kind, _name, data in objects)
     return max(_FIRST_SQUASHFS, end + -end % _PAGE)
@@ -448,13 +450,13 @@ def write(
     """Put header, table and small objects in front of a squashfs, in place, and sync the file.
 
     The UUID and the times are zero, as after `normalise`, so the bytes depend only on the arguments and the squashfs.
-    The squashfs becomes the primary system partition, which reaches to the end of the file. Do not call this for a file
-    that others can already see.
+    The squashfs becomes the primary system partition, which reaches to the end of the file. Do not call this function
+    for a file that other processes can already see.
 
     Args:
         path: a file with a squashfs at `squashfs_offset`.
-        architecture: as Go and OCI name it, for example `amd64`.
-        objects: kind (`definition-file`, `json`, `generic` ...), name and bytes of each, in order.
+        architecture: name of the architecture in Go and OCI, for example `amd64`.
+        objects: kind (`definition-file`, `json`, `generic` ...), name and bytes of each object, in order.
 
     Raises:
         UsageError: a SIF has no code for the kind or the architecture, or the space before the squashfs is too small.
@@ -536,7 +538,7 @@ def _opened(source: SifSource) -> Iterator[tuple[int, str]]:
     else:
         name, mine = os.fspath(source), True
         try:
-            # O_NONBLOCK: opening a FIFO that somebody put there must not hang.
+            # O_NONBLOCK is used because opening must not hang if the file is a FIFO.
             fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             raise _unreadable(name, error) from error

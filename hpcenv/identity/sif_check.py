@@ -4,19 +4,19 @@ Runs on: COMPUTE NODE, and on the login node when a run is planned. Standard lib
 
 The whole file is hashed once, at submission, and the manifest contains its identity: inode, size, times of the last
 change of content and of status, and a digest of header, table and superblock. A node that opens a file with the same
-identity reads the same bytes: no user can set `ctime`, so every change to a file and every replacement changes `ctime`.
-This is true only where the kernel answers with the values of the storage, and where the clock has ticked since the last
-change:
+identity reads the same bytes. The reason is that users cannot set `ctime`, so every change to a file and every
+replacement changes `ctime`. This is true only if the kernel answers with the values of the storage, and if the clock
+has ticked since the last change:
 
 - The kind of file system must keep `ctime` and inode numbers itself and report equal values to every client. NFS asks
   the server again when a file is opened (close-to-open consistency, nfs(5)), but not if the file system is mounted with
-  `nocto`. Files on some file systems have no identity: AFS takes `ctime` from `mtime`; user-space file systems (FUSE),
+  `nocto`. Files on some file systems have no identity. AFS copies `mtime` to `ctime`. User-space file systems (FUSE),
   CIFS and 9p may cache attributes or invent inode numbers.
 - A file that changes twice within one tick of the storage's clock has the same times after both changes
   (known from git as "racily clean"). Lustre and ext3 tick once a second. A file that changed
   in the last seconds before it was hashed has no identity yet.
 
-In any doubt the full hash decides. The levels `full` and `deep` never use `identity`.
+If there is a doubt, the full hash decides. The levels `full` and `deep` never use `identity`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from hpcenv.identity import sif
 from hpcenv.records.checked_sif import CheckedSif, FileIdentity, SifEvidence
 from hpcenv.records.manifest import SifIdentity
 
-# Kinds of file systems whose `ctime` and inode number come from one authority. For local file systems, this is the
-# machine's kernel; on a different machine the numbers differ, and the full hash decides.
+# Kinds of file systems with one source of `ctime` and inode numbers. For local file systems, this source is the kernel
+# of the machine. On a different machine the numbers differ, and the full hash decides.
 _OF_ONE_MACHINE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"})
 _SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs"})
 
-# Twice the coarsest tick that is in use (FAT: 2 s; ext3 and Lustre: 1 s), plus a little for
-# clocks of client and server that differ.
+# Twice the coarsest tick that is in use (FAT: 2 s; ext3 and Lustre: 1 s), plus some time, because the clocks of client
+# and server may differ.
 _SECONDS_TO_SETTLE = 5.0
 
 # Size of an object table with the greatest number of descriptors that identity/sif.py accepts.
@@ -61,7 +61,7 @@ class FileMount:
 
 
 def mount_of(descriptor: int) -> FileMount | None:
-    """Return the mount of an open file, found by the mount's number, so that no path is looked up again."""
+    """Return the mount of an open file. The mount is found by its number, so that no path is looked up again."""
     try:
         info = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii", errors="replace")
         table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
@@ -93,7 +93,7 @@ def is_node_local(mount: FileMount | None) -> bool:
 
 
 def identity_of(descriptor: int) -> FileIdentity:
-    """Return the values by which an open file is recognised as the file that was hashed."""
+    """Return the values that show whether an open file is the file that was hashed."""
     status = os.fstat(descriptor)
     return FileIdentity(
         device=status.st_dev,
@@ -134,7 +134,7 @@ def is_settled(file: FileIdentity, *, now_ns: int, tick: float = _SECONDS_TO_SET
 
 
 def header_of(descriptor: int) -> tuple[str, int, int]:
-    """Return the digest of header, table and superblock, and the place of the partition.
+    """Return the digest over header, table and superblock; and offset and size of the partition.
 
     Raises:
         ImageMismatch: the file is not a complete SIF.
@@ -150,8 +150,8 @@ def header_of(descriptor: int) -> tuple[str, int, int]:
     return digest.hexdigest(), partition.offset, partition.size
 
 
-# `header_of` or `superblock_of`: returns the digest of the part of a file that is always read, and the offset and size
-# of its file system.
+# A function such as `header_of` or `superblock_of`. It returns the digest of the part of a file that is always read,
+# and the offset and size of the file system in the file.
 ReadHeader = Callable[[int], tuple[str, int, int]]
 
 
@@ -169,7 +169,7 @@ def superblock_of(descriptor: int) -> tuple[str, int, int]:
 
 
 def full_sha256(descriptor: int) -> tuple[str, FileIdentity]:
-    """Hash the whole file; return its sha256, and its identity (inode, size, times), which did not change.
+    """Hash the whole file; return its sha256, and its identity (inode, size, times), which stayed the same.
 
     Raises:
         ImageMismatch: the file changed while it was read.
@@ -210,7 +210,7 @@ _MOST_RECORDS = 256
 class Records:
     """Hashes that were taken before, in a folder that only this user can write.
 
-    These hashes only save time: a record counts only if the state of the file confirms the record. A record with an
+    These hashes only save time. A record counts only if the file still has the state in the record. A record with an
     unexpected owner, folder or content is ignored.
 
     Attributes:
@@ -222,7 +222,7 @@ class Records:
     where: str
 
     def find(self, file: FileIdentity) -> KeptHash | None:
-        """Return the record of a file in exactly this state, or None."""
+        """Return the record of a file in exactly this state; None without such a record."""
         try:
             if not is_private(self.folder):
                 return None
@@ -242,7 +242,7 @@ class Records:
         return found if fits and (found.where, found.file) == (self.where, file) else None
 
     def keep(self, file: FileIdentity, *, sha256: str, header_sha256: str) -> None:
-        """Keep a hash. A folder that cannot be used, or a full disk, only costs time later."""
+        """Keep a hash. If the folder cannot be used or the disk is full, only time is lost later."""
         record = KeptHash(where=self.where, file=file, sha256=sha256, header_sha256=header_sha256)
         path = self._path(file)
         aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
@@ -283,7 +283,7 @@ NODE_PLACES: tuple[Path, ...] = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108
 
 
 def boot_id() -> str | None:
-    """Return the id of this boot of this machine, or None. Device numbers have a meaning only for one boot."""
+    """Return the id of this boot of this machine; None if unknown. Device numbers are valid only for one boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -291,12 +291,12 @@ def boot_id() -> str | None:
 
 
 def node_records(places: Iterable[Path] = NODE_PLACES) -> Records | None:
-    """Return the records that this node keeps until it is booted again; None if it cannot keep records."""
+    """Return the records that this node keeps until it is booted again; None if this node cannot keep records."""
     boot = boot_id()
     if boot is None:
         return None
     usable = [place for place in places if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)]
-    # The name contains the user; the real owner of the folder is checked at every use.
+    # The name contains the user's id. The real owner of the folder is checked at every use.
     return Records(usable[0] / f"hpcenv-{os.geteuid()}" / "sif", boot) if usable else None
 
 
@@ -310,12 +310,13 @@ def identify(
 
     Args:
         descriptor: the open file.
-        records: hashes taken before on this machine; None computes the hash.
+        records: hashes taken before on this machine; with None, the hash is computed.
         tick: as for `is_settled`.
         read_header: `superblock_of` for a squashfs.
 
     Returns:
-        The whole file's SHA-256, and the identity, which is None if the file system or the age of the file allows none.
+        The whole file's SHA-256, and the identity. The identity is None if the file system or the age of the file does
+        not allow an identity.
 
     Raises:
         ImageMismatch: the file is not a complete SIF, or changed while it was read.
@@ -346,10 +347,11 @@ def check(
     tick: float = _SECONDS_TO_SETTLE,
     read_header: ReadHeader = header_of,
 ) -> CheckedSif:
-    """Return the hash of an open SIF in the cheapest way that is certain.
+    """Return the hash of an open SIF, in the fastest way that is certain.
 
     Args:
-        descriptor: the open file; the hash is that of this file, even if its name leads to a different file later.
+        descriptor: the open file. The result is the hash of this file, even if its name leads to a different file
+            later.
         path, staged: for the record.
         known: the identity that was recorded together with the full hash; None if there is no such identity.
         records: the hashes that were taken on this machine before; None if there are no records.
@@ -373,7 +375,7 @@ def check(
     if known is not None:
         doubt = doubt or _difference(known, file, header)
         if not doubt:
-            # The file had settled when `known` was taken; this node's clock does not matter.
+            # When `known` was recorded, the file was unchanged for long enough. So this node's clock does not matter.
             return established("identity", known.sha256, lasting=True)
     found = records.find(file) if records is not None and lasting else None
     if found is not None and found.header_sha256 == header:
@@ -385,7 +387,7 @@ def check(
 
 
 def _header_or_nothing(descriptor: int, read_header: ReadHeader) -> str:
-    """Return the header's digest; empty if the file is not a SIF, because its hash will then differ in any case."""
+    """Return the header's digest; empty if the file is not a SIF, because then the hash differs in any case."""
     try:
         return read_header(descriptor)[0]
     except HpcenvError:

@@ -6,18 +6,20 @@ Runs on: inside the image (or in a host environment). Needs only the standard li
     python3 agent.py RECORD [--start-gate FOLDER] --tasks ARGUMENTS...   # tasks.py starts the program, not torchrun
     python3 agent.py RECORD [--start-gate FOLDER] --tasks --ray ARGUMENTS...   # ray_node.py starts Ray and the program
 
-With --start-gate, the agent imports torch and waits in FOLDER for the launch step outside, before it starts anything
-(start_gate.py in this folder; container/start_gate.py is the other side).
+With --start-gate, the agent imports torch, and then waits for the answer of the launch step, which runs outside. Both
+use files in FOLDER (start_gate.py in this folder; container/start_gate.py in the launch step).
 
 The agent calls the function that `python3 -m torch.distributed.run` calls (torch 1.10 to 2.13). The agent ends with the
-status of the rank that failed first, 128 + N for signal N. torchrun itself would end with 1 in every case. The agent
-finds out itself which rank failed first, because torch checks its ranks only ten times a second. For a rank without an
-error file, torch gives the time of that check, in whole seconds (torch 2.13, elastic/multiprocessing/errors). If the
-order cannot be determined, the agent behaves as torchrun does, and the record has no times.
+status of the rank that failed first (128 + N if signal N ended the rank). torchrun itself would end with 1 in every
+case. The agent finds out itself which rank failed first, because torch checks its ranks only ten times a second. For a
+rank without an error file, torch gives the time of that check, in whole seconds (torch 2.13,
+elastic/multiprocessing/errors). If the order cannot be determined, the agent behaves as torchrun does, and the record
+has no times.
 
-RECORD is a JSON file. The agent writes RECORD after a failure, and if no rank joined a process group (then `joined` is
-0). RECORD has `status`, `error` (why torchrun itself failed), `asked` (name of the signal that requested the end) and
-`ranks`, in the order of their ends. Each rank has `rank`, `local_rank`, `pid`, `status`, `ended` and `error_file`.
+RECORD is a JSON file. The agent writes RECORD after a failure. It also writes RECORD if no rank joined a process group:
+`joined` is then 0. RECORD has `status`, `error` (why torchrun itself failed), `asked` (name of the signal that
+requested the end) and `ranks`, in the order of their ends. Each rank has `rank`, `local_rank`, `pid`, `status`, `ended`
+and `error_file`.
 """
 
 from __future__ import annotations
@@ -158,7 +160,7 @@ def _end_with_pipe(pipe: int) -> None:
         while len(received) < len(PARENT_PIPE):
             more = os.read(pipe, len(PARENT_PIPE) - len(received))
             if not more:
-                return  # not a pipe of the launch step
+                return  # this pipe is not from the launch step
             received += more
         if received != PARENT_PIPE:
             return
@@ -168,7 +170,7 @@ def _end_with_pipe(pipe: int) -> None:
         return
     until = time.monotonic() + _SECONDS_TO_KILL
     while True:
-        # Repeated: a killed process may have children, and torchrun may start ranks again.
+        # This is repeated, because a killed process may have children, and torchrun may start ranks again.
         left = [pid for pid, _ in _proc.descendants(os.getpid()) if _proc.state(pid)[0] not in ("Z", "X", "")]
         for pid in left:
             try:
@@ -288,11 +290,12 @@ def _exception(module: str, name: str) -> Any:
 
 
 def _own_import_path() -> None:
-    """Let the ranks import hpcenv.training, and let this process import nothing of hpcenv by accident.
+    """Let the ranks import hpcenv.training, and prevent this process from importing modules of hpcenv by accident.
 
-    The folder of hpcenv.training is the last entry of PYTHONPATH, so that it hides nothing of the image or the user.
+    The folder of hpcenv.training is the last entry of PYTHONPATH, so that it hides no modules of the image or the user.
     """
-    # Python resolves symbolic links in the path of the script: links of an array's element, or of a file system.
+    # Python resolves symbolic links in the path of the script. The run folder of an array's element can contain such
+    # links, and so can the path of a file system.
     here = os.path.dirname(os.path.realpath(__file__))
     if not sys.path or os.path.realpath(sys.path[0]) != here:
         return  # done before
@@ -303,8 +306,8 @@ def _own_import_path() -> None:
         os.environ["PYTHONPATH"] = "%s:%s" % (before, inside) if before else inside
     hook = os.path.join(os.environ.get("HPCENV_RUN_FOLDER", ""), "start-hook")
     if os.path.isabs(hook) and "HPCENV_START_HOOK" in os.environ:
-        # Our folder is first in PYTHONPATH, because Python imports only the first `sitecustomize`. Our
-        # `sitecustomize` then runs that of the image.
+        # This folder is first in PYTHONPATH, because Python imports only the first `sitecustomize`. Our `sitecustomize`
+        # then runs the `sitecustomize` of the image.
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = "%s:%s" % (hook, before) if before else hook
 
@@ -436,8 +439,8 @@ def run_tasks(record_path: str, argv: List[str]) -> int:
 
 def main(arguments: List[str]) -> int:
     """Wait at the start gate, if --start-gate is given. Then run torchrun or the tasks."""
-    # These signals may reach every process of a job (launch/supervise.py), even before the ranks exist. The ranks
-    # inherit that they are ignored, until they set their own handlers.
+    # These signals may reach every process of a job (launch/supervise.py), even before the ranks exist. This process
+    # ignores the signals. The ranks also ignore them until they set their own handlers.
     for name in ("SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     _follow_launch_step()

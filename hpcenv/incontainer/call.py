@@ -33,7 +33,8 @@ def main() -> None:
     importlib.import_module("hpcenv_submitit_job").register()
     if spec["how"] == "name":
         load(spec["file"], spec["module"], spec["qualname"])
-        # The submitting Python has a different version. It can read pickled names, but not the code of this Python.
+        # The submitting Python has a different version. That Python can read pickled names, but not the pickled code of
+        # this Python.
         utils.cloudpickle_dump = dump_by_name  # type: ignore[assignment]
     submission.process_job(spec["folder"])
 
@@ -72,7 +73,8 @@ def prepare(spec: Dict[str, Any]) -> None:
     )
     show_logs(spec["folder"], job, rank, spec["stderr_to_stdout"])
     if spec["call"] == "task":
-        # As in submitit, the function sets these variables, with submitit.helpers.TorchDistributedEnvironment or so.
+        # As in submitit, the function itself sets these variables, for example with
+        # submitit.helpers.TorchDistributedEnvironment.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
             os.environ.pop(name, None)
 
@@ -130,7 +132,7 @@ def show_logs(folder: str, job: str, rank: str, only_stdout: bool) -> None:
 
 def load(file: str, name: str, function: str) -> ModuleType:
     """Return the module with the function. While the module is imported, the module must not submit again."""
-    # `hpcenv submit` refuses to run while this is set (submission/plan_job.py).
+    # `hpcenv submit` refuses to run while this variable is set (submission/plan_job.py).
     os.environ[IMPORTING] = file or name
     try:
         return load_main(file) if name == "__main__" else importlib.import_module(name)
@@ -155,7 +157,7 @@ def import_root(file: str, module: str) -> str:
 
 
 def load_main(file: str) -> ModuleType:
-    """Load the submitting program as multiprocessing does: its `if __name__ == "__main__"` part does not run."""
+    """Load the submitting program as multiprocessing does, without running its `if __name__ == "__main__"` part."""
     spec = importlib.util.spec_from_file_location("__mp_main__", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

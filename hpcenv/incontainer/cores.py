@@ -9,7 +9,7 @@ from typing import Iterable
 def count_cores(cpus: Iterable[int], sysfs: str = "/sys/devices/system/cpu") -> int:
     """Return the number of cores of some CPUs.
 
-    The hardware threads of one core count once, if the system lists them.
+    The hardware threads of one core count as one core, if the system lists them.
     """
     cores = set()
     for cpu in cpus:

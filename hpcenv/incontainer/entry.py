@@ -4,10 +4,10 @@ Runs on: inside the image (or in a host environment). Needs only the standard li
 
     python3 entry.py NAME ARGUMENTS...
 
-The script is found by its name in the metadata of the installed distributions, as in pip's own start file
-(packaging.python.org, "Entry points specification", `console_scripts`). So hpcenv need not know a path of the image,
-and no file of another environment can be used. A program without such an entry is started from the folder of this
-Python, where conda and wheels put programs.
+This program finds the script by its name in the metadata of the installed distributions, as pip's start files do
+(packaging.python.org, "Entry points specification", `console_scripts`). So hpcenv does not need a path of the image,
+and cannot start a file of another environment by mistake. A program without such an entry is started from the folder of
+this Python, where conda and wheels put programs.
 """
 
 import difflib
@@ -31,7 +31,8 @@ def main(arguments: List[str]) -> Any:
         return 2
     name = arguments[0]
     beside = os.path.join(os.path.dirname(sys.executable), name)
-    # A console script has its own folder first on the path, never that of this file.
+    # For a console script, the first entry of the path is the folder of the script. The folder of this file must not be
+    # in the path.
     sys.path[0] = os.path.dirname(sys.executable)
     sys.argv = [beside, *arguments[1:]]
     found = [entry for entry in _console_scripts() if entry.name == name]

@@ -1,7 +1,7 @@
 """Test whether torch can use the GPUs of this node or srun task: a child process starts CUDA or HIP, and ends.
 
 Runs on: inside the image (or in a host environment), in the agent, which has imported torch. Standard library only,
-Python 3.8 to 3.14. judge/gpu_start.py judges the answer outside.
+Python 3.8 to 3.14. judge/gpu_start.py outside compares the answer with the request.
 
 The test runs in a child process, because the driver can hang or crash a process, and because a process keeps memory on
 each GPU that it has used. A forked child can start CUDA if this process has not started CUDA (CUDA C++ Programming
@@ -31,11 +31,11 @@ _SECONDS_TO_KILL = 5.0
 
 
 def read(wanted: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what the child reported, how it ended, and what may hide GPUs from it.
+    """Return the report of the child, how the child ended, and which variables may hide GPUs from the child.
 
     Args:
         wanted: `seconds` is the time limit. The child makes a context on the GPU with the number `first` and on each
-            `step`-th GPU after it, because the tasks of a node that all see all GPUs share the work.
+            `step`-th GPU after that GPU. If all tasks of a node see all GPUs, the tasks share the work in this way.
     """
     started = time.monotonic()
     try:
@@ -99,7 +99,7 @@ def _start_child(wanted: Dict[str, Any], target: int) -> int:
         argv = [sys.executable, os.path.abspath(__file__), json.dumps(wanted), str(target)]
         return os.posix_spawn(sys.executable, argv, os.environ)
     with warnings.catch_warnings():
-        # Python 3.12 warns because there is another thread. Ours only waits for a pipe.
+        # Python 3.12 warns because this process has another thread. That thread only waits for a pipe.
         warnings.simplefilter("ignore")
         pid = os.fork()
     if pid:
@@ -143,7 +143,7 @@ def _look(torch: Any, wanted: Dict[str, Any], target: int) -> None:
 def _start_driver(say: Callable[..., None]) -> Any:
     """Start NVIDIA's driver through its library; return the library if the driver starts.
 
-    The library returns the number of an error, which torch only has in a text.
+    The library returns the number of an error. torch gives this number only inside a text.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

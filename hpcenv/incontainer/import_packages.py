@@ -1,7 +1,7 @@
 """Import each package once, each in a separate process, and say which ones fail.
 
-Runs on: inside the image (or in a bare host environment), as a text on standard input. Standard library only, Python
-3.8 to 3.14.
+Runs on: inside the image (or in a bare host environment), read by Python from standard input. Standard library only,
+Python 3.8 to 3.14.
 
     python3 -B - '{"packages": ["torch", ...], "seconds": 120}'
 
@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Set
 # Each process may need the memory of torch.
 _AT_ONCE = 4
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
-# Some wheels put these modules into the site directory by mistake. They belong to no package.
+# Some wheels put these modules into the site directory by mistake. These modules belong to no package.
 _STRAY = {"benchmarks", "conftest", "doc", "docs", "example", "examples", "setup", "test", "tests"}
 _MARK = "hpcenv-import "
 _CHILD = (
@@ -57,7 +57,7 @@ def _stem(path: str) -> str:
 def _packages(files: List[str]) -> Set[str]:
     """Return the outermost packages.
 
-    A folder above such a package has no __init__, and is a namespace that distributions share.
+    A folder above an outermost package has no __init__: it is a namespace that several distributions share.
     """
     found = set()  # type: Set[str]
     starts = [path.rpartition("/") for path in files if path.endswith(_SUFFIXES)]
@@ -122,7 +122,7 @@ def main() -> None:
     dists = {}  # type: Dict[str, Any]
     for dist in metadata.distributions(path=[entry for entry in sys.path if entry]):
         name = dist.metadata["Name"]
-        # The first one on the path counts, as for the import.
+        # The first distribution on the path counts, because Python imports it.
         dists.setdefault(re.sub(r"[-_.]+", "-", str(name)).lower(), dist)
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
         for result in pool.map(lambda name: import_one(name, dists, asked["seconds"]), asked["packages"]):

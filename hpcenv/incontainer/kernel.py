@@ -2,15 +2,15 @@
 
 Runs on: inside the image (or in a host environment), with ipykernel; Python 3.8 and newer.
 
-With `transport=ipc` the channels of a kernel are Unix sockets. But for the output of forked processes, ipykernel (5 to
-7.4, `iostream.py`) binds a TCP socket to 127.0.0.1. This module replaces that TCP socket by a Unix socket.
+With `transport=ipc` the channels of a kernel are Unix sockets. However, ipykernel (5 to 7.4, `iostream.py`) also binds
+a TCP socket to 127.0.0.1, for the output of forked processes. This module replaces the TCP socket by a Unix socket.
 """
 
 import os
 import sys
 from typing import Any, Tuple
 
-# The modules beside this file must not hide those of the user.
+# The modules beside this file must not hide modules of the user.
 del sys.path[0]
 
 import zmq
@@ -31,7 +31,7 @@ def _listen(self: Any) -> None:
 
 
 def _connect(_self: Any) -> Tuple[Any, Any]:
-    context = zmq.Context()  # after a fork it must be a new one
+    context = zmq.Context()  # after a fork, a new context is needed
     pipe = context.socket(zmq.PUSH)
     pipe.linger = 3000
     pipe.connect(_ADDRESS)

@@ -18,9 +18,10 @@ def read(wanted: Dict[str, Dict[str, str]], build_id: Any) -> Dict[str, Any]:
     """Return the mapped libraries.
 
     Args:
-        wanted: library -> what is known about the library. `stem` is the beginning of the library's file name.
-            `function` returns the library's version, in the form that `how` names; both are empty if the library has no
-            such function. `origin` is the library's place according to the lockfile.
+        wanted: library -> known facts about the library. `stem` is the beginning of the library's file name. `function`
+            is the name of a function that returns the library's version, and `how` is the form of this version.
+            `function` and `how` are empty if the library has no such function. `origin` is the library's place
+            according to the lockfile.
         build_id: function that returns the build-id of the file at a path.
     """
     try:

@@ -1,4 +1,4 @@
-"""Check inside the environment, before the training, whether what the ranks need works on this node.
+"""Check inside the environment, before the training, whether this node can do what the ranks need.
 
 Runs on: INSIDE THE IMAGE, once on each node after the verdict. Python 3.8 and newer, standard library; it imports the
 environment's own torch. Each group of checks runs in a child with a time limit, because CUDA may hang, and because a
@@ -180,7 +180,7 @@ def _group_of_one(torch: Any, backend: str, number: int) -> Tuple[str, str]:
     if not dist.is_available() or not getattr(dist, "is_%s_available" % backend, lambda: True)():
         return "failed", "this torch has no %s" % backend
     device = "cuda:0" if backend == "nccl" else "cpu"
-    # With a file as the store, no port and no second process is needed.
+    # A file is used as the store, because a file needs no port and no second process.
     place = os.path.join(os.environ.get("TMPDIR") or "/tmp", "hpcenv-group-%d-%d" % (os.getpid(), number))  # noqa: S108
     store = dist.FileStore(place, 1)
     dist.init_process_group(backend, store=store, rank=0, world_size=1)

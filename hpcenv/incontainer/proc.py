@@ -1,7 +1,7 @@
 """Read from /proc about processes of this user: children, environment and state (proc(5)).
 
 Runs on: inside the image (or in a bare host environment), and on COMPUTE NODE (launch/processes.py). Linux,
-standard library only, Python 3.8 to 3.14. agent.py loads this module from its file, because nothing of hpcenv can be
+standard library only, Python 3.8 to 3.14. agent.py loads this module from its file, because modules of hpcenv cannot be
 imported in the image.
 """
 
@@ -66,8 +66,8 @@ def runs(pid: int, start: int) -> bool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of the children that it waited for (fields 14 to 17); 0 for a gone process.
+    """Return the CPU time of a process and of the children that it waited for (fields 14 to 17); 0 if it has ended.
 
-    So the sum over a tree of processes also includes the time of ended processes, and counts no time twice.
+    So the sum over a tree of processes includes the time of ended processes, and counts each time only once.
     """
     return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")

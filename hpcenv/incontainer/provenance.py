@@ -25,7 +25,7 @@ SCHEMA = 1
 # Folder of the checkpoints of a run (records/run_folder.py).
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = re.compile(r"step-(\d{1,18})(\.pt)?\Z")
-# A record has about twelve short values; a larger file is refused, because a checkpoint may come from somebody else.
+# A record has about twelve short values; a larger file is refused, because a checkpoint may come from another person.
 _LONGEST_RECORD = 64 << 10
 _LONGEST_VALUE = 200
 
@@ -97,7 +97,7 @@ def identity(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the result of `identity`, with this rank, the versions of libraries, and the GPU that torch uses here."""
+    """Return the result of `identity`, and this rank, the versions of libraries, and the GPU that torch uses here."""
     return {
         **identity(environ),
         "rank": _number(environ.get("RANK")) or 0,
@@ -108,7 +108,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def world_size(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks, from torch.distributed or else from the launch; 1 if neither gives a number."""
+    """Return the number of ranks from torch.distributed, otherwise from the launch; 1 if both give no number."""
     module = sys.modules.get("torch.distributed")
     if module is not None and module.is_available() and module.is_initialized():
         return int(module.get_world_size())
@@ -116,7 +116,7 @@ def world_size(environ: Mapping[str, str]) -> int:
 
 
 def torch_version() -> str | None:
-    """Return the version of the imported torch, or else of the installed torch."""
+    """Return the version of the imported torch, otherwise of the installed torch."""
     return _version("torch")
 
 

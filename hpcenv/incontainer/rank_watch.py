@@ -3,12 +3,13 @@
 Runs on: inside the image (or in a bare host environment), in the agent of `--launcher none`. Linux, standard library
 only, Python 3.8 to 3.14.
 
-A rank is a descendant of this process that has RANK and LOCAL_RANK in its environment, while its parent does not. The
-launchers of torch, accelerate, DeepSpeed and MPI-free scripts set these variables. A rank is a child of the program, so
-only the program gets the exit status of the rank. But until the program asks for this status, the kernel keeps the rank
-as a zombie, and proc(5) shows the status to the same user (`exit_code` of /proc/PID/stat). torchrun asks ten times a
-second (torch 2.13, monitor_interval). If a program asks for the status before this module reads it, only an exception
-of the rank is known, which the start hook records (start_hook/session.py).
+A rank is a descendant of this process with RANK and LOCAL_RANK in its environment. The parent of a rank does not have
+these variables. The launchers of torch, accelerate and DeepSpeed set these variables, and so do scripts that start
+ranks without MPI. A rank is a child of the program, so only the program gets the exit status of the rank. But until the
+program takes this status, the kernel keeps the rank as a zombie, and proc(5) shows the status to the same user
+(`exit_code` of /proc/PID/stat). torchrun takes the status ten times a second (torch 2.13, monitor_interval). If a
+program takes the status before this module reads it, the status is lost. Then only the exception of the rank is known,
+because the start hook records it (start_hook/session.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ENDED_BY_LAUNCHER = (143, 137)
 
 
 class Rank:
-    """One rank. `status` is None while the rank runs, or if the program took the status before it was read here."""
+    """One rank. `status` is None while the rank runs, or if the program took the status before this module read it."""
 
     def __init__(self, pid: int, rank: int, local_rank: int, restart: str) -> None:
         self.pid = pid
@@ -77,7 +78,7 @@ class RankWatch:
     def failed(self, errors: str) -> List[Dict[str, Any]]:
         """Return the failed ranks as rows for the agent's record, the first one first.
 
-        A rank whose status was not seen counts as failed only if it left an error.
+        A rank without a known status counts as failed only if its start hook wrote an error.
 
         Args:
             errors: folder where the start hook of a rank writes its error.

@@ -5,12 +5,12 @@ Ray is part of the environment. Ray 2.52 or later is needed, because older versi
 
     --ray OPTIONS -- PYTHON-ARGUMENTS...
 
-Options: those of tasks.py for one program, and
+The options are the options of tasks.py for one program, and also these:
 
     --node=NAME           name of this node, also in Ray
     --address=HOST:PORT   address of Ray's head
     --local-address=IP    address of this node, for the other nodes
-    --gpus=N --memory=MB  what Slurm gave to the job on this node; memory is 0 if that is not known
+    --gpus=N --memory=MB  what Slurm gave to the job on this node; memory is 0 if it is unknown
     --folder=DIR          folder for Ray's files, made with mode 0700, because Ray gives the folders in it mode 0777
     --meet=PREFIX         PREFIX.token is the file with the token; the head makes PREFIX.ended when the script has ended
 
@@ -42,12 +42,13 @@ _OLDEST = (2, 52)
 # How long the nodes wait for each other. Each node may first have to read the image.
 _SECONDS_TO_MEET = 300.0
 _SECONDS_TO_END = 5.0
-# Number of attempts to start Ray. `ray start` waits 30 s for its raylet, and has no option to change that (2.60). This
-# is too short on some busy nodes, and if Ray is read over a network.
+# Number of attempts to start Ray. `ray start` waits 30 s for its raylet, and has no option for another time (2.60).
+# This time is too short on some busy nodes, and if Ray is read over a network.
 _STARTS = 3
 _CHECK_SECONDS = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
-# Ports are taken in blocks, below the ports that the kernel gives to connections (ip_local_port_range, from 32768).
+# Ports are taken in blocks. The blocks are below the ports that the kernel gives to connections (ip_local_port_range,
+# from 32768).
 _FIRST_PORT, _END_OF_PORTS, _BLOCK = 10240, 32768, 128
 _PORT_OPTIONS = ("node-manager-port", "object-manager-port", "runtime-env-agent-port", "dashboard-agent-listen-port",
     "dashboard-agent-grpc-port", "metrics-export-port")  # fmt: skip
@@ -76,8 +77,8 @@ class RayFailed(Exception):
 class Ports:
     """Free consecutive ports of this node, which no other job of hpcenv takes while this process runs.
 
-    An abstract socket (unix(7)) reserves each block. The name of the socket disappears when this process ends in any
-    way.
+    An abstract socket (unix(7)) reserves each block. The name of the socket disappears when this process ends, for any
+    reason.
     """
 
     def __init__(self, count: int) -> None:
@@ -143,7 +144,7 @@ class RayNode:
 
     def start(self, ports: Ports) -> None:
         """Start Ray. Before the start, all nodes except the first wait for the head."""
-        os.environ.pop("RAY_AUTH_TOKEN", None)  # Ray would use this variable and not the file
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # Ray would use this variable instead of the file
         os.environ.pop("RAY_ADDRESS", None)
         os.environ.update(
             RAY_AUTH_MODE="token",
@@ -192,7 +193,7 @@ class RayNode:
         numbers.update({"num-cpus": cpus, "num-gpus": self._gpus})
         if self._memory:
             room = os.statvfs("/dev/shm")
-            # Ray's default is also 30 %, but of the memory of the whole machine.
+            # Ray's default is also 30 %, but it is 30 % of the memory of the whole machine.
             store = max(min(self._memory * 3 // 10, room.f_bavail * room.f_frsize * 9 // 10), 80 << 20)
             numbers.update({"memory": self._memory - store, "object-store-memory": store})
         head = ["--address=" + self._address]
@@ -252,7 +253,8 @@ class RayNode:
 
     def has_ended(self) -> bool:
         """Return whether the head has reported that the script has ended."""
-        # Opening the folder makes an NFS client ask the server. Otherwise it may remember that the file was missing.
+        # When the folder is opened, an NFS client asks the server. Otherwise the client may remember that the file was
+        # missing.
         folder, name = os.path.split(self._meet + ".ended")
         return name in os.listdir(folder)
 
@@ -306,7 +308,7 @@ class RayNode:
             logs = os.path.join(self.folder, "r", "session_latest", "logs")
             shutil.copytree(os.path.realpath(logs), os.path.join(self.log_dir, "ray-logs"), ignore=left_out)
         except (OSError, shutil.Error):
-            pass  # Ray had not begun to write, or the disk is full: ray.log is there
+            pass  # Ray had not begun to write, or the disk is full; ray.log is kept in any case
 
 
 def _name_of(pid: int) -> str:
@@ -330,7 +332,7 @@ def run(argv: List[str], tasks: Any, proc: Any) -> Dict[str, Any]:
         tasks, proc: the modules of these names, in the folder of this file.
     """
     end = argv.index("--")
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # then what Ray leaves running is below this process
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # Ray's leftover processes become our children
     record = {"schema": 1, "status": 1, "error": "", "asked": "", "ranks": []}  # type: Dict[str, Any]
     node = None  # type: Any
     try:
@@ -363,11 +365,12 @@ def _require_token_support() -> None:
 
 
 def _run_script(node: RayNode, argv: List[str], tasks: Any) -> Tuple[int, List[Dict[str, Any]]]:
-    """Run the script when all nodes have joined; return its status, and its record if it failed."""
+    """Run the script when all nodes have joined; return the script's status, and its record if the script failed."""
     node.require_nodes()
     end = argv.index("--")
     options = tasks.TaskOptions(argv[:end])
-    # By this variable, the launch step finds the process that gets the signals of a stop (launch/processes.py).
+    # With this variable, the launch step finds the process to which it sends the signals of a stop
+    # (launch/processes.py).
     options.variables["HPCENV_RAY_SCRIPT"] = "1"
     script = tasks.Task(options, -1, argv[end + 1 :])
     try:

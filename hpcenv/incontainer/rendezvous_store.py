@@ -7,9 +7,9 @@ work of this agent is done. If the first agent ends before the other agents, the
 succeeded then ends with hundreds of lines of C++ frames (RendezvousConnectionError, seen with torch 2.13). So the first
 agent ends last.
 
-The first agent finds the remaining agents in the kernel's list of connections (proc_pid_net(5), `net/tcp`). So the
-first agent needs no message from the other agents, and a killed agent does not count. If nodes are emulated on one
-machine, the other agents are other processes of this machine.
+The first agent finds the remaining agents in the kernel's list of connections (proc_pid_net(5), `net/tcp`). So it needs
+no message from the other agents, and does not wait for a killed agent. If nodes are emulated on one machine, the other
+agents are other processes of this machine.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 _SECONDS_BETWEEN_LOOKS = 0.02
-# After a failure, a rank of another node may wait for its peers without end. Slurm ends it when this node has ended.
+# After a failure, a rank of another node may wait for its peers without end. Slurm ends this rank when this node has
+# ended.
 SECONDS_AFTER_FAILURE = 2.0
-# On one machine, a leftover process of a rank may hold a connection, and no srun ends this process.
+# If the nodes are emulated on one machine, a leftover process of a rank may keep a connection, and srun does not end
+# this process.
 _SECONDS_ON_ONE_MACHINE = 10.0
 _SECONDS_TO_CONNECT = 60
 _ESTABLISHED = "01"
 
 
 def endpoint_hosted_here(argv: List[str]) -> Optional[Tuple[str, int]]:
-    """Return host and port of the store, from the arguments of torchrun; None if no other node uses a store here."""
+    """Return host and port of the store, from torchrun's arguments; None if this node has no store for other nodes."""
     end = argv.index("--") if "--" in argv else len(argv)
     words = dict(word.split("=", 1) for word in argv[:end] if "=" in word)
     match = re.match(r"\[?(.+?)\]?:(\d+)\Z", words.get("--rdzv_endpoint", ""))
@@ -42,10 +44,10 @@ def endpoint_hosted_here(argv: List[str]) -> Optional[Tuple[str, int]]:
 def hold(host: str, port: int) -> Any:
     """Keep the store that torchrun uses open, as long as the returned object exists.
 
-    A newer torchrun asks for a store that is shared inside its process (`multi_tenant`, seen in torch 2.13), so the
-    store is started here. An older torchrun wants to start the store itself, and fails if the port is in use (seen with
-    torch 2.1.2). So the store is kept when this torchrun has started it. Returns None if the store cannot be started:
-    torchrun then fails with its own message.
+    A newer torchrun can share a store that exists in its process (`multi_tenant`, seen in torch 2.13), so this function
+    starts the store. An older torchrun must start the store itself, and fails if the port is in use (seen with torch
+    2.1.2). For an older torchrun, this function keeps the store that torchrun starts. Returns None if the store cannot
+    be started: torchrun then fails with its own message.
     """
     try:
         backend = importlib.import_module("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
@@ -61,7 +63,7 @@ def hold(host: str, port: int) -> Any:
 
 
 def _names_keyword(function: Any, keyword: str) -> bool:
-    """Return whether a function gives this keyword to a function that it calls."""
+    """Return whether a function uses this keyword when it calls another function."""
     # The compiled code of a call has the names of its keywords in a tuple (Python 3.8 to 3.14).
     return any(isinstance(one, tuple) and keyword in one for one in function.__code__.co_consts)
 
@@ -94,7 +96,7 @@ def note_stores_of_ranks() -> List[Any]:
 
 
 def has_joined(stores: List[Any]) -> Optional[bool]:
-    """Return whether any rank has joined a process group; None if the result is unknown.
+    """Return whether a rank has joined a process group; None if this is unknown.
 
     A rank that joins a process group writes a key when it connects to the store (TCPStore with a world size).
     """
@@ -110,7 +112,7 @@ def wait_for_others(host: str, port: int, seconds: Optional[float], is_asked_to_
     Args:
         host: host of the store; if it is this machine's loopback address, the nodes are emulated here.
         port: port of the store.
-        seconds: how long to wait at most; None for no limit, after a success. With None, srun ends this step if a node
+        seconds: longest time to wait; None for no limit, after a success. With None, srun ends this step if a node
             dies, or a minute after the first node has ended (`--wait` in the batch script).
         is_asked_to_end: returns whether a signal asks this process to end.
     """
@@ -135,7 +137,7 @@ def count_others(port: int, folder: str = "/proc/self/net", own: Optional[Set[st
     Args:
         port: port of the store.
         folder: where the kernel lists the connections.
-        own: the inodes of this process's sockets, if nodes are emulated on this machine. With these inodes, connections
+        own: the inodes of this process's sockets, if nodes are emulated on this machine. If `own` is given, connections
             of other processes on this machine count. With None, connections inside this machine do not count.
     """
     inodes: Dict[Tuple[str, str], str] = {}

@@ -1,12 +1,12 @@
-"""Start a service of a session; give a program that only knows TCP a Unix socket.
+"""Start a service of a session; make a Unix socket for a program that can listen only on a TCP port.
 
 Runs on: inside the image (or in a host environment). Needs only the standard library, Python 3.8 and newer.
 
     python3 service.py CONFIG        # JSON, written by hpcenv/sessions/services.py
 
-A program that listens on a Unix socket itself (Jupyter) replaces this process. For any other program this process is a
-relay between the socket and a port. A program behind the relay runs in a network namespace that has 127.0.0.1 only. So
-no other user of the node reaches the port, and the folder of the socket is open to its owner only. The container
+If a program can listen on a Unix socket (Jupyter), it replaces this process. For other programs, this process is a
+relay between the socket and a TCP port. A program behind the relay runs in a network namespace that has 127.0.0.1 only.
+So other users of the node cannot reach the port. Only its owner can open the folder of the socket. The container
 runtime makes the namespace; on the host, this process makes the namespace (`own_network`).
 """
 
@@ -27,7 +27,7 @@ import threading
 import time
 from typing import Any, List, Optional, Tuple
 
-# Statuses of this process that sessions/services.py knows: those of a shell, and one more.
+# Statuses of this process that sessions/services.py knows: statuses as a shell uses them, and one more.
 MISSING = 127
 NO_NAMESPACE = 126
 OPEN_TO_OTHERS = 125
@@ -39,7 +39,7 @@ _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 def main(path: str) -> int:
-    """Start what the configuration says; return its exit status."""
+    """Start the program in the configuration; return its exit status."""
     with open(path, encoding="utf-8") as file:
         config = json.load(file)
     os.environ.update(config["variables"])
@@ -127,7 +127,7 @@ def relay(argv: List[str], path: str, port: int, *, private: bool) -> int:
 
 
 def answers(port: int) -> bool:
-    """Return whether something listens on the port."""
+    """Return whether a program listens on the port."""
     try:
         connect(port).close()
     except OSError:
@@ -163,7 +163,7 @@ def listening() -> List[Tuple[str, int]]:
 
 
 def accept(listener: socket.socket, port: int) -> None:
-    """Connect each connection of the socket with the program."""
+    """Accept connections to the socket, and connect each one with the program."""
     while True:
         near, _ = listener.accept()
         try:
@@ -185,7 +185,7 @@ def pump(source: Any, target: Any) -> None:
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # One side has closed: nothing more can be sent in either direction.
+        # One side has closed its connection, so data can no longer be sent in any direction.
         for end in (source, target):
             try:
                 end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Test whether the ranks of a job can communicate. Each rank is one process, started like the training.
+"""Test whether the ranks of a job can communicate. Each rank is one process, started like a rank of the training.
 
 Runs on: inside the image (or in a host environment). Needs only the standard library and torch, Python 3.8 to 3.14.
 
@@ -6,13 +6,14 @@ Runs on: inside the image (or in a host environment). Needs only the standard li
     smoke.py --folder DIR --backend ... --seconds N --pairs PLAN       # one process per node: pairs of nodes, in rounds
 
 Each rank writes one JSON object per line to DIR/rank-N.jsonl: `phase`, `state` (`begin`, `end` or `failed`), `time`,
-and what was found. The process outside (smoke/run.py) reads these files, and ends ranks that take too long: a
-collective that hangs cannot be ended from inside. NCCL writes its log to DIR/nccl-rank-N.log.
+and the results. The process outside (smoke/run.py) reads these files. It ends ranks that take too long, because a rank
+cannot end a collective that hangs. NCCL writes its log to DIR/nccl-rank-N.log.
 
-The phases are the checks `smoke.*` of nccl_health (docs/explanation/network.md): `init` is a process group and one
-all_reduce of one element; `correct` compares the results of four collectives with known values, at sizes for which
-NCCL uses different protocols (LL, LL128, Simple); `second-group` uses a second process group beside the first one
-(on some fabrics one group works, but two groups hang: laifs-container-recipes#44); `bandwidth` measures all_reduce.
+The phases are the checks `smoke.*` of nccl_health (docs/explanation/network.md). `init` makes a process group and runs
+one all_reduce of one element. `correct` compares the results of four collectives with known values, at sizes for which
+NCCL uses different protocols (LL, LL128, Simple). `second-group` uses a second process group beside the first one,
+because on some fabrics one group works, but two groups hang (laifs-container-recipes#44). `bandwidth` measures
+all_reduce.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-# Numbers of float32 elements. NCCL uses different protocols for them.
+# Numbers of float32 elements. NCCL uses different protocols for these numbers.
 _SIZES = (1, 1 << 10, 1 << 18, 1 << 20)
 # At most this many elements are gathered or exchanged by all ranks together.
 _MOST_GATHERED = 1 << 22
@@ -58,7 +59,7 @@ class Report:
         os.write(self._file, (json.dumps(line, sort_keys=True) + "\n").encode("ascii"))
 
     def run(self, phase: str, act: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-        """Run one phase and record its begin, and its end or failure. The exception of a failure is raised again."""
+        """Run one phase; record its begin, and then its end or failure. If it fails, its exception is raised again."""
         self.write(phase, "begin")
         started = time.monotonic()
         try:
@@ -153,7 +154,7 @@ def _is_missing(error: Exception) -> bool:
 
 
 def compare_values(group: Group) -> Dict[str, Any]:
-    """Run four collectives at several sizes, compare every element, and return which ran and which the backend lacks.
+    """Run four collectives at several sizes, and compare every element. Return which ran, and which the backend lacks.
 
     Raises:
         WrongValue: a result is wrong.
@@ -231,7 +232,7 @@ def _finish(group: Group) -> None:
 
 
 def connections(ignored_port: str, folder: str = "/proc/self") -> List[List[str]]:
-    """Return both addresses of each TCP connection of this process to a different address.
+    """Return both addresses of each TCP connection of this process, if the two addresses are different.
 
     Args:
         ignored_port: port of the store, which only serves the rendezvous.
@@ -330,7 +331,7 @@ def test_together(torch: Any, report: Report, options: argparse.Namespace) -> No
     report.run("second-group", lambda: use_two_groups(group, options.seconds))
     report.run("bandwidth", lambda: measure(group))
     torch.distributed.destroy_process_group()
-    # This is the last line: nothing that could fail or hang follows it (`_end`).
+    # This is the last line of the file. After it, this process does nothing that could fail or hang (`_end`).
     report.write("all", "end")
 
 
@@ -341,7 +342,8 @@ def test_pairs(torch: Any, report: Report, options: argparse.Namespace) -> None:
     """Test pairs of nodes, one process per node; a pair that hangs does not stop the next round.
 
     The plan has `nodes` (each with `host` and `port`) and `rounds`. Each round is a list of pairs of node numbers. A
-    round takes the same time on every node, so that both nodes of a pair meet even after a round that hung.
+    round takes the same time on every node, so that both nodes of a pair start a round together, even if a node hung in
+    the round before.
     """
     with open(options.pairs, encoding="utf-8") as file:
         plan = json.load(file)
@@ -417,7 +419,7 @@ def main(words: Optional[List[str]] = None) -> int:
         if options.diagnostics:
             os.environ["NCCL_RUN_DIAGNOSTICS"] = os.environ["NCCL_RUN_RAS_DIAGNOSTICS"] = "1"
         os.environ["NCCL_DEBUG_FILE"] = os.path.join(options.folder, "nccl-rank-%d.log" % rank)
-    # This folder has modules of hpcenv, which must not hide those of the environment.
+    # This folder has modules of hpcenv, which must not hide modules of the environment.
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     try:

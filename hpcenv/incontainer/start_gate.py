@@ -1,13 +1,13 @@
 """The inner side of the start gate: the agent loads torch, reports what was loaded, and waits.
 
 Runs on: inside the image (or in a host environment), beside agent.py. Standard library only, Python 3.8 to 3.14.
-container/start_gate.py is the other side, and explains why there is a gate.
+container/start_gate.py is the outer side, and explains why the gate is needed.
 
 The folder has a file and two FIFOs.
 
-    load.json   what to load and to try: {"torch", "libraries", "gpus"}, written before the agent starts
-    reports     agent -> launch step: one line of JSON, what was loaded
-    answers     launch step -> agent: `start`; any other line, or the end, ends the agent
+    load.json   libraries to load and GPUs to try: {"torch", "libraries", "gpus"}, written before the agent starts
+    reports     agent -> launch step: one line of JSON: what was loaded
+    answers     launch step -> agent: `start`; with any other line, or without a line, the agent ends
 """
 
 import importlib
@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, Dict
 
-# Modules that torchrun imports when it starts; they are loaded before its start is allowed.
+# Modules that torchrun imports when it starts; they are loaded before the launch step allows the start.
 _TORCHRUN = (
     "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
@@ -37,7 +37,7 @@ def may_start(folder: str) -> bool:
     try:
         with open(os.path.join(folder, "reports"), "w", encoding="utf-8") as reports:
             reports.write(json.dumps(_load(wanted)) + "\n")
-    except BrokenPipeError:  # the launch step has ended: the start was refused
+    except BrokenPipeError:  # the launch step has ended, because the start was refused
         return False
     # The launch step has this FIFO open for writing as long as it runs.
     with open(os.path.join(folder, "answers"), encoding="utf-8") as answers:
@@ -52,11 +52,12 @@ def _load(wanted: Dict[str, Any]) -> Dict[str, Any]:
         for name in _TORCHRUN:
             importlib.import_module(name)
     except Exception as error:
-        # An old torch may lack one of these. torchrun imports what it needs again, and fails with its own message.
+        # An old torch may lack one of these modules. If torchrun needs this module, torchrun itself fails with its own
+        # message.
         if "torch" not in sys.modules:
             return {"problem": "torch cannot be imported: %s: %s" % (type(error).__name__, error)}
     report = _mapped(wanted["libraries"]) if wanted.get("libraries") else {}
-    # This comes last: its child needs the driver, which does not belong to the libraries above.
+    # The GPUs are tried last: the child loads the driver, and the driver does not belong to the libraries above.
     return {**report, "gpus": beside("gpu_start").read(wanted["gpus"])} if wanted.get("gpus") else report
 
 

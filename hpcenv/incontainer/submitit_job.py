@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class HpcenvJobEnvironment(SlurmJobEnvironment):
-    """The task and job of this process. submitit handles the checkpoint of a function, hpcenv the requeue."""
+    """The task and job of this process. submitit handles the function's checkpoint, and hpcenv handles the requeue."""
 
     # Set by call.py. Slurm's own variables count the tasks of srun, one on each node.
     _env = {
@@ -77,7 +77,8 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
     def _requeue(self, countdown: int) -> None:
         """Tell the batch script that this job has a checkpoint. When all tasks have ended, the script requeues the job.
 
-        The container has no scontrol, and the batch script knows the options of the user (`requeue`, `max_requeues`).
+        The batch script does this because the container has no scontrol, and because the script has the user's options
+        (`requeue`, `max_requeues`).
         """
         folder = os.environ["HPCENV_STOP_FOLDER"]
         os.makedirs(folder, exist_ok=True)
@@ -89,7 +90,7 @@ class HpcenvJobEnvironment(SlurmJobEnvironment):
         sys.exit(0)
 
     def _end_after_checkpoint(self) -> None:
-        """End this task when rank 0 has written the checkpoint, which has the state of the function."""
+        """End this task when rank 0 has written the checkpoint with the state of the function."""
         marker = os.path.join(os.environ["HPCENV_STOP_FOLDER"], "checkpoint")
         while not glob.glob(marker):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -102,7 +103,7 @@ def register() -> None:
     """Let `submitit.JobEnvironment()` find the class of this module.
 
     An installed hpcenv registers its executor as a plug-in of submitit. On a compute node, only a small part of hpcenv
-    can be imported. So the entry of this plug-in would fail with a message, and is left out.
+    can be imported. So the entry of this plug-in would fail with a message, and this function removes the entry.
     """
     found = plugins._iter_submitit_entrypoints  # type: Any
     own = metadata.EntryPoint(

@@ -1,14 +1,14 @@
-"""Start a program on one node without torchrun: as all ranks of the node, as one rank, or once without a rank.
+"""Start a program on one node without torchrun: as all ranks of the node, as one rank, or once and not as a rank.
 
 Runs on: inside the image (or in a bare host environment), called by agent.py. Standard library, Python 3.8 to 3.14.
 
     OPTIONS -- PYTHON-ARGUMENTS...
 
-Options: --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR, and
+The options are --nodes=N, --node-rank=N, --tasks-per-node=N, --log-dir=DIR, and also these:
 
-    --only=L          start only the task with this local rank: each task of srun starts one
-    --program         start the program once, and without a rank: it starts the ranks itself
-    --set=NAME=VALUE  set a variable; more than once
+    --only=L          start only the task with this local rank (each task of srun starts one rank)
+    --program         start the program once, and not as a rank; the program starts the ranks itself
+    --set=NAME=VALUE  set a variable; may be given more than once
     --prefix=TEXT     prefix of the lines in the job's log; {rank} is the rank
 
 Each task gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun's ranks do. The output of a
@@ -27,7 +27,7 @@ import time
 from typing import Any, BinaryIO, Dict, List, Set, Tuple
 
 _CHECK_SECONDS = 0.05
-# Time between TERM and KILL for the other tasks after one has failed.
+# After one task has failed: time between TERM and KILL for the other tasks.
 _SECONDS_TO_END = 5.0
 
 
@@ -106,7 +106,7 @@ class Task:
 
 
 class Log:
-    """A file to which a task writes, and whose lines are copied to the job's log, each with a prefix."""
+    """A file to which a task writes. Its lines are copied to the job's log, each with a prefix."""
 
     def __init__(self, path: str, prefix: str) -> None:
         self.target = open(path, "ab")  # type: BinaryIO

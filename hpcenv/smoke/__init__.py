@@ -1,4 +1,4 @@
-"""What runs in the container before the training: checks inside, and the smoke test of all ranks.
+"""Programs that run in the container before the training: the checks inside it, and the smoke test of all ranks.
 
 Runs on: COMPUTE NODE. Standard library only.
 """

@@ -28,11 +28,11 @@ from hpcenv.records.verdict import NodeSettings, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Concluded:
-    """What follows from the reports.
+    """The conclusion from the reports.
 
     Attributes:
         before: the verdict before the test.
-        verdict: the verdict with the findings of the test; None if there is nothing to add yet.
+        verdict: the verdict with the findings of the test; None if there are no findings to add yet.
         lines: lines for the job's log.
     """
 
@@ -53,9 +53,9 @@ def prepare(
     """Write the plan of the test, or its result if the test cannot run.
 
     Args:
-        manifest: manifest of the run, which asks for a smoke test.
+        manifest: manifest of the run, which requests a smoke test.
         run: folder of the run, which has the settings of the nodes.
-        verdict: verdict of this attempt, which lets the training start.
+        verdict: verdict of this attempt; it allows the training to start.
         facts: node -> its facts.
         job_id: id of this job.
         now: the time, in seconds since the epoch.
@@ -95,8 +95,8 @@ def _without_port(verdict: Verdict, now: float) -> SmokeResult:
 def conclude(manifest: Manifest, this_node: ThisNode, *, wait: float, now: float) -> Concluded:
     """Combine the reports of all nodes; write the result and, if there are findings, a new verdict.
 
-    If pairs of nodes must be tested first, only the folder for the pairs is made, which tells the batch script to test
-    pairs.
+    If pairs of nodes must be tested first, only the folder for the pairs is made. The batch script tests pairs if this
+    folder exists.
 
     Args:
         manifest: of the run.

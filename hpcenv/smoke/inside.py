@@ -37,7 +37,7 @@ _STATES = ("fine", "failed", "unknown", "not-run")
 
 
 def asked(manifest: Manifest) -> tuple[Check, ...]:
-    """Return the checks inside the environment that a run asks for."""
+    """Return the checks inside the environment that a run requests."""
     return at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("container",))
 
 
@@ -94,7 +94,7 @@ def _run(
     )
     output = _output(start, (descriptor,))
     if not leads_to(checked, descriptor):
-        # Apptainer opens the file by its name (container/start_gate.py): another file may have answered.
+        # Apptainer opens the file by its name (container/start_gate.py), so the container may have used another file.
         raise HpcenvError("the SIF was replaced while it was checked")
     return _parse(output)
 
@@ -116,7 +116,7 @@ def _output(start: StartCommand, descriptors: Sequence[int]) -> str:
 
 
 def _parse(text: str) -> Iterator[CheckOutcome]:
-    """Yield the outcomes in the output, which may also have lines of torch."""
+    """Yield the outcomes in the output. The output may also contain lines of torch."""
     for line in text.splitlines():
         try:
             one = json.loads(line)
@@ -127,7 +127,7 @@ def _parse(text: str) -> Iterator[CheckOutcome]:
 
 
 def reports(manifest: Manifest, nodes: Sequence[str], family: str, *, wait: float) -> tuple[CheckReport, ...]:
-    """Return what the nodes reported; wait a short time for files that another node has just written.
+    """Return the reports of the nodes; wait a short time for files that another node has just written.
 
     Args:
         manifest: manifest of the run.
@@ -145,5 +145,5 @@ def reports(manifest: Manifest, nodes: Sequence[str], family: str, *, wait: floa
         try:
             found.append(load_record(CheckReport, path))
         except HpcenvError:
-            continue  # the judge counts this node as silent
+            continue  # judge/ treats this node as a node without a report
     return tuple(found)

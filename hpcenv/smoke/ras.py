@@ -1,4 +1,4 @@
-"""Ask NCCL's RAS service what hanging ranks wait for.
+"""Ask NCCL's RAS service what the hanging ranks are waiting for.
 
 Runs on: COMPUTE NODE. Standard library only. Since NCCL 2.24 each process answers on port 28028, or at the address in
 NCCL_RAS_ADDR. The protocol is the same as for the client `ncclras`: one line with the request, then text until the

@@ -1,7 +1,8 @@
-"""Watch from another node whether packets come back from the first node, until the ranks start.
+"""Watch, on each node except the first, whether the first node answers, until the ranks start.
 
 Runs on: COMPUTE NODE. Standard library only. torchrun waits ten minutes at its rendezvous, and reports only a timeout.
-A port without a listener answers with a reset; a broken link, or a firewall that drops packets, gives no answer.
+If no program listens on the port, the first node answers with a reset. If a link is broken, or a firewall drops
+packets, there is no answer.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Reach(threading.Thread):
     """Tries to connect repeatedly, because a link that worked may fail later.
 
     Attributes:
-        problem: why the last try got no answer; empty if the other side accepted or refused, or if no try has ended
-            yet.
+        problem: why the last try got no answer; empty if the first node accepted or refused the connection, or if no
+            try has ended yet.
     """
 
     def __init__(self, host: str, port: int) -> None:

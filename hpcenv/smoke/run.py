@@ -1,7 +1,7 @@
-"""Run the smoke test on this node: start its ranks as the training will be started, and enforce the limits.
+"""Run the smoke test on this node: start its ranks like the ranks of the training, and enforce the limits.
 
-Runs on: COMPUTE NODE, one task per node. This process does not take part in the collective operations: a rank that
-hangs in such an operation cannot end itself.
+Runs on: COMPUTE NODE, one task per node. This process does not take part in the collective operations, because a rank
+that hangs in such an operation cannot end itself.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class _Test:
         return replace(self.report(end.ended, problem=end.problem), moved_bytes=moved, ras=answer)
 
     def _changed(self) -> tuple[Manifest, NodeSettings]:
-        """Return manifest and settings of the test: as for the training, but with another program and rendezvous."""
+        """Return manifest and settings as for the training, but with the test's own program and rendezvous."""
         plan = self._plan
         arguments = [f"--folder={self._place}", f"--backend={plan.backend}"]
         if self._pairs:
@@ -165,7 +165,7 @@ class _Test:
             arguments += [f"--seconds={plan.seconds}"]
             arguments += ["--diagnostics"] if nccl_log.has_diagnostics(self._nccl) else []
         launch = self._manifest.launch
-        # A rank that fails is a result: torchrun does not start it again.
+        # A failed rank is a result of the test, so torchrun must not start it again.
         words = (*launch.torchrun_args, "--max-restarts=0")
         options = replace(launch, launcher="tasks" if self._pairs else "torchrun", torchrun_args=words, expand=False)
         manifest = replace(
@@ -236,7 +236,7 @@ class _Test:
         return all(rank.done for rank in self._watch.ranks(nccl=False))
 
     def _ended(self, status: int, gate: StartGate) -> _End:
-        """Return what the end of the agent means. An agent may fail although its ranks are done."""
+        """Return the result that follows from the end of the agent. An agent may fail although its ranks are done."""
         if gate.refused:
             return _End(ended="not-started", problem="the SIF changed after it was checked")
         if self._all_done():
@@ -281,7 +281,7 @@ class _Test:
     def _diagnostics(self) -> tuple[str, ...]:
         if self._pairs or not nccl_log.has_diagnostics(self._nccl):
             return ()
-        # Read the files that the ranks write: torchrun copies them to its own output about 0.1 s later.
+        # The files of the ranks are read, because torchrun copies them to its own output about 0.1 s later.
         found = sorted(self._place.glob("*/attempt_*/*/stdout.log"))[: self._per_node]
         return nccl_log.read_diagnostics(line for path in found for line in _last_lines(path))
 
@@ -294,7 +294,7 @@ def _last_lines(path: Path) -> list[str]:
 
 
 def _end(begun: Begun) -> None:
-    """End the agent and its ranks, which have nothing to save."""
+    """End the agent and its ranks. They have no state to save."""
     child = begun.child
     if child.poll() is None:
         processes.send((*below(child.pid), child.pid), signal.SIGKILL)

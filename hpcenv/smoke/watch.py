@@ -1,6 +1,6 @@
-"""What the ranks of a smoke test report while they run, and the limits that ranks cannot enforce themselves.
+"""The reports of the ranks while a smoke test runs, and the limits that ranks cannot enforce themselves.
 
-Runs on: COMPUTE NODE. Standard library only. incontainer/smoke.py writes the files that are read here.
+Runs on: COMPUTE NODE. Standard library only. incontainer/smoke.py writes the files that this module reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from hpcenv.judge.smoke.nccl_log import read_transport
 from hpcenv.records.files import load_record, read_file
 from hpcenv.records.smoke import NcclTransport, PhaseResult, SmokeRank, SmokeReport
 
-# After the limit, a rank ends its collective itself. Its message often names the peer, so the rank gets time to write.
+# After the limit, a rank ends its collective itself. Its message often names the peer, so the rank gets time to write
+# the message.
 _SECONDS_FOR_MESSAGE = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -61,7 +62,7 @@ class Watch:
         return all(self._place(rank) not in (("start", "begin"), ("start", "failed")) for rank in self._ranks)
 
     def begun(self) -> bool:
-        """Whether a rank runs, which with torchrun means that the agents of all nodes have met."""
+        """Whether a rank runs. With torchrun, this means that the agents of all nodes have met."""
         return any(read_lines(self._file(rank)) for rank in self._ranks)
 
     def _place(self, rank: int) -> tuple[str, str]:
@@ -73,7 +74,7 @@ class Watch:
         return self._folder / f"rank-{rank}.jsonl"
 
     def ranks(self, *, nccl: bool) -> tuple[SmokeRank, ...]:
-        """Return what every rank reported."""
+        """Return the report of each rank."""
         return tuple(
             read_rank(rank, read_lines(self._file(rank)), _transport(self._folder, rank) if nccl else None)
             for rank in self._ranks
@@ -107,7 +108,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_rank(rank: int, lines: Sequence[Mapping[str, Any]], transport: NcclTransport | None) -> SmokeRank:
-    """Return the record of one rank from its lines. A line of another form counts as missing. Pure."""
+    """Return the record of one rank from its lines. A line in a different form counts as missing. Pure."""
     phases: dict[str, PhaseResult] = {}
     found: dict[str, Any] = {}
     done, begun = False, {str(line.get("phase")): _number(line.get("time")) for line in lines}
@@ -219,7 +220,7 @@ def moved_bytes(interface: str, folder: Path = Path("/sys/class/net")) -> int | 
 
 
 class Counter:
-    """Records the byte counter of an interface, to know how many bytes it moved in the last seconds."""
+    """Records the byte counter of an interface, to find out how many bytes the interface moved in the last seconds."""
 
     def __init__(self, interface: str, *, seconds: float) -> None:
         """Keep the values of the last `seconds`."""

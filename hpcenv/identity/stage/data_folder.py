@@ -29,8 +29,8 @@ from hpcenv.identity import sif_check
 from hpcenv.records.files import write_text
 from hpcenv.records.manifest import DataFolder
 
-# Walking a folder takes about 5 us per name on a local disk, and 100 us on a parallel file system.
-# Data with more names need an archive format.
+# Listing a folder takes about 5 us per name on a local disk, and 100 us on a parallel file system.
+# Data with more names should be in an archive format.
 _MAX_NAMES = 2_000_000
 _CHUNK = 4 * 1024 * 1024
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\..+")
@@ -192,7 +192,7 @@ def _write_tar(source: str, writer: _Hashing) -> None:
                 tar.addfile(member)
             else:
                 member.size = name.status.st_size
-                # A file that shrinks now causes an error; a file that grows changes the listing.
+                # If the file shrinks now, this is an error. If the file grows, the listing changes.
                 with open(name.path, "rb") as file:
                     tar.addfile(member, file)
 
@@ -229,7 +229,8 @@ def unpack(tar: Path, target: Path) -> str:
 
 def _unpack_one(packed: tarfile.TarFile, member: tarfile.TarInfo, target: Path, folders: dict[str, None]) -> None:
     parent, _, last = member.name.rpartition("/")
-    # The hash is not known yet, so the content is not trusted: names must be below folders made here.
+    # The hash is not known yet, so the content is not trusted. Each name must be below a folder that this function
+    # made.
     if not last or last in (".", "..") or parent not in folders or member.name.startswith("/"):
         raise ValueError(f"unexpected name {member.name!r}")
     path = target / member.name

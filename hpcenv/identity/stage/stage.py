@@ -7,13 +7,13 @@ Runs on: COMPUTE NODE. Standard library only. Three steps of the batch script:
     stage-keep   every node: check the files that arrived, or copy them from the shared file system
 
 A copy is named by the SHA-256 of its content, and gets its name by a rename. The full hash of a copy is checked once.
-Later jobs recognise a copy by its identity (identity/sif_check.py). A node without free space or without a usable
-folder uses the shared file system and reports this, because a slower start is better than a job that waited for a day
-and does not start.
+Later jobs recognise a copy by its identity (identity/sif_check.py). If a node has no free space or no usable folder, it
+uses the shared file system and reports this. A slower start is better than a job that waited for a day and does not
+start.
 
-The folder belongs to the user alone. A copy in use is protected twice: the file `NAME.used` beside the copy is locked
-while the training runs, and a copy that was used within the last hour is not removed. The hour covers the time between
-the steps.
+The folder belongs to the user alone. A copy in use is protected in two ways. The file `NAME.used` beside the copy is
+locked while the training runs. In addition, a copy that was used within the last hour is not removed. This hour
+protects the copy in the time between the steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hpcenv.records.manifest import DataFolder, Manifest, SifIdentity
 from hpcenv.records.run_folder import RunFolder
 
 # Sites have different names for node-local disks. The job's own folder is first, because the epilog empties it. /tmp is
-# last, because on many nodes it is memory, which is used only on request.
+# last, because on many nodes /tmp is in memory. Memory is used only on request.
 _VARIABLES = ("SLURM_TMPDIR", "TMPDIR")
 _FOLDERS = ("/local", "/scratch/local", "/tmp")  # noqa: S108
 
@@ -91,7 +91,7 @@ class Sending:
     Attributes:
         folder: folder for the copies on all nodes; empty if no node has a usable folder.
         sent: names of the items that sbcast copied to every node.
-        said: the error of sbcast; empty if sbcast reported none.
+        said: the error of sbcast; empty if sbcast reported no error.
         seconds: duration of the step.
     """
 
@@ -228,7 +228,7 @@ def open_folder(base: Path, folder: Path, *, memory_too: bool) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder, so that jobs of one user on one node take turns.
+    """Lock the folder in this context, so that the jobs of one user on one node use the folder one after the other.
 
     The kernel releases the lock if its holder ends.
     """
@@ -288,7 +288,7 @@ def _mark(folder: Path, name: str) -> None:
 
 
 def clean(folder: Path, *, keep: set[str], limit: int, missing: Sequence[Item]) -> None:
-    """Remove old copies; if space is needed, also those that were unused for the longest time; but no copy in use.
+    """Remove old copies. If space is needed, remove also the copies with the oldest last use. Copies in use are kept.
 
     Args:
         folder: the user's folder.
@@ -313,7 +313,7 @@ def _is_left_behind(incoming: Path) -> bool:
     try:
         return time.time() - os.lstat(incoming).st_mtime > 24 * 3600
     except FileNotFoundError:
-        return False  # its job has just renamed it
+        return False  # its job has just renamed this file
 
 
 def _copies(folder: Path) -> list[str]:
@@ -329,7 +329,7 @@ def _last_used(folder: Path, name: str) -> float:
 
 
 def _in_use(folder: Path, name: str, ages: Mapping[str, float]) -> bool:
-    # A negative age, after the clock was set back, counts as recent use.
+    # If the clock was set back, the age can be negative. Such an age counts as recent use.
     if ages[name] < _SECONDS_IN_USE:
         return True
     try:
@@ -390,8 +390,8 @@ def _no_room(folder: Path, missing: Sequence[Item], *, limit: int) -> dict[str, 
 def send(manifest: Manifest, run: RunFolder, this_node: ThisNode, environ: Mapping[str, str]) -> bool:
     """Choose the folder and broadcast the files that most nodes lack; return whether a keep step is needed.
 
-    If every node already has all copies, the records of the nodes are written here, which saves a
-    job step.
+    If every node already has all copies, this function writes the records of the nodes, and the job needs one step
+    less.
 
     Args:
         manifest: manifest of the run.
@@ -438,7 +438,7 @@ def _read_look(manifest: Manifest, run: RunFolder, node: str, this_node: ThisNod
 
 
 def choose_folder(looks: Mapping[str, NodeDisks], items: Sequence[Item]) -> str:
-    """Return the folder for all nodes: the first folder in which the items fit on the most nodes. Pure."""
+    """Return the folder for all nodes: the first of the folders in which the items fit on the most nodes. Pure."""
     counts: dict[str, tuple[int, int]] = {}
     for disk in (disk for node_look in looks.values() for disk in node_look.disks if not disk.reason):
         fitting, usable = counts.get(disk.folder, (0, 0))
@@ -533,7 +533,7 @@ def _take(disk: Disk, item: Item, this_node: ThisNode, *, arrived: bool) -> Disk
         incoming.chmod(0o400)
         with locked(folder):
             target = folder / item.name
-            # Another job may have made the copy first. Keep that one, because it may be in use.
+            # Another job may have made the copy first. Keep the copy of that job, because it may be in use.
             if _identity_of_copy(folder, target, item.sha256) is None:
                 os.replace(incoming, target)
                 # After the next tick, each change of the copy changes its ctime.

@@ -32,7 +32,7 @@ def staged_here(manifest: Manifest, this_node: ThisNode) -> Staged:
 
 
 def data_binds(manifest: Manifest, staged: Staged) -> tuple[Bind, ...]:
-    """Return read-only binds of the data folders at their own paths: the node's copy, else the shared folder."""
+    """Return read-only binds of the data folders at their own paths: the node's copy, otherwise the shared folder."""
     folders = () if manifest.stage is None else manifest.stage.data
     return tuple(
         Bind(source=staged.data.get(folder.source, folder.source), target=folder.source, read_only=True)

@@ -1,15 +1,16 @@
-"""Start the probe: from the text that `container/probe_source.py` makes, or from its own folder.
+"""Start the probe, either from the text that `container/probe_source.py` makes, or from the folder of the probe.
 
 Runs on: inside the image.
 
-The text defines SOURCES (module -> its source) in front of this file. No module of the probe is searched on sys.path.
+The text defines SOURCES (module -> its source) in front of this file. Modules of the probe are not searched on
+sys.path.
 """
 
 import sys
 
 _streamed = "SOURCES" in globals()
 if not _streamed or not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-    # Before any other import: '' or the folder of this file could contain a json.py.
+    # This comes before any other import, because '' or the folder of this file could contain a json.py.
     del sys.path[0]
 _training_path = list(sys.path)
 
@@ -68,5 +69,6 @@ sys.path[:] = [path for path in sys.path if is_stdlib(path)] or sys.path
 from hpcenv.incontainer.probe.run import main
 
 _status = main(sys.argv[1:], _training_path)
-# Not sys.exit: exit handlers that a .pth file or sitecustomize registered could print after our line.
+# sys.exit is not used, because exit handlers that a .pth file or sitecustomize registered could print after the line of
+# the probe.
 os._exit(_status)

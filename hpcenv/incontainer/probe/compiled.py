@@ -1,4 +1,4 @@
-"""Compiled files whose source Python does not check before it runs them.
+"""Compiled files that Python runs without a check of their source.
 
 Runs on: inside the image.
 """
@@ -28,7 +28,7 @@ CACHE = "__pycache__"
 
 
 def probe_compiled(env: ProbedEnvironment) -> Facts:
-    """Return the compiled files that differ from their source, and whose source Python does not check.
+    """Return the compiled files that differ from their source, and that Python runs without a check of the source.
 
     Python loads a .pyc of the 'unchecked hash' kind (PEP 552) even if its source changed. So the hash in the header of
     the .pyc is compared with its source. Python itself checks the other kinds. The code in a .pyc is not compared with
@@ -48,7 +48,7 @@ def probe_compiled(env: ProbedEnvironment) -> Facts:
 def _compiled_files(env: ProbedEnvironment, top: str, is_stdlib: bool, deadline: float) -> Iterator[tuple[str, str]]:
     """Yield each compiled file that Python would read for a module below a folder, with the source.
 
-    With PYTHONPYCACHEPREFIX, Python reads compiled files from a separate tree, and from no `__pycache__`.
+    With PYTHONPYCACHEPREFIX, Python reads compiled files from a separate tree, and not from `__pycache__`.
     """
     tag = "." + (sys.implementation.cache_tag or "?")
     prefix = (sys.pycache_prefix or "").rstrip("/")
@@ -75,7 +75,7 @@ def _folders(env: ProbedEnvironment, top: str, is_stdlib: bool, deadline: float)
         try:
             entries = os.scandir(folder)
         except OSError:
-            continue  # Python does not find a module in it, either
+            continue  # Python also does not find modules in this folder
         with entries:
             for entry in entries:
                 if entry.name.endswith(".pyc"):
@@ -106,7 +106,7 @@ def _is_unbacked(env: ProbedEnvironment, path: str, source: str) -> bool:
         descriptor, _ = open_regular(path, env.inside)
         with os.fdopen(descriptor, "rb") as file:
             head = file.read(16)
-        if int.from_bytes(head[4:8], "little") != 1:  # not 'hash-based and not checked'
+        if int.from_bytes(head[4:8], "little") != 1:  # not of the kind 'unchecked hash'
             return False
         data = read_small(env, source, RECORD_BYTES)[0]
     except FileNotFoundError:

@@ -49,7 +49,7 @@ def probe_compilers(env: ProbedEnvironment) -> Facts:
             )
         except OSError as error:
             facts[field] = Unknown(describe_error(error))
-    # All programs run at the same time, so this takes as long as the slowest one.
+    # All programs run at the same time, so the total time is the time of the slowest program.
     for field, child in started.items():
         try:
             facts[field] = _version(field, wait_for_child(child, _SECONDS)[0].decode("utf-8", "replace"))
@@ -72,7 +72,7 @@ def _programs(env: ProbedEnvironment) -> dict[str, str | None]:
 
 
 def _first(chosen: str | None, *others: str) -> str | None:
-    """Return the program that a variable names, else the first of `others` that exists; None if there is no program."""
+    """Return the program that a variable names, otherwise the first of `others` that exists; None without a program."""
     # The variable may also contain options.
     names = chosen.split()[:1] if chosen else others
     return next((found for found in map(_which, names) if found is not None), None)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 CONDA_BYTES = 64 << 20  # one package can list 100,000 files
-PLACEHOLDER_BYTES = 256 << 20  # files in which conda wrote the prefix are read as a whole, up to this size
+PLACEHOLDER_BYTES = 256 << 20  # limit for files into which conda wrote the prefix; they are read as a whole
 CONDA_SHOWN = 20
 
 
@@ -57,7 +57,7 @@ def probe_conda(env: ProbedEnvironment) -> Facts:
 
 
 def _conda_entry(record: dict[str, object]) -> dict[str, Any]:
-    """Return name, version, build, hash and channel. The URL's host is left out: it may be a mirror or have a token.
+    """Return name, version, build, hash and channel. The URL's host is left out: it may be a mirror or contain a token.
 
     `md5` is given in addition to a sha256, because a lockfile of conda-lock may have only the md5.
     """
@@ -103,10 +103,10 @@ def _paths(record: dict[str, object]) -> list[str]:
 
 
 def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[CondaFile]:
-    """Return the files of a package that no RECORD lists, without compiled files, which Python makes again."""
+    """Return the files of a package that no RECORD lists, without compiled files, because Python makes them again."""
     paths_data = record.get("paths_data")
     entries: Any = paths_data.get("paths") if isinstance(paths_data, dict) else None
-    unhashed = entries is None and env.has("conda-files")  # an old form of records
+    unhashed = entries is None and env.has("conda-files")  # records in an old form have no hashes
     files = []
     if unhashed:
         entries = [{"_path": path} for path in _paths(record)]
@@ -125,8 +125,8 @@ def _listed_files(env: ProbedEnvironment, record: dict[str, object]) -> list[Con
 def probe_conda_content(env: ProbedEnvironment) -> Facts:
     """Return the digest over the content of conda's files, and the files that changed after the installation.
 
-    The digest does not depend on the prefix. If conda wrote the prefix into a file, the package's placeholder takes the
-    place of the prefix before the file is hashed.
+    The digest does not depend on the prefix. If conda wrote the prefix into a file, the prefix is replaced by the
+    package's placeholder before the file is hashed.
     """
     if not env.conda:
         return {"packages.conda-content-digest": "none", "packages.conda-modified": []}
@@ -187,7 +187,7 @@ def _content(env: ProbedEnvironment, file: CondaFile, found: Hashed) -> str | Un
 
 
 def _with_placeholder(data: bytes, prefix: bytes, placeholder: bytes, binary: bool) -> bytes:
-    """Undo what conda did when it installed a file (conda/core/portability.py)."""
+    """Undo the changes that conda made when it installed a file (conda/core/portability.py)."""
     import re
 
     if not binary:

@@ -25,7 +25,7 @@ MODIFIED_SHOWN = 20
 
 
 def probe_content(env: ProbedEnvironment) -> Facts:
-    """Return the digest over the content of all listed files, after comparing each file with its RECORD."""
+    """Compare each listed file with its RECORD; return the digest over the content of all listed files."""
     if env.dists is None:
         raise RuntimeError(env.unknown.get("packages.count", "the packages could not be read"))
     deadline = time.monotonic() + CONTENT_SECONDS
@@ -45,7 +45,7 @@ def probe_content(env: ProbedEnvironment) -> Facts:
         if is_library and algorithm == "sha256" and isinstance(result.digest, bytes):
             env.hashed[os.path.realpath(file)] = result.digest.hex()
     for dist in env.dists:
-        if dist.rows:  # an editable install has rows too: its .pth file runs code at every start
+        if dist.rows:  # an editable install has rows, too, and Python runs its .pth file at every start
             _compare(dist, hashed[id(dist)], env.same)
     unread = [d.name for d in env.dists if d.record and not d.content]
     if unread:
@@ -58,7 +58,7 @@ def _size(text: str) -> int:
     try:
         return int(text[:18])
     except ValueError:
-        return 0  # it only decides the order of work
+        return 0  # the size is used only for the order of the work
 
 
 def _compare(dist: Dist, hashed: dict[int, Hashed], same: set[str]) -> None:

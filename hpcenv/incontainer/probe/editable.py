@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 SOURCE_SECONDS = 60.0
 SOURCE_FILES = 20_000
-SOURCE_BYTES = 4 << 30  # a torch with CUDA that was built in its tree
-SOURCE_ENTRIES = 1_000_000  # data in addition to the code
+SOURCE_BYTES = 4 << 30  # enough for a torch with CUDA that was built in its tree
+SOURCE_ENTRIES = 1_000_000  # a tree may contain data in addition to the code
 IMPORTABLE = (".py", ".pth", ".so", ".pyd")
-LEFTOVERS = (".#", "._")  # Emacs's lock links, and files that tar adds on a Mac: no import can name them
+LEFTOVERS = (".#", "._")  # Emacs's lock links, and files that tar adds on a Mac; Python cannot import them
 
 
 def read_source(env: ProbedEnvironment, dist: Dist, folder: str) -> None:
@@ -116,7 +116,7 @@ def find_modules(env: ProbedEnvironment, folder: str, deadline: float) -> list[s
 def is_leftover(env: ProbedEnvironment, name: str) -> bool:
     """Return whether an editor or archive program left this file.
 
-    A .pth file never counts, as old Pythons run hidden ones.
+    A .pth file does not count as such a file, because old Pythons also run hidden .pth files.
     """
     return name.startswith(LEFTOVERS) and not name.endswith(".pth") and env.has("leftovers")
 
@@ -130,7 +130,7 @@ def _is_installed(env: ProbedEnvironment, path: str, folder: str) -> bool:
 
 
 def _listing(folder: str, limit: int) -> tuple[list[str], set[str]]:
-    """Return the folders and the other names in a folder; none if the folder cannot be read, also not by an import."""
+    """Return the folders and the other names in a folder; none if the folder cannot be read."""
     folders = []
     names = set()
     try:
@@ -148,7 +148,7 @@ def _listing(folder: str, limit: int) -> tuple[list[str], set[str]]:
 
 
 def _is_apart(env: ProbedEnvironment, folder: str, names: set[str]) -> bool:
-    """Return whether a folder in the tree is an environment or a run folder, which change independently of the code."""
+    """Return whether a folder in the tree is an environment or a run folder. These change independently of the code."""
     return folder == env.prefix or "pyvenv.cfg" in names or {"manifest.json", "lock.toml"} <= names
 
 
@@ -173,4 +173,4 @@ def _size_on_disk(file: str) -> int:
     try:
         return os.stat(file).st_size
     except OSError:
-        return 0  # it was removed: this is the difference
+        return 0  # the file was removed: this is the difference

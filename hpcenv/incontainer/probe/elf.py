@@ -9,11 +9,11 @@ import os
 
 
 class Elf:
-    """What the dynamic loader reads from a file before it maps the file. The file is untrusted input.
+    """The data that the dynamic loader reads from a file before it maps the file. The file is untrusted input.
 
     Attributes:
         kind: class, byte order and machine; the loader skips files of another kind.
-        constants: (offset, size) of the segments that are neither writable nor executable.
+        constants: (offset, size) of the segments that are not writable and not executable.
     """
 
     __slots__ = (
@@ -90,13 +90,13 @@ class Elf:
         return os.fsdecode(data.partition(b"\0")[0])
 
     def needed_versions(self, descriptor: int) -> list[str]:
-        """Return the names of the versions without which the loader refuses the file, such as GLIBC_2.34.
+        """Return the names of the symbol versions that the file needs, such as GLIBC_2.34.
 
         The names are in the section .gnu.version_r (Linux Standard Base 5.0, Symbol Versioning). Weak versions are left
         out, because the loader only warns about them. At most 64 bytes of a name are read.
 
         Raises:
-            ValueError: there are more names than any library has.
+            ValueError: there are more names than a real library can have.
         """
         import struct
 

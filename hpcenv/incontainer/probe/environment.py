@@ -80,7 +80,7 @@ class Dist:
         self.tags: list[str] = []
         self.source = "unknown"
         self.direct_url: dict[str, Any] = {}
-        self.wheel_file = ""  # the path of the wheel that it was installed from; never in a lockfile
+        self.wheel_file = ""  # the path of the wheel that it was installed from; not written to a lockfile
         self.git: dict[str, Any] = {}
         self.files: dict[str, str] = {}
         self.kind = "record"
@@ -131,9 +131,9 @@ class Program:
 
     Attributes:
         name: path below bin/.
-        digest: sha256 of its content without the line that names the environment's Python, or "missing" or
-            "not-a-file"; for the launcher of an entry point "entry-point MODULE:FUNCTION".
-        modified: whether the file differs from the RECORD in more than that line.
+        digest: sha256 of its content without the line that names the environment's Python; or "missing" or
+            "not-a-file". For the launcher of an entry point, it is "entry-point MODULE:FUNCTION".
+        modified: whether the file differs from the RECORD, and not only in the line that names Python.
     """
 
     __slots__ = ("digest", "modified", "name")
@@ -145,16 +145,16 @@ class Program:
 
 
 class ProbedEnvironment:
-    """The place of the environment, and what the probes have read so far.
+    """The place of the environment, and the facts that the probes have read so far.
 
     Attributes:
         started: the program that was started for this Python; empty if it is not known.
-        site: a folder of packages outside of the prefix, whose files are read; empty for none.
+        site: a folder of packages outside of the prefix; the files in it are read. Empty for no such folder.
         revision: revision of the lockfile, see rules.py.
         since: in the second check, the latest change (ctime, ns) that the first check saw. Files that did not change
             since then are not read. None in the first check.
         looked: size, mtime and ctime of each file that was hashed while `recording`.
-        same: files that changed after the first check, but still match their RECORD.
+        same: files that changed after the first check, but match their RECORD.
         training_path: sys.path as a training process gets it.
         path: the entries of `training_path` as absolute paths.
         values: field -> value.
@@ -163,10 +163,10 @@ class ProbedEnvironment:
         listed: all files that a RECORD lists with a hash.
         unlisted_files: paths of the unlisted libraries.
         newest: paths of the newest unlisted files.
-        trees: for each working tree, the answer of git (status, tracked files), or its error.
+        trees: working tree -> the answer of git (status, tracked files), or the error of git.
         source_deadline: end of the time for all editable installs together.
         conda_files: at level full, the files that are in conda's records and in no RECORD.
-        conda_dists: path of a distribution's .dist-info -> the conda package that brought it.
+        conda_dists: path of a distribution's .dist-info -> the conda package that installed the distribution.
         hashed: real path of a library -> its sha256.
         torch: torch's folder.
         libraries: the libraries that torch would load.
@@ -241,7 +241,8 @@ class ProbedEnvironment:
 
     def placed(self, path: str) -> tuple[str, str]:
         """Return which prefix contains a path, such as `{prefix}` ('' for none), and the path below that prefix."""
-        # A virtual environment may be below its base prefix, or above it: the longer one decides.
+        # A virtual environment may be below its base prefix, or above it. So the longer prefix that contains the path
+        # is used.
         roots = [("{prefix}", self.prefix), ("{base-prefix}", self.base_prefix)]
         for mark, root in sorted(roots, key=lambda r: -len(r[1])):
             if is_below(path, root):
@@ -249,7 +250,7 @@ class ProbedEnvironment:
         return "", path
 
     def shown(self, path: str) -> str:
-        """Return a path as the report writes it. The written path stays the same if the environment is moved."""
+        """Return a path in the form of the report. This form stays the same if the environment is moved."""
         mark, rest = self.placed(path)
         if mark == "{prefix}":
             return rest or "."
@@ -283,13 +284,13 @@ class ProbedEnvironment:
                 finally:
                     os.close(descriptor)
             except (OSError, ValueError):
-                pass  # the loader continues with the next folder
+                pass  # the loader also skips this file and tries the next folder
         return self._elves[path]
 
     def lists_below(self, folder: str) -> bool:
         """Return whether the RECORD of a distribution lists a file in this folder or below it."""
         if not self._listed_sorted:
-            self._listed_sorted = sorted(self.listed)  # only links need it, and they are rare
+            self._listed_sorted = sorted(self.listed)  # only links need this sorted list, and links are rare
         from bisect import bisect_left
 
         index = bisect_left(self._listed_sorted, folder + "/")

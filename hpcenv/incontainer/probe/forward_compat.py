@@ -31,7 +31,7 @@ BELOW = ("compat", "compat/lib", "compat/lib.real")
 
 
 def probe_forward_compat(env: ProbedEnvironment) -> Facts:
-    """Read the packages in the image. A failure is reported in the answer, and makes no field unknown."""
+    """Read the packages in the image. A failure is reported in the answer, and does not make a field unknown."""
     try:
         found = sorted(_packages(), reverse=True)
         if found:

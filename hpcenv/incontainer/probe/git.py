@@ -73,7 +73,7 @@ def ask_git(env: ProbedEnvironment, top: str) -> tuple[bytes, bytes]:
 
 
 def _ask(top: str, deadline: float) -> tuple[bytes, bytes]:
-    """Ask git through a folder that hpcenv makes, because the repository's configuration can name programs to run."""
+    """Ask git through a folder of hpcenv, because git would run programs that the repository's configuration names."""
     import tempfile
 
     variables = git_folder.variables({k: v for k, v in os.environ.items() if not k.startswith("GIT_")})

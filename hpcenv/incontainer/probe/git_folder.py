@@ -1,11 +1,11 @@
-"""Make a git folder without the repository's own configuration, so that git starts no program that a repository names.
+"""Make a git folder without the repository's own configuration, so that the repository cannot make git start programs.
 
 Runs on: inside the image; also LOGIN NODE, for the code of a run.
 
-A repository's configuration can name programs in many keys: filters, hooks, transports, difference tools, agents.
-New versions of git add keys. So git gets a new, temporary folder as GIT_COMMON_DIR (gitrepository-layout(5)). The
+A repository's configuration can name programs in many keys: filters, hooks, transports, difference tools, agents. New
+versions of git add further keys. So git gets a new, temporary folder as GIT_COMMON_DIR (gitrepository-layout(5)). The
 configuration in this folder has only the keys of KEPT, which say how files are compared, and no hooks. The folder has
-links to the data of the repository. The configuration of the user and of the system works as always.
+links to the data of the repository. The configuration of the user and of the system is used as usual.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KEPT = frozenset(
         *("extensions.objectformat", "extensions.compatobjectformat", "extensions.refstorage", "index.sparse"),
     ]
 )
-# The parts of the common folder that git needs. `lfs` is where Git LFS, as the user's filter, keeps its objects.
+# The parts of the common folder that git needs. Git LFS is a filter of the user, and keeps its objects in `lfs`.
 _LINKED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow", "lfs")
 _ALWAYS_LINKED = ("objects", "refs")
 CONFIGURATION_BYTES = 1 << 20
 
-# Options of each git command. With `--no-optional-locks`, git writes nothing to the repository. git may skip the
-# content of a file only if the whole status of the file equals the index, whatever a configuration says.
+# Options of each git command. With `--no-optional-locks`, git writes nothing to the repository. For any configuration,
+# git may skip the content of a file only if the whole status of the file equals the index.
 OPTIONS = (
     *("-c", "core.trustctime=true", "-c", "core.checkStat=default"),
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),
@@ -48,7 +48,7 @@ OPTIONS = (
 # Prints the configuration that it gets on standard input; includes are not followed.
 LISTING = ("config", "--file", "-", "--no-includes", "-z", "--list")
 
-# A git hook sets these; they name another repository.
+# git sets these variables for a hook. They could name another repository.
 _OTHER_REPOSITORY = frozenset(
     [
         *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE"),
@@ -58,10 +58,10 @@ _OTHER_REPOSITORY = frozenset(
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for git commands that fetch nothing and ask for no password.
+    """Return the environment for git commands. With it, git does not fetch data and does not ask for a password.
 
-    git 2.44 and newer know GIT_NO_LAZY_FETCH. Older versions start a transport for a missing object. But
-    GIT_ALLOW_PROTOCOL refuses all transports, whatever the configuration says (git(1)).
+    git 2.44 and newer know GIT_NO_LAZY_FETCH. Older versions start a transport for a missing object, but with
+    GIT_ALLOW_PROTOCOL git refuses all transports, for any configuration (git(1)).
     """
     kept = {name: value for name, value in environ.items() if name not in _OTHER_REPOSITORY}
     return {
@@ -179,7 +179,7 @@ _SECONDS_OF_A_WRITE = 1.0
 
 
 def unseen(ask: Ask, tree: str, blobs: Mapping[str, str]) -> list[str]:
-    """Return the files that differ from the index although size and time are equal, because somebody set the time.
+    """Return the files that differ from the index although size and time are equal, because a person set the time.
 
     Args:
         blobs: path -> the id of its blob in the index.

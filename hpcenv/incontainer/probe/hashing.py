@@ -38,7 +38,7 @@ class Hashed:
     Attributes:
         digest: hash of the file, or "missing", "not-a-file" or "unchanged"; None if the hash is unknown.
         problem: why the hash is unknown.
-        outside: whether a link led out of the environment.
+        outside: whether the path leads through a link out of the environment.
     """
 
     __slots__ = ("digest", "outside", "problem")
@@ -49,7 +49,7 @@ class Hashed:
         self.outside = outside
 
     def word(self) -> str:
-        """Return the digest as text, "unknown" if there is no digest."""
+        """Return the digest as text; "unknown" without a digest."""
         return self.digest.hex() if isinstance(self.digest, bytes) else self.digest or "unknown"
 
 
@@ -91,7 +91,7 @@ def _thread_count() -> int:
         processors = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
         processors = os.cpu_count() or 1
-    return max(4, min(16, processors))  # at least 4: reads from a shared file system wait
+    return max(4, min(16, processors))  # at least 4, because reads from a shared file system wait
 
 
 def hash_file(env: ProbedEnvironment, file: str, algorithm: str, buffer: bytearray, deadline: float) -> Hashed:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts, Value
 
-RUNNING = "/proc/self/exe"  # the file that runs, even if another file has its path now
+RUNNING = "/proc/self/exe"  # the file of this process, even if another file has its path now
 FIELDS = ("python.binary-sha256", "python.libpython-sha256", "python.launcher-sha256")
 
 

@@ -17,7 +17,7 @@ _PREFIX, _SUFFIX = "jax-cuda", "-plugin"
 
 
 def probe_jax(env: ProbedEnvironment) -> Facts:
-    """Return the versions of JAX's packages; without jax, no fields, so that other lockfiles do not change."""
+    """Return the versions of JAX's packages; without jax, no fields, so that lockfiles without jax do not change."""
     versions = {dist.name: dist.version for dist in env.dists or ()}
     if "jax" not in versions:
         return {}

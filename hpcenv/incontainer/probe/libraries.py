@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts, Value
 
-LIBRARY_SECONDS = 20.0  # enough for a 400 MB library that a slow shared file system has not cached
+LIBRARY_SECONDS = 20.0  # enough to read 400 MB from a slow shared file system without a cache
 LIBRARY_FIELDS = tuple(
     f"libs.{name}.{part}"
     for name in LIBRARIES
@@ -63,9 +63,9 @@ def start_libraries(env: ProbedEnvironment) -> Facts:
     return {}
 
 
-# The child forks for each library. So if the vendor's code crashes or hangs, only one answer is missing. The argument
-# of the child is a JSON list of (name, how, function, files to open; the last file has the function). os._exit skips
-# the libraries' exit handlers. What the libraries print is discarded.
+# The child forks once for each library. So if the code of one library crashes or hangs, only one answer is missing. The
+# argument of the child is a JSON list of (name, how, function, files to open; the last file has the function). os._exit
+# skips the libraries' exit handlers. The output of the libraries is discarded.
 _CHILD = """
 import sys
 sys.path[:] = [p for p in sys.path if p]
@@ -197,7 +197,7 @@ def _library_fact(env: ProbedEnvironment, name: str, part: str) -> Value:
 def _no_library(env: ProbedEnvironment, name: str) -> Value:
     cuda = env.values.get("torch.cuda")
     if cuda == "absent" or (cuda == "none" and name not in ("libtorch", "libtorch_cpu")):
-        return "absent"  # even if the system has it: a CPU build never loads it
+        return "absent"  # even if the system has this library, because a CPU build never loads it
     if env.no_libraries:
         return Unknown(f"{env.no_libraries} (torch.cuda is {cuda or 'unknown'})")
     stem = LIBRARIES[name][0]
@@ -223,7 +223,7 @@ def describe_origin(env: ProbedEnvironment, path: str, system: bool = False) -> 
 
 
 def probe_library_files(env: ProbedEnvironment) -> Facts:
-    """Return the libraries' sha256, and the versions of those libraries that take much memory to ask.
+    """Return the libraries' sha256, and the versions of the libraries that need much memory for the question.
 
     The probe `content` has already hashed the libraries that a RECORD lists.
     """

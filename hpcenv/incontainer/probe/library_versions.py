@@ -1,6 +1,7 @@
 """The libraries under torch, and how each one reports its version.
 
-Runs on: inside the image, and COMPUTE NODE: the launch step reads versions too, and loads no other module of the probe.
+Runs on: inside the image, and COMPUTE NODE: the launch step reads versions, too, and loads no other module of the
+probe.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ LIBRARIES = {
     "libtorch_cpu": ("libtorch_cpu", "", ""),
     "libtorch_cuda": ("libtorch_cuda", "", ""),
 }
-# Level record identifies these by build-id and origin only: loading libcublasLt takes 150 MiB and 70 ms.
+# Level record identifies these libraries by build-id and origin only, because loading libcublasLt takes 150 MiB and 70
+# ms.
 HEAVY = ("cublas", "cublaslt")
 
 

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """A model of glibc's ld.so(8): it finds the file for the name of a library, and loads nothing.
+    """A model of glibc's ld.so(8). It finds the file for the name of a library, and does not load the file.
 
-    The model ignores glibc-hwcaps subfolders (they contain no CUDA library), LD_AUDIT, dlmopen, and libraries that code
-    in .pth files or sitecustomize loads before torch. Level ``deep`` reports what is really mapped.
+    The model ignores glibc-hwcaps subfolders, because they contain no CUDA library. It also ignores LD_AUDIT, dlmopen,
+    and libraries that code in .pth files or sitecustomize loads before torch. Level ``deep`` reports the libraries that
+    are really mapped.
 
     Attributes:
         loaded: the libraries found so far; the first is the interpreter.
@@ -50,7 +51,7 @@ class Loader:
             preloaded = self._get(name, main)
             first += [preloaded] if preloaded else []
         self._load_needed(first)
-        self.missing.clear()  # Python runs, so its own libraries were found
+        self.missing.clear()  # the loader found the libraries of Python itself, because Python runs
 
     def open(self, path: str, parent: Library | None = None) -> Library | None:
         """Find a library and everything that it needs, as dlopen does; return None if the library is not found."""
@@ -100,7 +101,7 @@ class Loader:
         return library
 
     def places(self, name: str, requester: Library | None) -> Iterator[tuple[str, bool]]:
-        """Yield the paths that ld.so tries for a name, in its order, and whether each is in the system's folders."""
+        """Yield the paths that ld.so tries for a name, in this order, and whether each is in a folder of the system."""
         if "/" in name:
             yield os.path.normpath(name), False
             return
@@ -126,7 +127,7 @@ class Loader:
         return [folder for part in text.split(":") if part for folder in self._expand(part, library)]
 
     def _expand(self, part: str, library: Library) -> list[str]:
-        """Replace ld.so's variables in a folder. Relative folders are left out: they depend on the current folder."""
+        """Replace ld.so's variables in a folder. Leave out relative folders, which depend on the current folder."""
         import re
 
         part = re.sub(r"\$(?:ORIGIN\b|\{ORIGIN\})", lambda _: os.path.dirname(library.path), part)

@@ -1,4 +1,4 @@
-"""What NCCL would use of the image to reach other nodes (verbs, libfabric, plugins), and variables that NCCL ignores.
+"""The image's libraries for NCCL's network (verbs, libfabric, plugins), and NCCL variables that have no effect.
 
 Runs on: inside the image. The lockfile has no fields for these facts, because the files are locked with the image. The
 decision on the network reads these facts from the part `network` of the answer.
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PROVIDERS = "libibverbs"
 PLUGIN_BYTES = 16 << 20
 PLUGIN_VERSION = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
-# Where vendors and their installers put the plugin, outside of the loader's folders (aws-ofi-nccl 2daf7d3 README.md;
-# NGC's and HPC-X's images).
+# Folders outside of the loader's folders, where vendors and their installers put the plugin (aws-ofi-nccl 2daf7d3
+# README.md; NGC's and HPC-X's images).
 PLUGIN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib",
     "/opt/amazon/ofi-nccl/lib64",
@@ -39,14 +39,14 @@ PLUGIN_FOLDERS = (
     "/usr/local/lib",
 )
 MOST_PLUGINS = 8
-# At most this many variables of NCCL are searched for. More variables were not set by hand.
+# At most this many variables of NCCL are searched for. A person does not set more variables by hand.
 MOST_NAMES = 32
 RODATA_BYTES = 256 << 20
 PIECE = 8 << 20
 
 
 def probe_network(env: ProbedEnvironment) -> Facts:
-    """Read the network parts of the image. A failure is reported in the answer, and makes no field unknown."""
+    """Read the network parts of the image. A failure is reported in the answer, and does not make a field unknown."""
     try:
         env.network = _read(env)
     except Exception as error:  # noqa: BLE001
@@ -57,7 +57,7 @@ def probe_network(env: ProbedEnvironment) -> Facts:
 def _read(env: ProbedEnvironment) -> dict[str, Any] | None:
     nccl = env.libraries.get("nccl")
     if nccl is None:
-        return None  # torch without NCCL needs none of this
+        return None  # a torch without NCCL does not use these libraries
     loader = Loader(env)
     verbs, fabric, plugin = (
         _first(env, loader, name, nccl) for name in ("libibverbs.so.1", "libfabric.so.1", _plugin_name())
@@ -85,7 +85,7 @@ def _plugin_name() -> str:
 
 
 def _first(env: ProbedEnvironment, loader: Loader, name: str, requester: Library) -> str:
-    """Return the file that the loader finds first for a name; empty if it finds none."""
+    """Return the file that the loader finds first for a name; empty if it finds no file."""
     for path, _ in loader.places(name, requester):
         if env.elf(path) is not None:
             return path
@@ -134,7 +134,7 @@ def _plugin_version(path: str) -> str:
 
 
 def _unread(env: ProbedEnvironment, libraries: list[Library], plugin: str) -> list[str]:
-    """Return the NCCL variables of this process whose names are in none of the libraries that could read them.
+    """Return the NCCL variables of this process that no library reads, because no library contains their names.
 
     Only the constants of the libraries are searched, and only if NCCL variables are set. If a library cannot be
     searched completely, it may read all variables, so the result is empty.

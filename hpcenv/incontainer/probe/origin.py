@@ -25,7 +25,7 @@ def read_origin(env: ProbedEnvironment, dist: Dist) -> None:
     try:
         wheel = _all_values(read_metadata(env, dist, os.path.join(info, "WHEEL")))
     except (OSError, ValueError):
-        pass  # an egg-info, or a dist-info that a system package reduced
+        pass  # an egg-info, or a dist-info from which a system package removed files
     dist.build = " ".join(wheel.get("build", [])[:1])
     dist.tags = sorted(set(wheel.get("tag", [])))[:100]
     dist.source = "wheel" if wheel.get("wheel-version") else "unknown"

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 FIELDS = ("libs.system", "libs.unlisted")
-# These libraries belong to the driver of each node, and host.driver-version compares that driver.
+# These libraries belong to the driver of each node. The field host.driver-version is used to compare the driver.
 OF_THE_DRIVER = ("libcuda.so", "libnvidia-", "libnvcuvid.so", "libnvoptix.so", "libcudadebugger.so")
 PRELOAD_FILE = "/etc/ld.so.preload"
-OWN_FOLDERS = ("/", "/usr", "/usr/local")  # a Python there shares them with the system
+OWN_FOLDERS = ("/", "/usr", "/usr/local")  # a Python in these folders shares them with the system
 
 
 def probe_outside_libraries(env: ProbedEnvironment) -> Facts:
     """Return path and hash of each library that no package lists, outside and inside of the environment.
 
-    The rules of the loader give the file for each name. Libraries that code opens only while it runs are not found in
-    this way. Level deep reports what `import torch` maps.
+    The file for each name is found with the rules of the loader. Libraries that running code opens later are not found
+    in this way. Level deep reports the libraries that `import torch` maps.
     """
     if isinstance(glibc_version(), Unknown):
         return dict.fromkeys(FIELDS, Unknown("the search order of a C library other than glibc is not known here"))
@@ -62,7 +62,7 @@ def _is_own(env: ProbedEnvironment, path: str) -> bool:
 
 
 def _start_files(env: ProbedEnvironment) -> Iterator[str]:
-    """Yield the files whose needed libraries are searched: Python, its extension modules, and packages' libraries."""
+    """Yield the files with which the search starts: Python, its extension modules, and the libraries of packages."""
     yield os.path.realpath(RUNNING if os.path.exists(RUNNING) else sys.executable)
     libpython = find_libpython()
     if libpython:
@@ -86,7 +86,7 @@ class _Search:
         self._sites = tuple(os.path.realpath(site.path) for site in env.sites if site.scanned)
 
     def outside(self, start: Iterable[str]) -> set[str]:
-        """Return the libraries that are needed and that no package lists."""
+        """Return the needed libraries that no package lists."""
         found: set[str] = set()
         queue = [library.path for library in self.loader.loaded[1:]] + list(start)
         found.update(path for path in queue[: len(self.loader.loaded) - 1] if not self._is_listed(path))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 
-# More or longer requirements in a METADATA file are cut. They are used only for a note of `hpcenv lock`.
+# Further or longer requirements in a METADATA file are cut. The requirements are used only for a note of `hpcenv lock`.
 REQUIREMENTS, REQUIREMENT_LENGTH = 300, 500
 
 
@@ -65,7 +65,7 @@ def read_dist(env: ProbedEnvironment, site: Site, folder: str) -> Dist:
         try:
             part(env, dist)
         except ImportError:
-            raise  # a broken standard library says nothing about this dist: no dist can be read
+            raise  # the standard library is broken, not this dist, so no dist can be read
         except Exception as error:  # noqa: BLE001 - for example csv.Error; one bad dist must not hide the others
             dist.reasons.append(part.__name__.split("_")[-1] + ": " + describe_error(error))
             if part is read_record and isinstance(error, FileNotFoundError):
@@ -88,12 +88,12 @@ def _read_identity(env: ProbedEnvironment, dist: Dist) -> None:
         lines = read_metadata(env, dist, os.path.join(info, "INSTALLER"))[:200].split(b"\n")
         dist.installer = printable(lines[0].decode("utf-8", "surrogateescape").strip()) or None
     except (OSError, ValueError):
-        dist.installer = None  # this is only information
+        dist.installer = None  # the installer is only information
     try:
         name = "METADATA" if dist.folder.endswith(".dist-info") else "PKG-INFO"
         data = read_metadata(env, dist, os.path.join(info, name))
     except NotADirectoryError:
-        data = read_metadata(env, dist, info)  # an egg-info may be one file
+        data = read_metadata(env, dist, info)  # an egg-info may be a single file
     head = _head(data)
     if env.level != "record":
         dist.requires = _requirements(data)
@@ -148,7 +148,7 @@ def _normal_version(version: str) -> str:
     epoch, release, pre, pre_number, bare_post, post, post_number, dev, dev_number, local = match.groups()
 
     def number(digits: str | None) -> str:
-        return (digits or "").lstrip("0") or "0"  # not int(): it refuses numbers with very many digits
+        return (digits or "").lstrip("0") or "0"  # int() is not used, because it refuses numbers with very many digits
 
     text = number(epoch) + "!" if number(epoch) != "0" else ""
     text += ".".join(number(part) for part in release.split("."))

@@ -1,4 +1,4 @@
-"""Folders, and files that cannot be trusted: only regular files are opened.
+"""List folders, and open files that cannot be trusted. Only regular files are opened.
 
 Runs on: inside the image.
 """

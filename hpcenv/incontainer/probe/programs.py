@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import Row
     from hpcenv.incontainer.probe.values import Facts
 
-# The start of a script, where an installer writes the path of the environment's Python. This is one line. If that line
-# would be too long or contain a blank, it is a shell command inside a Python string (distlib, pip, uv).
+# The start of a script, where an installer writes the path of the environment's Python. Usually this is one line
+# (`#!`). If that line would be too long or contain a blank, the installer writes a shell command inside a Python string
+# (distlib, pip, uv).
 SHEBANG = (
     rb"#![^\n]*(?:python|pypy)[^\n/]*\n"
     rb"|#!/bin/sh\r?\n'''exec' [^\n]*(?:python|pypy)[^\n/]*\n' '''\n"
 )
-# What pip (distlib), uv, installer and conda write for an entry point, in all their versions.
+# The launcher of an entry point, as all versions of pip (distlib), uv, installer and conda write it.
 LAUNCHER = (
     r"(?:# -\*- coding: utf-8 -\*-\n)?\s*(?:import (?:re|sys)\n|\n)*"
     r"from (?P<module>[\w.]+) import (?P<name>\w+)\n\s*"
@@ -62,7 +63,7 @@ def programs_digest(programs: list[Program]) -> str:
 
 
 def _read_program(env: ProbedEnvironment, row: Row, points: dict[str, str]) -> Program | None:
-    """Return a program; None for the launcher of an entry point of the dist, whose content is known from that entry."""
+    """Return a program; None for the launcher of an entry point of the dist, because the entry defines the launcher."""
     import hashlib
     from base64 import urlsafe_b64encode
 

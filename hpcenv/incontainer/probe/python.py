@@ -35,7 +35,7 @@ def probe_python(env: ProbedEnvironment) -> Facts:
 
 
 def _soabi() -> Value:
-    # This is read from the suffix that the import system uses. sysconfig gives the same tag, but takes 10 ms longer.
+    # The tag is read from the suffix that the import system uses. sysconfig gives the same tag, but takes 10 ms longer.
     from importlib.machinery import EXTENSION_SUFFIXES
 
     for suffix in EXTENSION_SUFFIXES:
@@ -71,7 +71,7 @@ def _add_site(env: ProbedEnvironment, path: str) -> None:
         return
     real = os.path.realpath(path)
     if any(os.path.realpath(known.path) == real for known in env.sites):
-        return  # Fedora has lib and lib64, which are the same folder
+        return  # this folder is already in the list: in Fedora, lib and lib64 can be the same folder
     owners = [r for r in (env.prefix, env.base_prefix, env.user_base()) if is_below(path, r)]
     base = max(owners, key=len) if owners else path
     env.sites.append(Site(path, base, bool(owners) or _is_site(env, path)))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from hpcenv.incontainer.probe.environment import Dist, ProbedEnvironment, Site
 
-RECORD_BYTES = 16 << 20  # the largest seen, torch with CUDA, is 1.5 MiB
+RECORD_BYTES = 16 << 20  # the largest known RECORD (torch with CUDA) has 1.5 MiB
 RECORD_ROWS = 300_000
-CSV_CELL = 131_072  # what the csv module takes at most
+CSV_CELL = 131_072  # the maximum length for the csv module
 # Each installer writes these files in its own way. They are left out, so that the same wheel gives the same digest.
 UNHASHED_METADATA = frozenset(
     ("INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "direct_url.json")
@@ -49,9 +49,9 @@ def read_record(env: ProbedEnvironment, dist: Dist) -> None:
 def _counted(dist: Dist, raw: str, claim: str, size: str, listed: list[str]) -> Row | None:
     """Return the row if the digest covers it (step 1). Add its file to ``listed`` if the row has a hash."""
     if raw.endswith(".pyc") and "__pycache__/" in raw:
-        return None  # half of all rows; these files are neither hashed nor searched for
+        return None  # half of all rows; their files are not hashed and not searched
     row = _row(dist.site, raw, claim, size)
-    if row.file is not None and claim:  # without a hash the file counts as unlisted
+    if row.file is not None and claim:  # a file without a hash counts as unlisted
         listed.append(row.file)
     if "__pycache__" in raw.split("/"):
         return None
@@ -72,7 +72,7 @@ def _without_copies(rows: list[Row]) -> list[Row]:
 
 
 def _read_plain_record(dist: Dist, data: bytes) -> bool:
-    """Do steps 1 to 3 for a RECORD in plain ASCII. Most lines are used unchanged, which is several times faster.
+    """Do steps 1 to 3 for a RECORD in plain ASCII. This is several times faster, because most lines are used unchanged.
 
     No rows are kept, because below level full no listed file is opened.
 
@@ -82,7 +82,7 @@ def _read_plain_record(dist: Dist, data: bytes) -> bool:
     """
     if not data.isascii() or b'"' in data or b"\0" in data:
         return False
-    end = b"\r\n" if b"\r\n" in data else b"\n"  # pip writes one of them, uv the other
+    end = b"\r\n" if b"\r\n" in data else b"\n"  # pip writes one of these line ends, and uv writes the other
     breaks = data.count(end)
     if data.count(b"\n") != breaks or data.count(b"\r") != breaks * (len(end) - 1) or breaks >= RECORD_ROWS:
         return False
@@ -110,7 +110,7 @@ def _read_plain_record(dist: Dist, data: bytes) -> bool:
         ):
             row = _counted(dist, path, cells[1], cells[2], listed)
             if row is not None and row.path.endswith(".pyc"):
-                return False  # it counts only without its source: the rows must be seen together
+                return False  # a .pyc counts only without its source, so all rows must be seen together
             if row is not None and not row.script:
                 counted.append("\0".join((row.path, row.claim, row.size)))
         else:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 CHANGED_SHOWN = 20
-MOUNTINFO_BYTES = 4 << 20  # a line of an overlay has 500 bytes, and a node some hundred lines
-UNLISTED_SHOWN = 500  # a Debian dist-packages can have thousands; count and digest cover all
+MOUNTINFO_BYTES = 4 << 20  # a line of an overlay has 500 bytes, and a node has some hundred lines
+UNLISTED_SHOWN = 500  # a Debian dist-packages can have thousands of files; count and digest include all of them
 
 
 def report(env: ProbedEnvironment) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _mountinfo() -> str:
 
 
 def _image_variables() -> list[str]:
-    """Return the variables that the image itself sets, which its scripts export (Apptainer, SingularityCE)."""
+    """Return the variables that the image itself sets. The image's scripts export them (Apptainer, SingularityCE)."""
     import re
 
     folder, names = SYSTEM_ROOT + ".singularity.d/env", set()

@@ -43,9 +43,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hpcenv.incontainer.probe.table import Probe
 
-# The order matters in four places: `python` finds the site directories, `torch_version` says which CUDA build this
-# is, the child that asks the libraries starts early and is collected late, and the import of torch is compared with
-# everything that was read before it.
+# The order matters in four places. `python` finds the site directories. `torch_version` finds the CUDA build. The child
+# that asks the libraries starts early, and its answers are collected late. The import of torch comes last, because it
+# is compared with all values that were read before.
 PROBES: tuple[Probe, ...] = (
     *python.PROBES,
     *variables.PROBES,
@@ -86,9 +86,9 @@ def main(argv: list[str], training_path: list[str]) -> int:
 
     Args:
         argv: the command line without the program. `--level LEVEL` is the level, record by default. `--python FILE` is
-            the program that was started, which may be a script around Python. `--since NANOSECONDS` requests a second
-            check (report.second_look). `--site FOLDER` is a folder on PYTHONPATH whose packages are read.
-            `--revision NUMBER` is the revision of the lockfile (rules.py).
+            the program that was started. It may be a script that starts Python. `--since NANOSECONDS` requests a second
+            check (report.second_look). `--site FOLDER` is a folder on PYTHONPATH whose packages are read. `--revision
+            NUMBER` is the revision of the lockfile (rules.py).
         training_path: sys.path as a training process gets it.
 
     Returns:
@@ -159,7 +159,7 @@ def _run_probe(env: ProbedEnvironment, probe: Probe) -> None:
 
 
 def _fail_the_rest(env: ProbedEnvironment, reason: str) -> None:
-    """Set each field of the level that has no value yet to unknown, with the reason."""
+    """For each field of the level that has no value yet, record that it is unknown, with the reason."""
     for field in _fields_of(env.level):
         if field not in env.values:
             env.unknown.setdefault(field, reason)

@@ -1,4 +1,4 @@
-"""What Python runs before the training starts.
+"""Code that Python runs before the training starts.
 
 Runs on: inside the image.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts
 
 # The files that virtualenv and uv put into the site directory of each new environment, in all versions from 2020-03 to
-# 2026-08. These files only prevent that distutils' configuration files move an installation, and whether they exist
-# depends on the tool. A file with such a name and other content counts as unlisted.
+# 2026-08. These files only prevent distutils' configuration files from moving an installation. Whether these files
+# exist depends on the tool. A file with such a name and other content counts as unlisted.
 LAUNCHERS = {
     "_virtualenv.pth": frozenset(
         (

@@ -1,4 +1,4 @@
-"""The standard library: everything in it that Python can import.
+"""The files of the standard library that Python can import.
 
 Runs on: inside the image.
 """
@@ -28,7 +28,7 @@ NOT_READ = frozenset(("__pycache__", "test", "tests", "idle_test", *SITE_NAMES))
 
 
 def probe_stdlib(env: ProbedEnvironment) -> Facts:
-    """Return the digest of the standard library: sources, extension modules, lone .pyc files and pythonXY.zip."""
+    """Return the digest of the standard library: sources, extension modules, .pyc without source, pythonXY.zip."""
     deadline = time.monotonic() + CONTENT_SECONDS
     files = {}
     for mark, root in stdlib_roots(env):

@@ -111,7 +111,8 @@ def _rpm_sqlite(path: str) -> list[tuple[str, str, str]]:
         unmerged = os.path.getsize(path + "-wal")
     except OSError:
         unmerged = 0
-    # An image is read-only, so sqlite cannot lock the file: `immutable` needs no lock, but ignores a write-ahead log.
+    # An image is read-only, so sqlite cannot lock the file. With `immutable`, sqlite needs no lock, but ignores a
+    # write-ahead log.
     options = "mode=ro" if unmerged else "mode=ro&immutable=1"
     database = sqlite3.connect(f"file:{quote(path)}?{options}", uri=True)
     try:
@@ -142,7 +143,7 @@ def _rpm_header(blob: bytes) -> tuple[str, str, str]:
 
 
 def _rpm_query() -> list[tuple[str, str, str]]:
-    """Return the packages that rpm itself lists, because only rpm can read the formats of older databases."""
+    """Return the packages that rpm itself lists. Only rpm can read the formats of older databases."""
     import shutil
 
     rpm = shutil.which("rpm")

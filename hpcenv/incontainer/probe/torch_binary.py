@@ -61,7 +61,7 @@ def _arch_list(env: ProbedEnvironment) -> Value:
 def _strings(
     env: ProbedEnvironment, path: str, starts: tuple[bytes, ...], pattern: re.Pattern[bytes]
 ) -> Iterator[bytes]:
-    """Yield the matches in the constants of a library (its segments that are neither writable nor executable)."""
+    """Yield the matches in the constants of a library (its segments that are not writable and not executable)."""
     overlap = 4096
     descriptor, _ = open_regular(path, env.inside)
     try:
@@ -83,7 +83,7 @@ def _strings(
 
 
 def _cxx11_abi(env: ProbedEnvironment) -> Value:
-    """Return whether libc10 uses the new C++ ABI. The type of std::string in the symbol of torchCheckFail shows it."""
+    """Return whether libc10 uses the new C++ ABI. The type of std::string in torchCheckFail's symbol shows this."""
     path = str(env.torch) + "/lib/libc10.so"
     descriptor, _ = open_regular(path, env.inside)
     try:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.values import Facts, Value
 
 IMPORT_SECONDS = 300.0
-# Field -> its key in the child's answer. These fields are compared with what was read without importing torch.
+# Field -> its key in the child's answer. These fields are compared with the values that were read without importing
+# torch.
 RUNNING = {
     "torch.version": "version",
     "torch.git-version": "git",

@@ -30,7 +30,7 @@ def find_torch_libraries(env: ProbedEnvironment, folder: str) -> None:
     global_deps = lib + "libtorch_global_deps.so"
     if os.path.isfile(global_deps):
         loader.open(global_deps)
-        if loader.missing:  # then torch opens by path the libraries that it can find, and tries again
+        if loader.missing:  # then torch opens the libraries that it can find by path, and tries again
             loader = Loader(env)
             _preload(env, loader, _preload_names(source, "_preload_cuda_deps"))
             loader.open(global_deps)
@@ -39,7 +39,7 @@ def find_torch_libraries(env: ProbedEnvironment, folder: str) -> None:
     loader.open(os.path.join(folder, own[0]))
     at_import = list(loader.loaded)
     env.torch_incomplete = bool(loader.missing)
-    # torch opens these later, when it needs them.
+    # torch opens these libraries later, when it needs them.
     cuda = next((mapped for mapped in loader.loaded if os.path.basename(mapped.path) == "libtorch_cuda.so"), None)
     for name in ("libcaffe2_nvrtc.so", "libtorch_nvshmem.so"):
         if cuda is not None and os.path.isfile(lib + name):
@@ -103,7 +103,7 @@ def _preload(env: ProbedEnvironment, loader: Loader, pairs: list[tuple[str, str]
 
 
 def with_needs(library: Library) -> list[Library]:
-    """Return the files to open, in this order, so that a library loads as under torch. The library is the last file."""
+    """Return the files to open, in this order, to load a library as torch does. The last file is the library."""
     ordered: list[Library] = []
     seen: set[int] = set()
 

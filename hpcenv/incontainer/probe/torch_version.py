@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def probe_torch(env: ProbedEnvironment) -> Facts:
-    """Return torch's build facts from torch/version.py, which torch's build writes. torch is not imported."""
+    """Return torch's build facts from torch/version.py, which the build of torch writes. torch is not imported."""
     fields = {
         "torch.version": "__version__",
         "torch.git-version": "git_version",

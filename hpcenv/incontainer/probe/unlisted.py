@@ -105,16 +105,16 @@ def _scan(env: ProbedEnvironment, top: str, files: dict[str, str], deadline: flo
                         files[folder + "/" + name] = "file"
                 elif name.endswith(".pyc"):
                     lone.append(name)
-                elif entry.is_symlink() and os.path.isdir(entry.path):  # a link to itself is not a folder
+                elif entry.is_symlink() and os.path.isdir(entry.path):  # a link to itself does not count as a folder
                     _follow(env, folder + "/" + name, followed, stack, files, deadline)
         for name in lone:
-            # Beside its source, a compiled file is only a copy. Without the source, Python imports it.
+            # A compiled file beside its source is only a copy. Without the source, Python imports the compiled file.
             if name[:-1] not in names and folder + "/" + name not in listed:
                 files[folder + "/" + name] = "file"
 
 
 def _is_leftover(env: ProbedEnvironment, name: str, at_top: bool) -> bool:
-    """Return whether no import can name a file or folder, such as `~ackage`, which a failed removal by pip leaves."""
+    """Return whether the name prevents an import, such as `~ackage` after a failed removal by pip."""
     if is_leftover(env, name):
         return True
     unnamed = name == ".ipynb_checkpoints" or (at_top and name.startswith("~") and not name.endswith(".pth"))

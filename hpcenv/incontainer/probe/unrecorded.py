@@ -22,7 +22,7 @@ DPKG_SECONDS = 20.0
 
 
 def digest_unrecorded(env: ProbedEnvironment) -> None:
-    """Compute a digest over the files (kind ``walk``) for each dist without RECORD whose files another list names."""
+    """For each dist with no RECORD but another list of its files, compute a digest over the files (kind ``walk``)."""
     debian = [d for d in env.dists or () if os.path.basename(d.site.path) == "dist-packages"]
     owners = _dpkg_files(env, [d for d in debian if d.no_record or d.installer in (None, "debian")])
     for dist in env.dists or ():

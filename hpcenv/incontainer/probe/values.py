@@ -5,7 +5,7 @@ Runs on: inside the image.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing takes longer than most probes; type checkers know the name
+TYPE_CHECKING = False  # typing is not imported: this takes longer than most probes; type checkers know the name
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Unknown:
-    """Takes the place of a value that could not be read, and contains the reason."""
+    """Replaces a value that could not be read, and contains the reason."""
 
     __slots__ = ("reason",)
 

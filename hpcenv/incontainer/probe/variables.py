@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from hpcenv.incontainer.probe.environment import ProbedEnvironment
     from hpcenv.incontainer.probe.values import Facts
 
-# Python ignores each of them if it is empty (Doc/using/cmdline.rst, 3.14).
+# Python ignores each of these variables if it is empty (Doc/using/cmdline.rst, 3.14).
 _PYTHON = (
-    "PYTHONHOME",  # another standard library
-    "PYTHONPLATLIBDIR",  # another folder of the standard library
-    "PYTHONPYCACHEPREFIX",  # compiled files from another place
-    "PYTHONSAFEPATH",  # without the folder of the script
-    "PYTHONOPTIMIZE",  # without asserts, and other compiled files
+    "PYTHONHOME",  # sets another standard library
+    "PYTHONPLATLIBDIR",  # sets another folder of the standard library
+    "PYTHONPYCACHEPREFIX",  # reads compiled files from another place
+    "PYTHONSAFEPATH",  # leaves the folder of the script out of sys.path
+    "PYTHONOPTIMIZE",  # removes asserts, and reads other compiled files
     "PYTHONWARNINGS",  # imports the module of a category
-    "PYTHON_FROZEN_MODULES",  # the standard library's own modules from files
+    "PYTHON_FROZEN_MODULES",  # reads the standard library's own modules from files
     "PYTHON_PRESITE",  # imports a module before site
 )
 
@@ -47,7 +47,7 @@ def probe_variables(env: ProbedEnvironment) -> Facts:
 
 
 def preloaded(env: ProbedEnvironment, names: list[str]) -> list[str]:
-    """Return the libraries that a variable loads before all others, each with the start of its hash."""
+    """Return the libraries that the loader loads first because of a variable, each with the start of its hash."""
     if not names or not env.has("preloaded"):
         return [printable(env.shown(name)) for name in names]
     lines = []

@@ -1,7 +1,7 @@
 """Find the place of a call of an operation: module, line of the script, and phase of the step.
 
-The place is read from Python's frames. In the backward pass, the place is found by the number that torch's autograd
-gives to each operation of the forward pass. No hook is put into modules, because backward hooks change the graph, and
+The place is read from Python's frames. In the forward pass, torch's autograd gives a number to each operation. In the
+backward pass, this number leads to the place. No hook is put into modules, because backward hooks change the graph, and
 torch.compile inspects forward hooks.
 """
 
@@ -84,7 +84,7 @@ class CallPlaces:
         return not file.startswith((self._torch_folder, self._own_folder, "<"))
 
     def _name(self, modules: Optional[Tuple[Any, Any]]) -> Tuple[str, str]:
-        """Return the name of the innermost module in the outermost one, and its class."""
+        """Return the innermost module's name inside the outermost module, and the innermost module's class."""
         if modules is None:
             return "", ""
         root, module = modules

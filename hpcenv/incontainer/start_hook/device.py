@@ -1,7 +1,7 @@
-"""Record the device of a rank's first backward pass: a script that finds no GPU may train on the CPU without a message.
+"""Record the device of a rank's first backward pass, because a script without a GPU may train on the CPU silently.
 
-`torch.autograd.backward` is wrapped, and its first call is recorded (torch 1.10 to 2.15). This module does not see what
-DeepSpeed or Megatron's pipeline do below torch's Python functions.
+`torch.autograd.backward` is wrapped, and its first call is recorded (torch 1.10 to 2.15). This module does not see the
+operations that DeepSpeed or Megatron's pipeline run below torch's Python functions.
 """
 
 import functools
@@ -18,7 +18,7 @@ def watch(torch: Any, found: Callable[[Dict[str, str]], None]) -> None:
         seen.append(True)
         try:
             found(_describe(torch, tensors if isinstance(tensors, torch.Tensor) else tensors[0]))
-        except Exception as error:  # a record must not end a training
+        except Exception as error:  # a problem with a record must not end a training
             found({"problem": "the device of the first backward pass: %s: %s" % (type(error).__name__, error)})
 
     look_outside = getattr(torch, "_disable_dynamo", lambda one: one)(look)  # type: Callable[[Any], None]
@@ -46,7 +46,7 @@ def identity(properties: Any) -> Dict[str, str]:
     uuid = str(getattr(properties, "uuid", ""))
     return {
         "model": str(properties.name),
-        # torch leaves out the vendor's name, which NVML puts in front; AMD has none.
+        # NVML writes the vendor's prefix before the UUID, and torch leaves it out. A UUID of AMD has no prefix.
         "uuid": "GPU-" + uuid if "-" in uuid and uuid[:4] not in ("GPU-", "MIG-") else uuid,
         "bus": "" if None in numbers else "%04x:%02x:%02x.0" % tuple(numbers),
     }

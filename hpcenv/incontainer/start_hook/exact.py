@@ -1,4 +1,4 @@
-"""Floats as text, to the last bit."""
+"""Floats as text, without a loss of bits."""
 
 
 def exact(value: float) -> str:

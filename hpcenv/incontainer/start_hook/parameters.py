@@ -1,4 +1,4 @@
-"""The hash over all parameters that are trained: equal losses do not prove equal weights."""
+"""The hash over all trained parameters. The hash is needed because equal losses do not prove equal weights."""
 
 import hashlib
 from typing import Any, Dict, Iterator, List
@@ -10,7 +10,7 @@ def hash_parameters(optimizers: List[Any]) -> Dict[str, Any]:
     """Return sha256 over the bytes of all parameters in order, with the number of tensors and bytes.
 
     The parameters are hashed in the order of the optimizers' first steps, then of the groups in an optimizer, then of
-    the parameters in a group. Only the rank's own part of a sharded parameter (DTensor) is hashed. Nothing is
+    the parameters in a group. Only the rank's own part of a sharded parameter (DTensor) is hashed. The values are not
     normalised: 0.0 and -0.0 differ.
 
     Args:

@@ -1,8 +1,8 @@
 """The pulse of a rank: a small file in a folder of the node, which the watching process reads (watch/pulses.py).
 
 The rank writes into the mapped memory of the file after each optimizer step. Writing takes some microseconds, and does
-not use a shared file system. The same count stands before and after the values. If the two counts differ, the reader
-reads again.
+not use a shared file system. The same count is before and after the values. If the two counts differ, the reader reads
+again.
 """
 
 import functools
@@ -14,9 +14,9 @@ import time
 import weakref
 from typing import Any, Callable, Optional
 
-# The fields, which hpcenv.watch.pulses reads: count, rank, pid, start of the process in ticks, optimizer steps, when
-# the last step ended, seconds of all steps, seconds in which the rank waited for its loaders, whether the rank saves,
-# bytes that torch holds on the GPU now and at most (-1: unknown), count.
+# The fields, which hpcenv.watch.pulses reads: count; rank; pid; start of the process in ticks; optimizer steps; time of
+# the last step's end; seconds of all steps; seconds in which the rank waited for its loaders; whether the rank saves a
+# checkpoint; bytes that torch uses on the GPU now, and the maximum until now (-1: unknown); count.
 LAYOUT = struct.Struct("<QqqqqdddqqqQ")
 _SECONDS_BETWEEN_LOOKS_AT_MEMORY = 1.0
 
@@ -37,7 +37,7 @@ def begin_pulse(folder: str, rank: int, when_imported: Callable[[str, Callable[[
 
 
 def saves(begins: bool) -> None:
-    """Record that this rank begins to save a checkpoint, or has saved the checkpoint."""
+    """Record that this rank begins to save a checkpoint, or that it has saved the checkpoint."""
     if _current is not None:
         _current.saves(begins)
 
@@ -46,7 +46,7 @@ class Pulse:
     """The pulse of this process.
 
     Only the steps of the optimizer that stepped first are counted. The steps of other optimizers (of a GAN, or Muon
-    beside AdamW) belong to the same step. This code never waits for the GPU, and reads no loss.
+    beside AdamW) belong to the same step. This code does not wait for the GPU, and does not read losses.
     """
 
     def __init__(self, folder: str, rank: int) -> None:
@@ -81,7 +81,7 @@ class Pulse:
         register = getattr(hooks, "register_optimizer_step_post_hook", None)
         if register is not None:
             disabled = getattr(torch, "_disable_dynamo", lambda one: one)  # type: Callable[[Any], Any]
-            # This must be a function, because torch sets an attribute on it, which a method cannot have.
+            # This must be a function: torch sets an attribute on it, and a method cannot have attributes.
             register(disabled(lambda optimizer, _args, _kwargs: self._after_step(optimizer)))
 
     def _after_step(self, optimizer: Any) -> None:
@@ -113,7 +113,7 @@ class Pulse:
     def wrap_loader(self, dataloader: Any) -> None:
         """Count how long the script waits for batches; `dataloader` is the module torch.utils.data.dataloader.
 
-        Batches that are taken without gradients, for a validation, do not count.
+        Batches without gradients (for a validation) do not count.
         """
         kind = dataloader._BaseDataLoaderIter
         original = kind.__next__  # type: Callable[[Any], Any]
@@ -135,7 +135,7 @@ class Pulse:
             if not cuda.is_initialized():
                 return (-1, -1)
             return (int(cuda.memory_allocated()), int(cuda.max_memory_allocated()))
-        except Exception:  # a record must not end a training
+        except Exception:  # a problem with a record must not end a training
             return (-1, -1)
 
     def _write(self) -> None:
@@ -143,7 +143,7 @@ class Pulse:
             return  # a worker that this rank has forked
         self._count += 1
         values = (self._rank, self._pid, self._start, self._steps, self._last, self._seconds, self._waited, self._saves)
-        # The second count is written first: if a reader sees equal counts, the values between them are complete.
+        # The second count is written first. So if a reader sees equal counts, the values between them are complete.
         self._map[LAYOUT.size - 8 :] = struct.pack("<Q", self._count)
         self._map[8 : LAYOUT.size - 8] = struct.pack("<qqqqdddqqq", *(values + self._memory))
         self._map[:8] = struct.pack("<Q", self._count)

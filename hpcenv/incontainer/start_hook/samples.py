@@ -1,8 +1,8 @@
 """Count the samples that this rank takes from its loaders between two optimizer steps: its part of the global batch.
 
-The iterators of torch's DataLoader are wrapped until the second step (torch 1.10 to 2.15). Batches that are taken
-without gradients, for a validation, do not count. Loaders of other libraries are not seen. Without a DataLoader of
-torch, the number is unknown.
+The iterators of torch's DataLoader are wrapped until the second step (torch 1.10 to 2.15). Batches without gradients
+(for a validation) do not count. Loaders of other libraries are not seen. Without a DataLoader of torch, the number is
+unknown.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """The seeds of a rank.
 
-Each rank gets base seed + 1,000,003 x global rank, modulo 2^32. So rank 0 has the base seed itself, the ranks differ
-from each other (as the ranks of a script without seeds do), and neighbouring base seeds share no rank's seed. NumPy
-accepts seeds below 2^32 (numpy.random.seed).
+Each rank gets base seed + 1,000,003 x global rank, modulo 2^32. So rank 0 has the base seed itself. The ranks have
+different seeds, as they have in a script without seeds. If two runs have neighbouring base seeds (for example 1 and 2),
+no seed occurs in both runs. NumPy accepts seeds below 2^32 (numpy.random.seed).
 
 Workers of a torch DataLoader need no seed here. torch draws one number from the rank's generator, and seeds each worker
 with this number plus the number of the worker (torch 1.9 to 2.13, utils/data/_utils/worker.py).

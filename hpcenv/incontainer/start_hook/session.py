@@ -1,4 +1,4 @@
-"""The hook in one process: it applies the profile, watches the training and records what it finds.
+"""The hook in one process: it applies the profile, watches the training, and writes the records.
 
 `begin` runs before the script, in every Python process of a rank. Only the rank itself records. Processes that the rank
 starts only get the switches of torch. The variable HPCENV_START_HOOK has the options as JSON (launch/start_hook.py).
@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from . import seeds, switches
 
-# The hook of the rank itself sets this, so that its child processes know that they are not the rank.
+# The hook of the rank itself sets this variable, so that the rank's child processes know that they are not the rank.
 _RANK_PID = "HPCENV_RANK_PID"
 _SECONDS_FOR_OTHER_RANKS = 60.0
 # The names that hpcenv.training.save gives to checkpoints (incontainer/provenance.py).
@@ -34,13 +34,13 @@ class Options:
         profile: `off`, `seeded` or `bitwise`.
         seed: base seed.
         seeds: whether the rank is seeded; always true with the profiles `seeded` and `bitwise`.
-        variables: environment variables that profile and seed ask for, with their values.
+        variables: environment variables that the profile and the seed require, with their values.
         record: whether losses, metrics and hashes are recorded.
         hash_every: number of optimizer steps between two hashes of the parameters; 0 for no hashes.
         stop_after: number of the optimizer step after which the process ends; 0 if no step ends it.
         trace: the first and the last optimizer step whose operations are recorded; None for no trace.
         errors: folder in which the hook writes the error file of this rank (`--launcher none`); otherwise empty.
-        cpus: for each local rank, the CPUs to which it is bound, as Linux writes lists of CPUs.
+        cpus: for each local rank, the CPUs to which the rank is bound, in Linux's form of a list of CPUs.
         gpus: whether the run has GPUs. In a run with GPUs, the device of the first backward pass is recorded.
         watch: folder for the pulse and the stacks of this rank (pulse.py, stacks.py); empty if nothing is watched.
     """
@@ -73,7 +73,8 @@ class Place:
         self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.attempt = int(environ["HPCENV_ATTEMPT"])
         self.folder = environ["HPCENV_RUN_FOLDER"]
-        # For `--resume-from`: a script may ask for the checkpoint in one rank only, and tell the other ranks.
+        # For `--resume-from`: a script may call for the checkpoint in one rank only, and send the result to the other
+        # ranks.
         first = self.attempt == 0 and self.restart == 0
         self.given_checkpoint = environ.get("HPCENV_RESUME_FROM", "") if first else ""
         given = _CHECKPOINT.search(self.given_checkpoint)
@@ -138,7 +139,7 @@ def _bind(cpus: List[str], place: "Place") -> Bound:
         for part in wanted.split(","):
             first, _, last = part.partition("-")
             numbers.update(range(int(first), int(last or first) + 1))
-        # Slurm may have given this task only some of the CPUs.
+        # Slurm may have given only some of these CPUs to this task.
         usable = numbers & os.sched_getaffinity(0)
         if not usable:
             raise OSError("this process may use none of them")
@@ -167,7 +168,7 @@ def _keep_error(folder: str, place: "Place") -> None:
             os.makedirs(os.path.dirname(file), exist_ok=True)
             with open(file, "w", encoding="utf-8", errors="backslashreplace") as opened:
                 json.dump(record, opened)
-        except Exception:  # the error itself is more important
+        except Exception:  # the original error is more important than this one
             pass
         before(kind, error, traceback)
 
@@ -287,7 +288,7 @@ class Session:
             watch(torch, self._found_device)
         if self._profile != "off":
             self._watch_setters(torch)
-        # `end` must be registered after torch's exit handlers, because Python then calls it before them.
+        # `end` must be registered after torch's exit handlers, because Python then calls `end` before torch's handlers.
         atexit.unregister(self.end)
         atexit.register(self.end)
         self._read("at_start")
@@ -406,7 +407,7 @@ class Session:
             self._writer.add(line)
 
     def add_metrics(self, lines: List[Dict[str, Any]]) -> None:
-        """Add metrics of the script and write them now, because without an optimizer of torch no step writes them."""
+        """Add metrics of the script and write them now, because no step writes them without an optimizer of torch."""
         for line in lines:
             self.add(line)
         if self._writer is not None and self.is_rank():
@@ -426,13 +427,13 @@ class Session:
         return None, "unknown"
 
     def resumes(self, step: Optional[int]) -> None:
-        """Record that the script asked for the newest checkpoint. `step` is None if there was no checkpoint."""
+        """Record that the script requested the newest checkpoint. `step` is None if there was no checkpoint."""
         self._asked_for_checkpoint, self._resumed = True, step
         if self.trace is not None and step and self.is_rank():
             self.trace.resumes(step)
 
     def _tell_of_checkpoint(self) -> None:
-        """Report that a step was made although the script did not ask for the checkpoint of `--resume-from`."""
+        """Report that a step was made although the script did not request the checkpoint of `--resume-from`."""
         if not self.place.given_checkpoint or self.place.rank != 0 or self._asked_for_checkpoint:
             return
         sys.stderr.write(
@@ -442,7 +443,7 @@ class Session:
         )
 
     def counted(self, watch: Any) -> None:
-        """Do what is due after a counted step: hashes, checks and records."""
+        """Make the hashes, checks and records that are due after a counted step."""
         if not self.is_rank():
             return
         every = self.options.hash_every
@@ -455,7 +456,8 @@ class Session:
             self._read("after_first_step")
             self._save("first-step")
         if watch.steps in (1, 2):
-            # Count the samples between the first two steps: a script may fetch its batches ahead.
+            # Only the samples between the first two steps are counted, because a script may fetch batches before the
+            # first step.
             self._samples = self._counter.taken()
         if watch.steps == 2:
             self._counter.remove()
@@ -466,7 +468,7 @@ class Session:
             self.trace.step_ended(watch.counted)
 
     def _look_for_collectives(self) -> None:
-        """Find out, at step 1, 2, 4 and so on and at the end, whether this rank has run a collective."""
+        """Check whether this rank has run a collective: at the steps 1, 2, 4 and so on, and at the end."""
         if self._talked is False and self.place.world_size > 1 and self.torch is not None:
             from .steps import has_run_collective  # every process of a rank loads this module
 
@@ -630,7 +632,7 @@ def when_imported(name: str, act: Callable[[Any], None]) -> None:
 
 
 class _Finder:
-    """Lets the other finders find one module, and calls `acts` once after this module ran."""
+    """Lets the other finders find one module, and calls the functions once after the code of this module has run."""
 
     def __init__(self, name: str, act: Callable[[Any], None]) -> None:
         self.name = name
@@ -639,7 +641,7 @@ class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self.name:
             return None
-        # Removed only after the module was imported: a failed import may be tried again.
+        # The finder is removed only after the module was imported, because a failed import may be tried again.
         others = [finder for finder in sys.meta_path if finder is not self]
         found = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((one for one in found if one is not None), None)

@@ -1,8 +1,8 @@
 """Start hpcenv's hook in the ranks of a run, then run the image's own sitecustomize.
 
 Runs on: every Python process that a rank starts, inside the image. Python imports the first `sitecustomize` on its
-path, and continues if this import fails. So after an error, this code itself ends the process if the determinism
-profile requires that.
+path, and continues if this import fails. So if the determinism profile requires that an error ends the process, this
+code itself ends the process.
 """
 
 import os
@@ -44,7 +44,7 @@ def _run_next() -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        # As without hpcenv: Python itself reports the error and continues.
+        # The same happens without hpcenv: Python itself reports the error and continues.
         sys.modules[__name__] = own
         raise
 

@@ -1,14 +1,13 @@
-"""Write the Python stacks of this rank, and torch's record of its collective operations, when the node's watcher asks.
+"""Write the Python stacks of this rank, and torch's record of its collective operations, at the watcher's request.
 
 A thread waits for a real-time signal that only this thread gets (tgkill). This thread takes Python's lock, and writes
-the stacks of all threads and the record of operations. No other thread is disturbed: a signal to the whole process
-would interrupt a read that hangs on a network file system, and the stacks would not show that read.
+the stacks of all threads and the record of operations. The other threads are not interrupted. A signal to the whole
+process would interrupt a read that hangs on a network file system, and then the stacks would not show that read.
 
-A C call that holds the lock keeps the thread waiting. Only if the thread waits for the lock, the watcher sends a second
-signal, whose handler is C code of faulthandler and writes the stacks without the lock. While Python code runs, that
-handler reads frames that change, and can end the process with SIGSEGV (github.com/python/cpython issue 116008; about
-one signal in 1000 with three busy threads, measured with Python 3.11). In a C call that holds the lock, no frame
-changes.
+If a C call holds the lock, the thread waits. Only in this case the watcher sends a second signal. The handler of this
+signal is C code of faulthandler, which writes the stacks without the lock. If Python code ran at this time, the handler
+would read frames that change, and could end the process with SIGSEGV (github.com/python/cpython issue 116008; about one
+signal in 1000 with three busy threads, measured with Python 3.11). While a C call holds the lock, no frame changes.
 """
 
 import faulthandler
@@ -23,9 +22,10 @@ from typing import Any, Dict, List
 from .pulse import start_ticks
 from .writer import replace_file
 
-# Free for programs in glibc and musl; torch, NCCL, Python and Slurm use none of these.
+# The two real-time signals from this offset on are free for programs with glibc and musl. torch, NCCL, Python and Slurm
+# do not use them.
 _OFFSET = 7
-# Signals for errors of the thread itself. The kernel delivers them even if they are blocked.
+# Signals for errors of the thread itself. The kernel sends these signals even if they are blocked.
 _OF_THREAD = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _MOST_ENTRIES = 512
 
@@ -38,7 +38,7 @@ def begin_stacks(folder: str, rank: int) -> None:
         for one in (number, without_lock):
             if signal.getsignal(one) != signal.SIG_DFL:
                 raise OSError("signal %d is in use" % one)
-        # The file is opened to append: the watcher empties it before it asks.
+        # The file is opened to append, because the watcher empties the file before each request.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         # The thread waits for the first signal with sigwait, and no handler runs. The signal has a handler only for the
         # case that another thread gets it: without a handler, the signal would end the process.
@@ -67,7 +67,7 @@ def _answer(folder: str, rank: int, number: int, without_lock: int, descriptor: 
     while True:
         signal.sigwait({number})
         while number in signal.sigpending():
-            signal.sigwait({number})  # one answer for all who asked until now
+            signal.sigwait({number})  # one answer for all requests until now
         faulthandler.dump_traceback(file=descriptor, all_threads=True)
         replace_file(os.path.join(folder, "rank-%d.operations" % rank), operations(sys.modules.get("torch")))
 
@@ -77,7 +77,7 @@ def operations(torch: Any) -> Dict[str, Any]:
     if torch is None:
         return {"unknown": "torch is not imported"}
     try:
-        # A private name: torch 2.5 to 2.13 have it; gloo's operations are in it since 2.9.
+        # This is a private function of torch 2.5 to 2.13. Its result contains gloo's operations since 2.9.
         text = torch._C._distributed_c10d._dump_fr_trace_json()
         return summary(json.loads(text), _members(torch))
     except Exception as error:
@@ -85,7 +85,7 @@ def operations(torch: Any) -> Dict[str, Any]:
 
 
 def _members(torch: Any) -> Dict[str, List[int]]:
-    """Return the ranks of each process group; the record has them for NCCL only."""
+    """Return the ranks of each process group, because torch's record has these ranks for NCCL only."""
     world = torch.distributed.distributed_c10d._world
     return {str(world.pg_names[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items()}
 

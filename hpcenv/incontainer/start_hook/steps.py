@@ -7,8 +7,8 @@ one wrapper sees the calls of both functions.
 A step is counted each time the first optimizer steps. The steps of other optimizers (of a GAN, or Muon beside AdamW)
 belong to this counted step. If an optimizer calls the step of an inner optimizer, one step is counted. Before
 torch.distributed.checkpoint loads a checkpoint, it makes a step to create the state of the optimizer. This step is not
-counted. This module does not see `torch.autograd.grad`, optimizers without torch's base class, and what DeepSpeed or
-Megatron's pipeline do below torch's Python functions.
+counted. This module does not see `torch.autograd.grad`, optimizers without torch's base class, and operations that
+DeepSpeed or Megatron's pipeline run below torch's Python functions.
 """
 
 import functools
@@ -133,7 +133,8 @@ class StepWatch:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # Activation checkpointing calls `backward` again inside the backward pass, on a GPU in another thread.
+            # Activation checkpointing calls `backward` again inside the backward pass. With a GPU, this call is in
+            # another thread.
             if not self._in_backward:
                 saw(tensors)
             self._in_backward += 1
@@ -236,7 +237,7 @@ class StepWatch:
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._quietly(self._count)(optimizer)
-        # Outside of `_quietly`: it may end the process.
+        # This is outside of `_quietly`, because it may end the process.
         if not self._stack:
             self._session.after_step(self)
 
@@ -244,9 +245,9 @@ class StepWatch:
         if id(optimizer) in self._stack:
             del self._stack[self._stack.index(id(optimizer)) :]
         if self._stack or self._makes_state:
-            return  # inside the step of a wrapper, or no step of the training
+            return  # this step is inside the step of a wrapper, or is not a step of the training
         if all(reference() is not optimizer for reference, _ in self._optimizers):
-            # The groups live as long as the optimizer, so this keeps nothing more in memory.
+            # The optimizer also keeps these groups in memory, so this list needs no further memory.
             self._optimizers.append((weakref.ref(optimizer, self._gone), optimizer.param_groups))
         counts = self._leads(optimizer)
         if counts:
@@ -267,7 +268,7 @@ class StepWatch:
         self._optimizers = []
 
     def _gone(self, _reference: Any) -> None:
-        """Tell the session that the training has ended if the last optimizer was deleted.
+        """If the last optimizer was deleted, tell the session that the training has ended.
 
         The session hashes the parameters.
         """
@@ -299,7 +300,7 @@ class StepWatch:
         self._waiting, self._pending = [], []
 
     def note(self, text: str) -> None:
-        """Record a note about what the losses and steps cannot show. Each text is recorded once."""
+        """Record a note about a fact that the losses and steps cannot show. Each text is recorded once."""
         if text not in self._noted and len(self._noted) < 20:
             self._noted.add(text)
             self._session.add({"kind": "note", "step": self.counted + 1, "text": text[:400]})
@@ -316,7 +317,7 @@ def _only_makes_state(optimizer: Any) -> bool:
 
 
 def _step_in_state(optimizer: Any) -> Optional[int]:
-    """Return the highest step counter of the parameters, which Adam and most optimizers keep; else None."""
+    """Return the highest step counter of the parameters (Adam and most optimizers have counters); None without one."""
     found = [
         state["step"] for state in list(optimizer.state.values())[:64] if isinstance(state, dict) and "step" in state
     ]
@@ -324,7 +325,7 @@ def _step_in_state(optimizer: Any) -> Optional[int]:
 
 
 def has_run_collective(torch: Any) -> Optional[bool]:
-    """Return whether a collective operation ran in a process group of several ranks; None if torch does not tell.
+    """Return whether a collective operation ran in a process group of several ranks; None if torch cannot say this.
 
     The process groups count their collectives (Gloo and NCCL, torch 2.0 to 2.13). Messages from one rank to another are
     not counted.
@@ -340,7 +341,7 @@ def has_run_collective(torch: Any) -> Optional[bool]:
 
 
 def wait_for_other_ranks(torch: Any, seconds: float) -> None:
-    """Wait until all ranks have called this function, by the store of the process group and without a collective."""
+    """Wait until all ranks have called this function. It uses the store of the process group, and no collective."""
     from datetime import timedelta
 
     distributed = getattr(torch, "distributed", None)

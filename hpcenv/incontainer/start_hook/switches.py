@@ -119,7 +119,7 @@ SWITCHES = (
 def variables_of(
     profile: str, *, seed: int, nccl: Optional[Tuple[int, int]], gpus: bool, seeds: bool = False
 ) -> Dict[str, str]:
-    """Return the environment variables that a profile asks for. Pure.
+    """Return the environment variables that a profile requires. Pure.
 
     Args:
         profile: one of PROFILES.
@@ -148,7 +148,7 @@ def apply_to_torch(torch: Any, profile: str) -> List[str]:
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old names of switches: both families stay in step with them
+                warnings.simplefilter("ignore")  # old names warn, but set old and new switches
                 _set(torch, switch, value)
         except AttributeError:
             if not switch.since:
@@ -188,17 +188,17 @@ def read_value(switch: Switch, torch: Any) -> Optional[str]:
             warnings.simplefilter("ignore")
             found = _walk(torch, switch.read[:-2] if switch.read.endswith("()") else switch.read)
             value = found() if switch.read.endswith("()") else found
-    except Exception:  # another torch, or contradicting old and new names: both is "not read"
+    except Exception:  # a different torch, or old and new names contradict each other
         return None
     return str(value)
 
 
 def asked_values(profile: str, variables: Dict[str, str]) -> Dict[str, str]:
-    """Return the asked value of each switch as text; switches that are only recorded are left out.
+    """Return the requested value of each switch as text; switches that are only recorded are left out.
 
     Args:
         profile: one of PROFILES.
-        variables: variables that the profile asked for in this run.
+        variables: variables that the profile required in this run.
     """
     wanted = {s.name: s.asked(profile) for s in SWITCHES if not s.is_variable and s.asked(profile) is not None}
     return {**{name: str(value) for name, value in wanted.items()}, **variables}

@@ -7,15 +7,15 @@ from typing import Any
 def add_bytes(digest: Any, tensor: Any) -> int:
     """Give all bytes of a tensor to a hash, in the order of its elements; return their number.
 
-    Nothing is normalised: 0.0 and -0.0 differ, and so do the bits of NaN. Only the rank's own part of a DTensor is
-    hashed. A tensor on a GPU is copied, which waits for the GPU.
+    The values are not normalised: 0.0 and -0.0 differ, and NaNs with different bits differ. Only the rank's own part of
+    a DTensor is hashed. A tensor on a GPU is copied. The copy waits for the GPU.
 
     Args:
         digest: hash object of hashlib.
         tensor: the tensor.
 
     Raises:
-        RuntimeError: the tensor has no memory now, or no bytes that can be copied (a FakeTensor, for example).
+        RuntimeError: the tensor has no memory now, or its bytes cannot be copied (for example, a FakeTensor).
     """
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):

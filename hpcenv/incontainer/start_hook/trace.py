@@ -1,16 +1,16 @@
 """The trace of chosen optimizer steps: each operation of torch with hashes of its inputs and outputs.
 
 A dispatch mode of torch (torch.utils._python_dispatch) sees each operation that goes through torch's dispatcher, below
-autograd: the operations of the forward pass, the backward pass and the optimizer. The mode calls each operation
-unchanged, so the results equal the results of a step without the trace. The hash is sha256 over the bytes of a tensor
-in order, cut to 128 bits.
+autograd. These are the operations of the forward pass, the backward pass and the optimizer. The mode calls each
+operation unchanged, so the results equal the results of a step without the trace. The hash is sha256 over the bytes of
+a tensor in order, cut to 128 bits.
 
-Tried with torch 2.13 on CPU, 2026-11-23. torch's own DebugMode (2.10 to 2.13) hashes only returned tensors: it misses
-what fused optimizers write in place, and its hash ignores the order of the elements.
+Tried with torch 2.13 on CPU, 2026-11-23. torch's own DebugMode (2.10 to 2.13) is not enough. It hashes only returned
+tensors, so it misses values that fused optimizers write in place. Its hash also ignores the order of the elements.
 
-The trace does not contain operations inside a kernel (attention or a fused optimizer is one record), operations inside
-functions that torch.compile compiled, operations in CUDA graphs, and operations of C++ code that does not call torch's
-dispatcher. Views are left out, because they have the bytes of their source.
+The trace does not contain operations inside a kernel, so attention or a fused optimizer is one record. It also does not
+contain operations inside functions that torch.compile compiled, operations in CUDA graphs, and operations of C++ code
+that does not call torch's dispatcher. Views are left out, because they have the bytes of their source.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ MOST_BYTES = 32 << 20
 _MOST_EACH = 256
 _LONGEST_ARGUMENTS = 400
 _HEX_DIGITS = 32
-# Takes the place of a hash for memory that has no value yet, or that a kernel still writes.
+# This text replaces the hash of memory that has no value yet, or that a kernel still writes.
 UNKNOWN = "-"
 _SECONDS_FOR_COLLECTIVE = 5.0
 
@@ -68,7 +68,7 @@ class Trace:
     def install(self) -> None:
         """Begin at once if the first step is traced.
 
-        The first traced step then contains the start of the model, too.
+        Then the first traced step also contains the operations before it, such as the creation of the model.
         """
         place = self._session.place
         self._add(
@@ -125,7 +125,7 @@ class Trace:
         self._add({"kind": "begin", "resumed": self._resumed})
 
     def close(self) -> None:
-        """End the trace. If the script has entered another mode since, this mode stays, but records nothing."""
+        """End the trace. If the script has entered another mode, the mode of the trace stays, but records nothing."""
         self._active = False
         if self._mode is not None and os.getpid() == self._pid:
             from torch.utils import _python_dispatch  # type: ignore[import-not-found,unused-ignore]
@@ -237,7 +237,7 @@ class Trace:
         return digest.hexdigest()[:_HEX_DIGITS]
 
     def _hash_generator(self, generator: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> str:
-        """Return the hash of the state from which random numbers are drawn."""
+        """Return the hash of the state of a random number generator."""
         torch = self._torch
         if generator is None:
             devices = [one.device for one in args if isinstance(one, torch.Tensor)]
@@ -294,7 +294,7 @@ class Trace:
         self._note("%s could not be recorded: %s: %s" % (name, type(error).__name__, error))
 
     def _note_compiled(self) -> None:
-        """Report that compiled functions ran, whose operations are not visible or ran uncompiled."""
+        """Report that compiled functions ran. Their operations are not visible, or ran uncompiled."""
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         frames = counters["frames"]["ok"] if counters is not None and "frames" in counters else 0
         if frames:
@@ -316,7 +316,7 @@ class _Schema:
         parts = self.name.split(".")
         self.short = parts[1] if len(parts) > 1 else self.name
         aliases = [one.alias_info for one in returns]
-        # Operations of a profiler or a query compute nothing; a view has the bytes of its source.
+        # Operations of a profiler and queries compute nothing. A view has the bytes of its source.
         self.is_view = parts[0] in ("profiler", "prim", "inductor") or bool(
             aliases and not self.written and all(one is not None for one in aliases)
         )
@@ -337,12 +337,12 @@ def _mode_of(torch: Any, trace: Trace) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class TraceMode(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
-        # A higher-order operation (flex_attention) would be refused otherwise (torch._ops, 2.5 to 2.13).
+        # Without this, torch would refuse a higher-order operation such as flex_attention (torch._ops, 2.5 to 2.13).
         supports_higher_order_operators = True
 
         @classmethod
         def ignore_compile_internals(cls) -> bool:
-            """Keep compiled functions compiled: otherwise the numbers under test would change (torch 2.10 to 2.13)."""
+            """Keep compiled functions compiled. Otherwise, the tested numbers would change (torch 2.10 to 2.13)."""
             return True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -352,7 +352,7 @@ def _mode_of(torch: Any, trace: Trace) -> Any:
 
 
 def _tensors(torch: Any, value: Any) -> Optional[List[Any]]:
-    """Return the tensors of a value; None if the value contains anything else, or no tensor."""
+    """Return the tensors of a value; None if the value has no tensor, or other objects, too."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)) and value:
@@ -383,5 +383,5 @@ def _type_of(tensor: Any) -> str:
 def _storage(tensor: Any) -> int:
     try:
         return int(tensor.untyped_storage().data_ptr())
-    except Exception:  # of a sparse or fake tensor, or a wrapper
+    except Exception:  # a sparse or fake tensor, or a wrapper, has no storage
         return id(tensor)

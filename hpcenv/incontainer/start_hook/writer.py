@@ -13,11 +13,12 @@ _SECONDS_BETWEEN_WRITES = 0.2
 
 
 class Writer:
-    """Appends JSON lines. A full disk must not end the training: only the first error is reported.
+    """Appends JSON lines. An error such as a full disk does not end the training. Only the first error is reported.
+    Only the first error is reported.
 
     Args:
         path: path of the file.
-        afterwards: text after an error message, which says what follows from the error.
+        afterwards: text after an error message; it says the effect of the error.
     """
 
     def __init__(self, path: str, afterwards: str = "metrics are no longer recorded") -> None:
@@ -54,7 +55,7 @@ class Writer:
 
 
 def replace_file(path: str, data: Dict[str, Any]) -> str:
-    """Write a JSON file through a rename; return the problem, empty without one."""
+    """Write a JSON file through a rename; return the problem, empty without a problem."""
     aside = "%s.%d.tmp" % (path, os.getpid())
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
