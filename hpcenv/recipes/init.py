@@ -185,11 +185,9 @@ def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
     notes = []
     if recipe.base_has_python and not is_official:
         notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
-    distribution = recipe.combination.distribution
-    if recipe.base.is_sif or named_distribution(recipe.base.name) is None:
-        notes.append(
-            f"whether the base is {distribution.name} is not known, its name does not say it; the build checks that"
-        )
+    if named_distribution(recipe.base.name) is None:
+        distribution = recipe.combination.distribution.name
+        notes.append(f"the name of the base does not say whether it is {distribution}; the build checks this")
     if has_cuda(recipe.base.name) and recipe.combination.cuda != CPU:
         notes.append(
             f"the base {recipe.base.name} has CUDA, and torch's wheels contain CUDA too: "
