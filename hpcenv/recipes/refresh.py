@@ -26,7 +26,7 @@ from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace, read_lockfile
 from hpcenv.recipes.init import PreparedRecipe, prepare, write
 from hpcenv.recipes.recipe_record import RECORD, read_record, require_replaceable
-from hpcenv.records.files import write_text
+from hpcenv.records.files import write_bytes
 from hpcenv.records.manifest import Bind
 
 _PINNED = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
@@ -138,11 +138,11 @@ def _restored_on_failure(paths: Sequence[Path]) -> Iterator[None]:
         yield
     except BaseException:
         for path, content in before.items():
-            with suppress(OSError, ValueError):  # the error of the block says more, for example that the disk is full
+            with suppress(OSError):  # the error of the block says more, for example that the disk is full
                 if content is None:
                     path.unlink(missing_ok=True)
                 elif path.read_bytes() != content:
-                    write_text(content.decode(), path)
+                    write_bytes(content, path)
         raise
 
 
