@@ -116,9 +116,10 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     """
     table, build = compatibility.table(), request.build
     default_python = request.python or _distribution_python(request.distribution)
-    file = None if request.pins is None else formats.open_pins(request.pins)
-    pins = None if file is None else pins_of(file, default_python)
-    if pins is not None:
+    pins, notes = None, []
+    if request.pins is not None:
+        file = formats.open_pins(request.pins)
+        pins, notes = pins_of(file, default_python), [*file.notes]
         torch, cuda = request.torch or torch_of_pins(pins), request.cuda or cuda_of_pins(pins)
     else:
         torch, cuda = _with_requirements(request, default_python)
@@ -128,8 +129,8 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     require_distribution(combination, request.base or "")
     require_distribution(combination, build.base or "")
     arch_list = _check_build(build, table, combination) if build.packages else ""
-    notes = [] if file is None else [*file.notes]
-    notes += [] if pins is None else [*check_pins(pins, combination)]
+    if pins is not None:
+        notes += check_pins(pins, combination)
     found = find_base(
         request.base or combination.default_base, environ=environ, plain_http=plain_http, without_password=plain_http
     )

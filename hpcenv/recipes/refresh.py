@@ -89,12 +89,13 @@ def plan_refresh(workspace: Workspace, folder: Path, *, environ: Mapping[str, st
         )
     _require_own_image(workspace, folder)
     prepared = prepare(record.request, environ=environ, plain_http=workspace.project.plain_http)
-    require_replaceable(folder, prepared.files, force=force)
+    files = prepared.files
+    require_replaceable(folder, files, force=force)
     base = prepared.recipe.base.pinned
     changes = [] if base == record.base else [f"base {record.base} -> {base}"]
     locked = folder / "requirements.lock"
     before = dict(_PINNED.findall(locked.read_text(encoding="utf-8", errors="replace") if locked.exists() else ""))
-    now = dict(_PINNED.findall(prepared.files["requirements.lock"]))
+    now = dict(_PINNED.findall(files["requirements.lock"]))
     changes += changed_versions(before, now)
     return RefreshPlan(folder=folder, prepared=prepared, changes=tuple(changes))
 
