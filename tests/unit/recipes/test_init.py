@@ -1,4 +1,4 @@
-"""`hpcenv image init`: files from a lock or from pip's own index, nothing overwritten, nobody asked without need."""
+"""`hpcenv image init`: files from a lock or from pip's own index, nothing overwritten, no server asked without need."""
 
 from __future__ import annotations
 
