@@ -37,6 +37,8 @@ _LEAST_OWN_SHARE = 0.02
 _MOST_FRAMES = 8
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in a call that cannot be interrupted", "Z": "ended"}
 _STOPPED = frozenset("Tt")
+# The process has ended: its parent has not waited for it yet ("Z", "X"), or it is gone.
+_ENDED = frozenset(("", "Z", "X"))
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|/start-hook/|\A<")
 _STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|\A<")
 _LOADER = "torch/utils/data/dataloader.py"
@@ -90,7 +92,7 @@ def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
     """Whether a rank saves its state, or did anything between two looks."""
     if before is None or before.process.pid != now.process.pid or now.saving or before.saving or now.moves:
         return True  # the rank saves, has just started, or its stack changes
-    if not now.process.state or {before.process.state, now.process.state} <= _STOPPED:
+    if now.process.state in _ENDED or {before.process.state, now.process.state} <= _STOPPED:
         return False
     moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
     operations = before.groups is not None and now.groups is not None and _entered(before) != _entered(now)
@@ -244,9 +246,9 @@ def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> 
         return f"is not in this group: {where}"
     if not wait.number:
         # A send or receive has no number that other ranks know.
-        return f"is elsewhere: {where}" if look.process.state else "ended"
+        return "ended" if look.process.state in _ENDED else f"is elsewhere: {where}"
     if look.groups is None:
-        return f"did not say whether it entered it: {where}" if look.process.state else "ended"
+        return "ended" if look.process.state in _ENDED else f"did not say whether it entered it: {where}"
     last = next((group.last for group in look.groups if group.name == wait.group.name), None)
     if last is None or last.number < wait.number:
         return f"never entered it: {where}"
@@ -271,7 +273,7 @@ def _ranks_by(key: Callable[[RankStacks], _Key], looks: Iterable[RankStacks]) ->
 def _place(look: RankStacks) -> str:
     """Return where a rank is: the function and the line of the script, and the state of a process that cannot run."""
     process = look.process
-    if not process.state:
+    if process.state in _ENDED:
         return "gone: its process has ended"
     held = ", which holds Python's lock" if look.unknown == LOCK_HELD else ""
     function, line = _own_line(look.stack)
@@ -327,7 +329,7 @@ def stack_lines(looks: Iterable[RankStacks]) -> list[str]:
 
 def _stack_line(look: RankStacks) -> str:
     frames = " < ".join(f"{_short(frame)} in {frame.function}" for frame in look.stack[:_MOST_FRAMES])
-    silent = not frames and bool(look.process.state)
+    silent = not frames and look.process.state not in _ENDED
     kernel = _kernel_view(look.process) if silent else _state_and_call(look.process)
     return "; ".join(filter(None, (frames or "no stack", look.unknown, kernel)))
 

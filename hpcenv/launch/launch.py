@@ -232,7 +232,7 @@ def _opened_by_gate(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> 
         NodesUnknown: the verdict is not `match`, or verdict or settings belong to another attempt.
     """
     verdict = load_record(Verdict, run.verdict)
-    if (verdict.run, verdict.attempt, verdict.result) != (manifest.run, this_node.attempt, "match"):
+    if verdict.run != manifest.run or not verdict.allows(this_node.attempt):
         raise NodesUnknown(
             f"no matching verdict for attempt {this_node.attempt}",
             why=f"{run.verdict} has `{verdict.result}` for run {verdict.run}, attempt {verdict.attempt}",

@@ -39,7 +39,7 @@ def in_use(path: str | Path) -> Iterator[None]:
     """Mark a folder as in use during the block. Several processes can use one folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        with contextlib.suppress(OSError):  # the file system has no locks: then nobody removes the folder
+        with contextlib.suppress(OSError):  # the file system has no locks: then the folder is not removed
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:

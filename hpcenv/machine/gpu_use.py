@@ -54,7 +54,7 @@ _QUERIES: dict[str, Callable[[Any, Any], object]] = {
 
 # What is asked of a part of a split GPU.
 _OF_A_PART = ("uuid", "memory", "memory_total")
-_PART = "NVML does not tell it for a part of a GPU (MIG)"
+_PART = "NVML does not give this value for a part of a GPU (MIG)"
 
 
 class GpuWatch:

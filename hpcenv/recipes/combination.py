@@ -177,12 +177,18 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
     return Combination(torch=torch, cuda=cuda, python=python, distribution=chosen, requirement=requirement)
 
 
-# Words in names of images that say a distribution. Digits follow some of them: `ubuntu20.04`, `debian11`, `rocky9`.
-_NAMED_DISTRIBUTION = re.compile(
-    r"(?<![a-z])(?:ubuntu\d\d\.?\d\d(?!\d)|debian(?:8|9|1\d)(?!\d)"
-    r"|(?:bookworm|trixie|jammy|noble|jessie|stretch|buster|bullseye|forky|xenial|bionic|focal)(?![a-z])"
-    r"|(?:alma|rocky|alpine|centos|fedora|opensuse|oracle|rhel|sles|tumbleweed|ubi)(?:linux)?[\d.]*(?![a-z])"
-    r"|(?:alma|rocky|amazon|arch|azure|oracle)linux|el\d+|leap\d[\d.]*)"
+# A distribution with its release, such as `ubuntu20.04` or `rocky9`. `leap2024` and `rocky-7b` are ordinary names.
+_RELEASE = re.compile(
+    r"(?<![a-z])(?:ubuntu[12]\d\.?(?:04|10)|debian(?:8|9|1\d)|fedora[2-4]\d|alpine3(?:\.\d+)*|amazonlinux(?:2023|2)"
+    r"|azurelinux[23](?:\.\d+)*|(?:alma|rocky)(?:linux)?(?:[89]|10)(?:\.\d+)*"
+    r"|(?:oracle(?:linux)?|centos|rhel|ubi)(?:[5-9]|10)(?:\.\d+)*|el(?:[5-9]|10)|sles1[0-6](?:\.\d)?"
+    r"|(?:opensuse|leap)(?:15|16|42)(?:\.\d)?)(?![a-z\d])"
+)
+# Names of distributions and of their releases, without a number. Most of them are ordinary words, too.
+_NAME = re.compile(
+    r"bookworm|trixie|jammy|noble|jessie|stretch|buster|bullseye|forky|xenial|bionic|focal"
+    r"|(?:alma|rocky|oracle)(?:linux)?|(?:amazon|arch|azure)linux"
+    r"|alpine|centos|fedora|opensuse|rhel|sles|tumbleweed|ubi"
 )
 
 
@@ -190,10 +196,14 @@ def named_distribution(image: str) -> str | None:
     """Return the distribution in the name of an image. If hpcenv has a recipe for it, this is a `Distribution.name`.
 
     Examples: `cuda:12.6.3-base-ubuntu22.04` is ubuntu22.04, `debian:12-slim` is bookworm, `rocky:9` is rocky9.
-    The name of a folder or a registry does not count. None if the name says no distribution.
+    A name without a number counts only as a whole word of the tag, or if it is the whole last part of the name:
+    `debian:bookworm-slim` is bookworm, and `lab/focal-loss:1.0` is not focal. The name of a folder or a registry does
+    not count. None if the name says no distribution.
     """
-    name = re.sub(r"(?<=[a-z])[:_-]+(?=\d)", "", image.rsplit("/", 1)[-1].partition("@")[0].lower())
-    words: list[str] = _NAMED_DISTRIBUTION.findall(name)
+    name = image.rsplit("/", 1)[-1].partition("@")[0].lower().removesuffix(".sif")
+    last, _, tag = name.partition(":")
+    words: list[str] = _RELEASE.findall(re.sub(r"(?<=[a-z])[:_-]+(?=\d)", "", name))
+    words += [word for word in (last, *re.findall(r"[a-z0-9]+", tag)) if _NAME.fullmatch(word)]
     known = {word: one.name for one in DISTRIBUTIONS.values() for word in (one.codename, one.release)}
     found = [known.get(word.replace(".", ""), word) for word in words]
     return next((one for one in found if one in DISTRIBUTIONS), found[0] if found else None)

@@ -116,9 +116,10 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     """
     table, build = compatibility.table(), request.build
     default_python = request.python or _distribution_python(request.distribution)
-    file = None if request.pins is None else formats.open_pins(request.pins)
-    pins = None if file is None else pins_of(file, default_python)
-    if pins is not None:
+    pins, notes = None, []
+    if request.pins is not None:
+        file = formats.open_pins(request.pins)
+        pins, notes = pins_of(file, default_python), [*file.notes]
         torch, cuda = request.torch or torch_of_pins(pins), request.cuda or cuda_of_pins(pins)
     else:
         torch, cuda = _with_requirements(request, default_python)
@@ -128,8 +129,8 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     require_distribution(combination, request.base or "")
     require_distribution(combination, build.base or "")
     arch_list = _check_build(build, table, combination) if build.packages else ""
-    notes = [] if file is None else [*file.notes]
-    notes += [] if pins is None else [*check_pins(pins, combination)]
+    if pins is not None:
+        notes += check_pins(pins, combination)
     found = find_base(
         request.base or combination.default_base, environ=environ, plain_http=plain_http, without_password=plain_http
     )
@@ -185,11 +186,9 @@ def _notes(recipe: ImageRecipe, *, is_official: bool) -> list[str]:
     notes = []
     if recipe.base_has_python and not is_official:
         notes.append(f"the base must contain Python {recipe.combination.python}; the build checks that")
-    distribution = recipe.combination.distribution
-    if recipe.base.is_sif or named_distribution(recipe.base.name) is None:
-        notes.append(
-            f"whether the base is {distribution.name} is not known, its name does not say it; the build checks that"
-        )
+    if named_distribution(recipe.base.name) is None:
+        distribution = recipe.combination.distribution.name
+        notes.append(f"the name of the base does not say whether it is {distribution}; the build checks this")
     if has_cuda(recipe.base.name) and recipe.combination.cuda != CPU:
         notes.append(
             f"the base {recipe.base.name} has CUDA, and torch's wheels contain CUDA too: "

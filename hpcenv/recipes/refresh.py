@@ -26,7 +26,7 @@ from hpcenv.project.spec import DEFAULT_LOCK
 from hpcenv.project.workspace import Workspace, read_lockfile
 from hpcenv.recipes.init import PreparedRecipe, prepare, write
 from hpcenv.recipes.recipe_record import RECORD, read_record, require_replaceable
-from hpcenv.records.files import write_text
+from hpcenv.records.files import write_bytes
 from hpcenv.records.manifest import Bind
 
 _PINNED = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
@@ -89,12 +89,13 @@ def plan_refresh(workspace: Workspace, folder: Path, *, environ: Mapping[str, st
         )
     _require_own_image(workspace, folder)
     prepared = prepare(record.request, environ=environ, plain_http=workspace.project.plain_http)
-    require_replaceable(folder, prepared.files, force=force)
+    files = prepared.files
+    require_replaceable(folder, files, force=force)
     base = prepared.recipe.base.pinned
     changes = [] if base == record.base else [f"base {record.base} -> {base}"]
     locked = folder / "requirements.lock"
     before = dict(_PINNED.findall(locked.read_text(encoding="utf-8", errors="replace") if locked.exists() else ""))
-    now = dict(_PINNED.findall(prepared.files["requirements.lock"]))
+    now = dict(_PINNED.findall(files["requirements.lock"]))
     changes += changed_versions(before, now)
     return RefreshPlan(folder=folder, prepared=prepared, changes=tuple(changes))
 
@@ -138,11 +139,11 @@ def _restored_on_failure(paths: Sequence[Path]) -> Iterator[None]:
         yield
     except BaseException:
         for path, content in before.items():
-            with suppress(OSError, ValueError):  # the error of the block says more, for example that the disk is full
+            with suppress(OSError):  # the error of the block says more, for example that the disk is full
                 if content is None:
                     path.unlink(missing_ok=True)
                 elif path.read_bytes() != content:
-                    write_text(content.decode(), path)
+                    write_bytes(content, path)
         raise
 
 

@@ -155,7 +155,7 @@ def save_record(record: object, path: Path, *, durable: bool = True) -> None:
     """Write `record` to a temporary file and rename this file to `path`, so that readers never see half a record.
 
     Args:
-        durable: as for `write_text`.
+        durable: as for `write_bytes`.
 
     Raises:
         OSError: the record could not be written; an earlier file is unchanged.
@@ -166,7 +166,14 @@ def save_record(record: object, path: Path, *, durable: bool = True) -> None:
 def write_text(
     text: str, path: Path, *, mode: int | None = None, durable: bool = True, aside: Path | None = None
 ) -> None:
-    """Write `text` to `path` through a temporary file in the same folder and a rename.
+    """Write `text` to `path`, in UTF-8. For the rest, see `write_bytes`."""
+    write_bytes(text.encode(), path, mode=mode, durable=durable, aside=aside)
+
+
+def write_bytes(
+    content: bytes, path: Path, *, mode: int | None = None, durable: bool = True, aside: Path | None = None
+) -> None:
+    """Write `content` to `path` through a temporary file in the same folder and a rename.
 
     The temporary name contains host name and process id, because two nodes may write into one folder.
 
@@ -180,8 +187,8 @@ def write_text(
     if aside is None:
         aside = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(aside, "wb") as file:
+            file.write(content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -110,6 +110,15 @@ class Verdict:
     preflight: PreflightSummary | None = None
 
     @property
+    def training_nodes(self) -> tuple[str, ...]:
+        """The nodes that train. If `launched` is empty, as in a verdict without a start, these are all nodes."""
+        return self.launched or tuple(node.node for node in self.nodes)
+
+    def allows(self, attempt: int) -> bool:
+        """Return whether this verdict lets the nodes of this attempt train."""
+        return self.result == "match" and self.attempt == attempt
+
+    @property
     def of_checks(self) -> bool:
         """Whether only checks (network, GPUs, files) stopped the run. A finding of a check has an owner."""
         blocking = [one for one in self.findings if one.severity == "must" and one.result == "mismatch"]

@@ -105,13 +105,13 @@ def nodes_of(status: RunStatus) -> tuple[str, ...]:
             why=f"its state is {status.state}{detail}",
             hint=Command("hpcenv", "status", f"{status.run}"),
         )
-    if verdict is None or verdict.result != "match" or verdict.attempt != status.attempt:
+    if verdict is None or not verdict.allows(status.attempt):
         raise RunNotRunning(
             f"the run `{status.run}` does not train yet",
             why="its nodes are still being checked",
             hint=Command("hpcenv", "logs", "-f", f"{status.run}"),
         )
-    return verdict.launched or tuple(node.node for node in verdict.nodes)
+    return verdict.training_nodes
 
 
 def python_of(run: Run) -> str:

@@ -94,7 +94,7 @@ def ask_stacks(
         hint = "leave out `sample` of [watch] in hpcenv.toml, and submit again"
         what = f"the run `{status.run}` is not watched"
         raise RunNotRunning(what, why='it was submitted with sample = "off"', hint=hint)
-    nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+    nodes = verdict.training_nodes
     count = len(nodes) * run.manifest.nproc_per_node
     if rank is not None and not 0 <= rank < count:
         raise UsageError(f"the run `{status.run}` has no rank {rank}", why=f"its ranks are 0 to {count - 1}")

@@ -177,7 +177,7 @@ def _failure_in(attempt: RunFolder, manifest: Manifest) -> FirstFailure | None:
     verdict = _read(Verdict, attempt.verdict)
     if verdict is None or verdict.result != "match" or not manifest.launches:
         return None
-    nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+    nodes = verdict.training_nodes
     exits = tuple(record for node in nodes if (record := _read(NodeExit, attempt.exit_of(node))) is not None)
     return first_failure(exits, nodes=nodes, nproc=manifest.nproc_per_node, down=read_down_nodes(attempt))
 

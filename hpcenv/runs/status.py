@@ -133,13 +133,12 @@ def read_details(run: Submitted, resolved: ResolvedState) -> RunStatus:
 
 
 def _open_nodes(run: Submitted, state: RunState, verdict: Verdict | None) -> tuple[SessionNode, ...]:
-    if not run.submission.session or state.state != "running" or verdict is None:
+    if not run.submission.session or state.state != "running":
         return ()
-    if (verdict.result, verdict.attempt) != ("match", state.attempt):
+    if verdict is None or not verdict.allows(state.attempt):
         return ()
     found = {record.node: record for record in read_nodes(run.folder, state.attempt)}
-    nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
-    return tuple(found[node] for node in takewhile(found.__contains__, nodes))
+    return tuple(found[node] for node in takewhile(found.__contains__, verdict.training_nodes))
 
 
 def _not_started(state: RunState, verdict: Verdict | None) -> str:
@@ -178,7 +177,7 @@ def _first_failure(
     if verdict is None or verdict.result != "match" or not launches:
         nodes: tuple[str, ...] = ()
     else:
-        nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+        nodes = verdict.training_nodes
     job_state = state.state if state.state != "unknown" else ""
     if resolved.waited:
         return failure.first_failure((), nodes=(), nproc=nproc, state=job_state, waited=True)

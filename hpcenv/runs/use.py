@@ -45,7 +45,7 @@ def asked_shape(run: RunFolder, manifest: Manifest, attempt: int, now: float | N
     nodes: tuple[str, ...] = ()
     until = None if finished else now
     if verdict is not None and verdict.attempt == attempt:
-        nodes = verdict.launched or tuple(node.node for node in verdict.nodes)
+        nodes = verdict.training_nodes
         until = _ranks_ended(run, finished) if finished else now
     cpus = manifest.cpus_per_task * manifest.nproc_per_node
     return AskedShape(nodes=nodes, number=manifest.nodes, gpus=manifest.gpus_per_node, cpus=cpus, until=until)

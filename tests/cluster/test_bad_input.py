@@ -115,7 +115,7 @@ def test_a_registry_that_is_down_is_named(cluster: Cluster, sif_project: Project
     try:
         words = ("--plain-http", "registry:5000", "--store", f"{sif_project.folder}/empty-store")
         error = refused(sif_project, "image", "pull", OTHER_IMAGE, *words)
-        # What is locked is in the store: nobody has to be asked.
+        # What is locked is in the store: no registry has to be asked.
         sif_project.must("lock")
     finally:
         assert cluster.testbed("fault", "heal", "registry").status == 0

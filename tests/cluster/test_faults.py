@@ -222,7 +222,7 @@ def test_without_slurmctld_the_training_goes_on_to_its_end_and_the_files_tell_it
     assert "[0] final 50.0\n" in faulty.log(run)
     assert faulty.project.record(run, "finished.json")["status"] == 0
 
-    # Nobody could say then that Slurm agrees: not over, and why was said.
+    # Slurm could not be asked then whether it agrees: the run was not over, and the reason was given.
     assert status["state"] == "completing"
     assert "the batch script recorded status 0" in status["detail"]
     assert "squeue" in status["detail"]

@@ -96,7 +96,7 @@ def test_with_squeue_failing_for_good_nothing_is_said_that_is_not_known(bob: Bob
     bob.until_begun("unseen")
 
     flaky(1)
-    # sacct and the run's own files still tell that it runs; what nobody tells is unknown, never an end.
+    # sacct and the run's own files still tell that it runs; what neither of them tells is unknown, never an end.
     status = bob.hpcenv("status", "unseen")
     assert bob.status("unseen")["state"] in ("running", "unknown"), status.text
     cancelled = bob.hpcenv("cancel", "unseen", timeout=200)
@@ -113,7 +113,7 @@ def test_with_squeue_failing_for_good_nothing_is_said_that_is_not_known(bob: Bob
     raise AssertionError("the job did not go")
 
 
-# sbatch as it is when its connection breaks after the request: the job is queued, and nobody hears of it.
+# sbatch as it is when its connection breaks after the request: the job is queued, and its number does not arrive.
 LOST_ANSWER = """\
 #!/bin/sh
 /usr/bin/sbatch "$@" >/dev/null || exit

@@ -231,7 +231,7 @@ def attacked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         {"name": name, "layout": name, "store": name, "words": [f"--limit={word}" for word in hostile.limits]}
         for name, hostile in every.items()
     ]
-    # Whoever starts Apptainer for the first time gets a folder of its in their home.
+    # At a user's first start, Apptainer makes a folder in the user's home.
     cluster.must("apptainer", "buildcfg", user="bob", node="n2")
     return pull_all(cluster, "bob", here, write, jobs)
 

@@ -189,7 +189,7 @@ rm /root/token
 
 
 def _where_it_stands(session: Open, token: str) -> list[str]:
-    """Where other users, or whoever reads a log or record, would see the token: command lines, logs, Slurm, the project."""
+    """Where other users, or readers of a log or record, would see the token: command lines, logs, Slurm, the project."""
     found = []
     for node in ("n1", "login"):
         words = ("sh", "-c", SHOWN, "sh", session.job_id, session.project.folder)

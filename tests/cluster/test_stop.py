@@ -300,7 +300,7 @@ def test_asked_to_stop_or_cancelled_while_the_nodes_are_checked(
     done = slow_project.hpcenv("cancel", cancelled)
     assert f"{cancelled}: cancelled" in done.stdout
     assert "rejected" not in done.text
-    # Written by the batch script, which Slurm gives KillWait: no verdict, which nobody could rely on.
+    # Written by the batch script, which Slurm gives KillWait: no verdict, because a verdict could not be relied on.
     end = wait_for_end(slow_project, cancelled)
     assert (end["cancelled"], end["status"], end["again"]) == (True, 143, False)
     assert slow_project.must("status", cancelled).startswith(f"{cancelled}: cancelled")

@@ -247,7 +247,7 @@ ln -s /shared/paper /tmp/paper
 
 @pytest.fixture(scope="module")
 def old_site(reader: Reader) -> Reader:
-    """Bob's site with a Python where the runs of tests/recorded_bundles had theirs. Each machine has a /tmp of its own."""
+    """Bob's site with a Python where the runs of tests/recorded_bundles had theirs. Each machine has its own /tmp."""
     for node in ("login", "n1", "n2"):
         made = reader.testbed("exec", "--user", "root", "--node", node, "--", "sh", "-c", OLD_PYTHON)
         assert made.status == 0, made.text

@@ -91,7 +91,7 @@ def locked_again_elsewhere(case: Case) -> None:
     case.environ |= {"USER": "bob", "HOME": str(case.root / "bob")}
 
 
-# -- files that nobody imports ------------------------------------------------------------
+# -- files that are not imported ----------------------------------------------------------
 
 
 @harmless()

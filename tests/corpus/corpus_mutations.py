@@ -409,7 +409,7 @@ def egg_info_dropped_in(case: Case) -> None:
     case.write("oldpkg.egg-info/PKG-INFO", "Metadata-Version: 2.1\nName: oldpkg\nVersion: 3\n")
 
 
-# -- files that nobody lists --------------------------------------------------------------
+# -- files that are not listed ------------------------------------------------------------
 
 
 @mutation("record", "packages.unlisted-digest")

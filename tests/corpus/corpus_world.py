@@ -465,7 +465,7 @@ PURE = {
 
 @dataclass(frozen=True)
 class Seen:
-    """One finding, whoever made it: the judge, a stale lockfile, or a refusal."""
+    """One finding of the judge, of a stale lockfile, or of a refusal."""
 
     field: str
     severity: str

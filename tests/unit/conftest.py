@@ -100,7 +100,7 @@ PROBE = '{"schema": 1, "level": "full", "values": {"python.version": "3.11.7"}, 
 
 
 def write_sif(path: Path, payload: bytes = b"files") -> Path:
-    """Write the smallest SIF: header, one descriptor, a squashfs that nobody mounts."""
+    """Write the smallest SIF: header, one descriptor, a squashfs that is never mounted."""
     superblock = struct.pack("<4sIIIIHHHHHHQQ", b"hsqs", 1, 0, 131072, 0, 6, 17, 0, 1, 4, 0, 0, 96 + len(payload))
     body = superblock.ljust(96, b"\0") + payload
     extra = struct.pack("<ii3s", 1, 2, b"02\0")

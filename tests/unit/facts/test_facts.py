@@ -347,7 +347,7 @@ def test_a_container_that_does_not_start_is_the_probes_failure(sif_run):
 
 
 def test_a_known_sif_is_not_read_again_and_says_so(run, make_sif):
-    """The identity names another hash than the bytes have: where it is told, nobody read them."""
+    """The identity names another hash than the bytes have. If this hash is reported, the bytes were not read."""
     image = make_sif(run.base / "known.sif")
     descriptor = os.open(image, os.O_RDONLY)
     header, offset, size = sif_check.header_of(descriptor)

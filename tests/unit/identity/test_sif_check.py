@@ -73,7 +73,7 @@ def test_the_same_file_is_known_without_reading_it(image, known, opened):
 
 
 def test_a_large_file_costs_no_more_than_a_small_one(image, opened):
-    """The middle of the file is a hole that nobody may ask for: its pages would count as read."""
+    """The middle of the file is a hole that must not be read: its pages would count as read."""
     with open(image, "r+b") as file:
         file.truncate(2**40)
     settled(image)

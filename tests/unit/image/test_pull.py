@@ -106,7 +106,7 @@ def test_a_digest_that_the_store_has_is_taken_from_there(store: Store, registry:
         assert notes == [f"{reference}: already in the store; the registry was not asked"]
         assert find_path(StorePlace(root=store.root), reference) == path
     assert registry.requests == []
-    # Nobody has asked that registry whether it has the image: it is not noted as a place to have it from.
+    # That registry was not asked whether it has the image, so it is not noted as a place that has the image.
     assert found.record.references == (f"docker://{registry.host}/lab/img:1",)
 
 

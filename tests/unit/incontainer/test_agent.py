@@ -122,7 +122,7 @@ def test_of_two_that_fail_between_two_looks_the_first_one_counts(agent):
 
 
 def test_one_that_torchrun_ended_was_not_first_whatever_it_had_met(agent, tmp_path):
-    # It had lost its peer, wrote that down, and torchrun ended it: nobody saw when. What it wrote has whole seconds.
+    # It had lost its peer, wrote that down, and torchrun ended it: the time is not known. What it wrote has whole seconds.
     programs = (f"sleep 1; echo lost > {tmp_path}/0; exec sleep 30", "sleep 1.2; exit 6")
     assert agent.start(*programs, ERRORS=str(tmp_path)).returncode == 6
     assert agent.ranks == [(1, 6), (0, 143)]

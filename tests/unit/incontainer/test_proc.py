@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: children, environment, and the end of one that nobody has waited for."""
+"""Processes as /proc shows them: children, environment, and the end of a process whose parent has not waited for it."""
 
 from __future__ import annotations
 

@@ -681,7 +681,7 @@ optimizer.step()
     ("script", "apart"),
     [
         (ALONE, [True, True]),
-        # As Accelerate 1.x on CPUs: a group is open, and nobody uses it.
+        # As Accelerate 1.x on CPUs: a group is open, and no rank uses it.
         (JOINED + ALONE + "torch.distributed.destroy_process_group()\n", [True, True]),
         (JOINED + TOGETHER + "loss_of(model).backward(); optimizer.step()\n", [False, False]),
         (JOINED + LATE, [False, False]),

@@ -134,6 +134,17 @@ def test_all_that_the_kernel_says_about_a_silent_rank_is_told() -> None:
     ]
 
 
+@pytest.mark.parametrize(("state", "seen"), [("", ""), ("Z", "; ended")])
+def test_a_rank_whose_program_has_ended_is_called_ended(state: str, seen: str) -> None:
+    """State Z (a zombie): the parent has not waited for the process yet."""
+    ended = look(1, state=state, stack=(), groups=None, unknown="no answer in 5 s", wchan="do_exit")
+    one = found(look(groups=(WAITS,)), ended, look(2, groups=(WAITS,)))
+    assert one.lines[0] == "ranks 0, 2 wait in all_reduce no. 7 (train.py:5); rank 1 ended"
+    assert stack_lines([ended]) == [f"rank 1: no stack; no answer in 5 s{seen}"]
+    two = found(look(**NO_TORCH), ended)
+    assert two.lines[1] == "rank 0 is in main (train.py:5); rank 1 is gone: its process has ended"
+
+
 def entry(name: str, p2p: int = 0, number: int = 0, state: str = "completed") -> dict:
     """Return an entry of torch's flight recorder: a send or receive (`p2p`), or a collective operation."""
     base = {"process_group": ["0", "default_pg"], "profiling_name": f"nccl:{name}", "is_p2p": bool(p2p)}

@@ -102,7 +102,7 @@ def test_the_end_of_an_attempt_records_which_node_was_lost(run_of_two, tmp_path)
     assert (finished["status"], finished["down"]) == (143, {"n2": "Not responding"})
 
 
-# -- a submission that nobody answered ----------------------------------------------------
+# -- a submission without an answer -------------------------------------------------------
 
 
 def test_a_job_that_nobody_recorded_records_itself_and_one_that_was_recorded_does_not(run):

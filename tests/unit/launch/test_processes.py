@@ -32,7 +32,7 @@ def test_children_of_children_are_below_and_the_ended_are_not():
         assert set(process.below(os.getpid())) == {child.pid, grandchild}
         assert process.below(child.pid) == (grandchild,)
         processes.send([grandchild, child.pid], 9)
-        time.sleep(0.3)  # both are zombies or gone; nobody has waited for the child
+        time.sleep(0.3)  # both are zombies or gone; no process has waited for the child
         assert process.below(os.getpid()) == ()
         child.wait()
         """

@@ -162,7 +162,7 @@ def test_a_python_that_answers_with_a_value_of_the_wrong_type(project: Path, pyt
     assert lockfile(project).read_bytes() == before
 
 
-# -- the same bytes, whoever locks and when -----------------------------------------------
+# -- the same bytes for each user, at each time -------------------------------------------
 
 
 def body(path: Path) -> str:

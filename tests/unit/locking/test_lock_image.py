@@ -98,7 +98,7 @@ class Registry:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Registry]:
-    """A registry, with an empty home so that nobody's credentials are used."""
+    """A registry, with an empty home so that no user's credentials are used."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

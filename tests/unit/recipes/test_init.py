@@ -1,4 +1,4 @@
-"""`hpcenv image init`: files from a lock or from pip's own index, nothing overwritten, nobody asked without need."""
+"""`hpcenv image init`: files from a lock or from pip's own index, nothing overwritten, no server asked without need."""
 
 from __future__ import annotations
 
@@ -376,13 +376,15 @@ def test_a_locked_pair_that_does_not_fit_is_said(tmp_path):
     assert note.endswith(": torchvision 0.28.0 fits torch 2.13.0")
 
 
-def test_a_base_whose_name_does_not_say_its_distribution(tmp_path):
-    said = "whether the base is bookworm is not known, its name does not say it; the build checks that"
+def test_a_base_whose_name_does_not_say_its_distribution(tmp_path, make_sif):
+    said = "the name of the base does not say whether it is bookworm; the build checks this"
     made = make(tmp_path)
     assert said in made.notes
     for name in ("Dockerfile", "image.def"):
         assert 'test "${VERSION_CODENAME:-}" = "bookworm" ||' in (made.folder / name).read_text()
     assert said not in make(tmp_path, base=f"debian:12-slim@{DIGEST}").notes
+    assert said in make(tmp_path, base=str(make_sif(tmp_path / "base.sif")), force=True).notes
+    assert said not in make(tmp_path, base=str(make_sif(tmp_path / "debian12.sif")), force=True).notes
 
 
 def test_a_requirements_file_without_hashes_decides_about_torch(tmp_path):

@@ -62,6 +62,18 @@ def builds(tmp_path: Path) -> int:
     return len((tmp_path / "tools" / "builds").read_text().splitlines())
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def fail_builds(tmp_path: Path) -> str:
+    """Make each build of the stand-in for apptainer fail; return its former text."""
+    program = tmp_path / "tools" / "apptainer"
+    works = program.read_text()
+    program.write_text(works.replace('elif words[0] == "build":', 'elif words[0] == "build" and sys.exit("no space"):'))
+    return works
+
+
 def test_what_changed_is_said_built_and_locked(folder: Path, registry: Registry, tmp_path: Path) -> None:  # noqa: F811
     assert plan(folder).changes == ()
     before, old = read_lockfile(folder.parent / "lockfiles" / "default.lock.toml"), (folder / "image.def").read_text()
@@ -109,16 +121,22 @@ def test_of_two_builds_in_one_second_the_later_one_is_locked(
 
 def test_after_a_build_that_failed_the_changes_are_still_listed(folder: Path, tmp_path: Path) -> None:
     write_wheel(tmp_path / "shelf", "tiny_llm-1.2-py3-none-any.whl")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    program = tmp_path / "tools" / "apptainer"
-    works = program.read_text()
-    program.write_text(works.replace('elif words[0] == "build":', 'elif words[0] == "build" and sys.exit("no space"):'))
+    before, works = contents(folder), fail_builds(tmp_path)
     with pytest.raises(ToolFailed):
         refreshed(folder)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    program.write_text(works)
+    assert contents(folder) == before
+    (tmp_path / "tools" / "apptainer").write_text(works)
     assert plan(folder).changes == ("tiny-llm 1.0 -> 1.2",)
     assert refreshed(folder).recipe == ("tiny-llm 1.0 -> 1.2",)
+
+
+def test_after_a_build_that_failed_an_edited_recipe_has_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    (folder / "image.def").write_bytes((folder / "image.def").read_bytes().replace(b"\n", b"\r\n") + b"# \xe9\r\n")
+    before = contents(folder)
+    fail_builds(tmp_path)
+    with pytest.raises(ToolFailed):
+        refreshed(folder, force=True)
+    assert contents(folder) == before
 
 
 def test_without_the_image_before_the_packages_are_not_known(folder: Path) -> None:

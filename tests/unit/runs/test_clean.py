@@ -29,7 +29,7 @@ def names(found: Any) -> set[str]:
 
 @pytest.fixture
 def some(tmp_path: Path, fake_slurm: Any) -> Path:
-    """Five runs: one that runs, one nobody knows, one done, one done with a checkpoint, one that failed."""
+    """Five runs: one that runs, one whose state is unknown, one done, one done with a checkpoint, one that failed."""
     parent = tmp_path / "runs"
     for number, name in enumerate(("runs", "forgotten", "done", "saved", "failed")):
         folders.make_run(parent, name, str(10 + number), submitted=time.time() - 10 * DAY + number)
@@ -60,7 +60,7 @@ def test_a_name_means_also_checkpoints_and_what_slurm_forgot_but_never_what_runs
     assert found.frees > 100_000
     assert [one.why for one in found.kept] == ["it is running"]
     fake_slurm.answers("squeue", err="slurm_load_jobs error: Unable to contact slurm controller\n", status=1)
-    assert names(plan(some, fake_slurm, "forgotten").runs) == set(), "it may be queued: nobody could be asked"
+    assert names(plan(some, fake_slurm, "forgotten").runs) == set(), "it may be queued: Slurm did not answer"
     with pytest.raises(RunNotFound):
         plan(some, fake_slurm, "saved", "nosuch")
 

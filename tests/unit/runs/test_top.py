@@ -38,6 +38,13 @@ def idle(node: str, *gpus: int) -> Any:
     return lambda name, _at, index: {"use": 0.0} if name == node and index in gpus else {}
 
 
+def verdict_of(*nodes: str, attempt: int = 0) -> Verdict:
+    found = tuple(NodeVerdict(node=node, result="match", compared=1) for node in nodes)
+    return Verdict(
+        schema=1, run="a", attempt=attempt, result="match", nodes=found, findings=(), rendezvous=None, settings={}
+    )
+
+
 def test_the_page_of_a_node_with_its_slowest_rank(make: Make) -> None:
     slow = lambda _n, _at, rank: {"step_seconds": 0.8} if rank == 1 else {}  # noqa: E731
     text = page(put(make("a"), run(gpus=2, minutes=10, rank=slow)))
@@ -136,11 +143,7 @@ def test_samples_that_end_before_the_ranks_are_told(make: Make, tmp_path: Path) 
     folder = put(make("a", cluster="local", job_id="local-1"), run(minutes=60))
     top = TopReader(open_run(folder.path))
     assert "n1: samples of 15 of 195 minutes only" in top.read(BEGAN + 4 * 3600).judgement.unknown
-    nodes = (NodeVerdict(node="n1", result="match", compared=1),)
-    verdict = Verdict(
-        schema=1, run="a", attempt=0, result="match", nodes=nodes, findings=(), rendezvous=None, settings={}
-    )
-    save_record(verdict, folder.verdict)
+    save_record(verdict_of("n1"), folder.verdict)
     folder.exits.mkdir()
     write_text("{}", folder.exit_of("n1"))
     write_text(json.dumps({"schema": 1, "status": 0, "time": BEGAN + 9 * 3600}), folder.finished)
@@ -153,6 +156,25 @@ def test_samples_that_end_before_the_ranks_are_told(make: Make, tmp_path: Path) 
         assert "n1: samples end at hour 1: full" in found.judgement.unknown and found.nodes[0].last.gpus
     made = " ".join(str(report(tmp_path, str(folder.path), environ={})).split())
     assert "n1: samples end at hour 1: full" in made
+
+
+def test_a_verdict_of_another_attempt_does_not_say_which_nodes_train(make: Make) -> None:
+    """While a new attempt begins, the run folder still has the verdict of the attempt before."""
+    folder = put(make("a"), run(minutes=10), 1)
+    top = TopReader(open_run(folder.path))
+    save_record(verdict_of("n1", "n2", attempt=0), folder.verdict)
+    assert top.read(NOW).judgement.unknown == ()
+    save_record(verdict_of("n1", "n2", attempt=1), folder.verdict)
+    assert top.read(NOW).judgement.unknown == ("no samples of n2",)
+    write_text("damaged", folder.verdict)
+    assert top.read(NOW).judgement.unknown == ()
+
+
+def test_a_folder_that_is_no_attempt_is_not_the_newest_attempt(make: Make) -> None:
+    folder = put(make("a"), run(minutes=10))
+    folder.samples_of(0, "n1").parent.with_name("attempt-copy").mkdir()
+    (folder.samples / "attempt-copy" / "n1.jsonl").write_text("")
+    assert TopReader(open_run(folder.path)).read(NOW).attempt == 0
 
 
 def test_what_was_too_short_to_read_is_not_called_healthy(make: Make) -> None:

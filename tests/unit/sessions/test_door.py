@@ -239,7 +239,7 @@ def test_a_node_that_cannot_make_the_folder_says_so_and_ends_the_session(
     assert "ssh would misread it" in load_record(SessionNode, run.session_of("l0")).problem
 
 
-# A step with a fault that nobody has foreseen, or one that waits until it is killed.
+# A step with an unforeseen fault, or one that waits until it is killed.
 FAULTY = {"an exception": "raise ZeroDivisionError", "a kill": "import os; os.kill(os.getpid(), 9)"}
 
 

@@ -54,7 +54,7 @@ def _plan(port: int) -> SmokePlan:
 
 @pytest.fixture
 def port(run_of_two: Any) -> int:
-    """Of a run whose agents start and meet nobody."""
+    """The port of a run whose agents start and do not meet each other."""
     run, port = run_of_two, _free_port()
     run.torchrun("sleep 300")
     run.save(nproc_per_node=1)

@@ -380,7 +380,7 @@ def node_exit(node, status, ended, *, asked="", attempt=0):
         # n2 failed, n1 was told to end because of it and died of the signal: 143 is higher.
         ([node_exit("n1", 143, 9.0, asked="SIGTERM"), node_exit("n2", 7, 5.0)], 7),
         ([node_exit("n1", 1, 5.0), node_exit("n2", 3, 4.0)], 3),
-        # Cancelled: nobody failed by itself, Slurm's own word counts.
+        # Cancelled: no node failed by itself, so the status that Slurm gives counts.
         ([node_exit("n1", 143, 9.0, asked="SIGTERM"), node_exit("n2", 1, 9.0, asked="SIGTERM")], 143),
         # What an earlier attempt left says nothing.
         ([node_exit("n1", 7, 5.0, attempt=3), node_exit("n2", 0, 5.0)], 143),

@@ -407,7 +407,7 @@ def test_hostile_paths_and_arguments_are_carried_literally(plan: Make, project: 
 
 
 def test_without_sbatch_what_only_slurm_can_give_is_refused(plan: Make) -> None:
-    """Nobody typed `--cluster local`: the missing sbatch is what has to be said."""
+    """The user did not type `--cluster local`, so the error must name the missing sbatch."""
     for options in ({"partition": "gpu"}, {"nodes": 2, "gpus": 8, "allow_cpu_torch": True}):
         with pytest.raises(ToolMissing) as caught:
             plan(environ={"PATH": "/usr/bin:/bin"}, **options)

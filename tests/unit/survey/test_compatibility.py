@@ -1,4 +1,4 @@
-"""`hpcenv compat`: thirty questions with the vendors' answers, and what nobody knows is never called fine."""
+"""`hpcenv compat`: thirty questions with the vendors' answers; what is unknown is never called fine."""
 
 import csv
 import datetime as dt

@@ -139,7 +139,8 @@ def test_parts_of_a_split_gpu_are_the_gpus_and_their_use_is_unknown(looker: Look
     for part, memory in zip(parts, (900, 10), strict=True):
         assert (part["memory"], part["memory_total"]) == (memory << 20, 18000 << 20), "of the part, not of the GPU"
         assert {part[name] for name in ("use", "power", "energy", "clock", "ecc", "temperature")} == {None}
-        assert any("use" in key.split(", ") and "MIG" in why for key, why in part["unknown"].items())
+        (why,) = (why for names, why in part["unknown"].items() if "use" in names.split(", "))
+        assert why == "NVML does not give this value for a part of a GPU (MIG)"
     assert [(part["ranks"], part["others"]) for part in parts] == [([3], 0), ([], 0)]
     assert [part["sm"] for part in looker.look()[1:]] == [40, None], "NVML counts the SMs of a part"
 

@@ -1,4 +1,4 @@
-"""Copies on a node's own disk: chosen, proved, shared by jobs, and removed only when nobody uses them."""
+"""Copies on a node's own disk: chosen, proved, shared by jobs, and removed only when no job uses them."""
 
 import dataclasses
 import fcntl

@@ -42,7 +42,7 @@ IMAGE = tree(
 
 
 def test_the_digest_is_the_documented_one() -> None:
-    """Computed by hand from the docstring: nobody else's digests must change by accident."""
+    """Computed by hand from the docstring: the digests of users must not change by accident."""
     lines = [
         (b"d", b"555", b"0", b"", b""),
         (b"d", b"555", b"0", b"", b"bin"),

@@ -30,7 +30,7 @@ from hpcenv.image.registry.source import Access
 
 @pytest.fixture
 def served(monkeypatch, tmp_path):
-    """A registry, with an empty home so that nobody's credentials are used."""
+    """A registry, with an empty home so that no user's credentials are used."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "REQUESTS_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
@@ -725,7 +725,7 @@ def test_a_password_goes_over_plain_http_only_where_the_user_named_the_registry(
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate of this machine that nobody trusts, and its key."""
+    """A certificate of this machine that no program trusts, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     folder = tmp_path_factory.mktemp("tls")

@@ -131,7 +131,7 @@ def test_the_next_one_goes_on_as_soon_as_it_is_released(tmp_path: Path, start: A
 
 
 def test_the_lease_of_a_killed_holder_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
-    # Seen on the testbed: killed between the last byte of a blob and the end of its lease, which nobody needed again.
+    # Seen on the testbed: killed between the last byte of a blob and the end of its lease. No process needed the lease again.
     killed, living = Process(tmp_path / "blob-1"), Process(tmp_path / "blob-2")
     assert killed.says() == living.says() == "held"
     killed.end()

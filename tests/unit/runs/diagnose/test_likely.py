@@ -72,7 +72,7 @@ def test_the_rank_that_went_on_comes_after_the_rank_that_ended(tmp_path: Path) -
 
 @pytest.mark.parametrize("label", ["", "[1] ", "[rank1]: "])
 def test_an_error_after_which_the_same_rank_went_on_is_at_most_maybe(tmp_path: Path, label: str) -> None:
-    """Also in a short log, where nobody says whether the run failed."""
+    """Also in a short log, which does not say whether the run failed."""
     went_on = "".join(f"{label}step {n} loss 0.5\n" for n in range(4))
     diagnosis = diagnosis_of(tmp_path, f"{label}{OOM}\n{went_on}")
     found = [one for one in (diagnosis.cause, *diagnosis.others) if one is not None]
