@@ -276,8 +276,15 @@ def test_a_shell_is_left_and_its_job_ends(host_project: Project, cluster: Cluste
     assert "shell-" not in cluster.must("ls", "runs/.sessions-2001", cwd=host_project.folder)
 
 
-# `hpcenv shell` that ends its job after 15 s without a shell, in place of ten minutes.
-SHELL = "import sys; from hpcenv.cli import shell, main; shell._SECONDS_UNUSED = 15; sys.exit(main())"
+# `hpcenv shell` that ends its job after 15 s without a shell, in place of ten minutes. A terminal that is lost sends
+# SIGHUP. The signal has its default here, also if the tests were started by nohup, as sshd sets it.
+SHELL = """\
+import signal, sys
+from hpcenv.cli import shell, main
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+shell._SECONDS_UNUSED = 15
+sys.exit(main())
+"""
 
 
 @pytest.mark.long
