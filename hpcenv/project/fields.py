@@ -20,18 +20,18 @@ from hpcenv.records.severities import fits
 FieldLevel = Literal["record", "full", "deep"]
 LEVELS: tuple[FieldLevel, ...] = ("record", "full", "deep")
 
-# What must be replaced to make two environments equal in a field, the hardest first: a different package is not
-# important while the GPU is different.
+# What must be replaced to make two environments equal in a field. The hardest replacement is first, because a different
+# package is not important while the GPU is different.
 Repair = Literal["hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note"]
 REPAIRS: tuple[Repair, ...] = (
     "hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note",
 )  # fmt: skip
 
-# Who judges a field:
+# What judges a field:
 #   lockfile  the gate and `verify` compare each node with the lockfile
 #   nodes     the gate compares the nodes of a job with each other
 #   rule      the gate, `verify` or another command judges it by a special rule
-# `hpcenv diff` compares every field that both sides hold.
+# `hpcenv diff` compares every field that both sides have.
 JudgedBy = Literal["lockfile", "nodes", "rule"]
 
 # The severity of a name that is not in the table. An unknown name must not count as harmless.
@@ -54,13 +54,13 @@ class Field:
         repair: what must be replaced to make two environments equal in this field.
         bitwise: the severity in the determinism profile `bitwise`, if stricter than `default`.
         between_nodes: the severity between the nodes of one job, if stricter than `default`.
-        follows: another field; this field has its severity if [policy] does not name this field.
+        follows: the name of another field. If [policy] does not name this field, it has the severity of that field.
         members: for a family, the names that every environment has.
         what: what the field is.
         source: where the value comes from.
         why: what goes wrong when the values differ.
         hint: what to do about a difference.
-        level: how deep a node must look to read the field.
+        level: the lowest level of the check that reads the field.
         judged_by: what judges the field, in addition to `hpcenv diff`.
         fixed: why [policy] cannot change the severity; empty if [policy] can change it.
         gpus: whether the field matters only to jobs that use GPUs.

@@ -66,8 +66,9 @@ _SRUN = {
     **dict.fromkeys(("prolog", "epilog", "task-prolog", "task-epilog"), _PROGRAM),
 }
 
-# Long options of sbatch and srun that hpcenv can pass on (sbatch(1) and srun(1) of Slurm 24.11). Only used to recognise
-# them without --sbatch or --srun in front; other options can be passed on, too.
+# Long options of sbatch and srun that hpcenv can pass on (sbatch(1) and srun(1) of Slurm 24.11). With this list, hpcenv
+# recognises such an option if the user forgets --sbatch or --srun before it. Options that are not in this list can be
+# passed on, too.
 _KNOWN_TO_SBATCH = frozenset(
     (
         "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "contiguous", "core-spec",
@@ -89,7 +90,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def program_of(name: str) -> str | None:
-    """Return the program, `sbatch` or `srun`, that a long option can be passed on to; None if neither has this option.
+    """Return the program that has this long option: `sbatch` or `srun`; None if no list above has this option.
 
     Args:
         name: the name of the option, without dashes in front.

@@ -34,7 +34,7 @@ LOCKFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def _fields(value: dict[str, Severity]) -> dict[str, Severity]:
-    # A key without an effect would change nothing, and the user would not notice.
+    # If hpcenv accepted a key without an effect, the user would not notice the mistake.
     problems = severities.problems(value)
     if problems:
         raise ValueError("; ".join(problems))
@@ -71,7 +71,7 @@ class BindTable(Document):
 
     Attributes:
         source, target: path on the nodes, and path in the container. Without `target`, both paths are the same.
-        read_only: programs in the container cannot write to it.
+        read_only: whether programs in the container can only read it.
     """
 
     source: Text
@@ -103,11 +103,11 @@ def _hub(value: str) -> str:
 
 
 class DataTable(Document):
-    """[[data]]: a file or folder that the script reads, and that is recorded at submission and checked on the nodes.
+    """[[data]]: a file or folder that the script reads. hpcenv records it at submission and checks it on the nodes.
 
     Attributes:
         path: absolute, or relative to the folder of hpcenv.toml.
-        hub: used instead of `path`: a repository of a hub at a commit. `ORG/NAME@COMMIT` is a model. `datasets/` or
+        hub: a repository of a hub at a commit, in place of `path`. `ORG/NAME@COMMIT` is a model. `datasets/` or
             `spaces/` before the name is for a data set or a space. `hpcenv data fetch` downloads the files.
         files: patterns of files in the repository. Without patterns, all files are taken.
         compare: what the nodes compare: the content of all files, their sizes and times, or a list of names and sizes.
@@ -123,7 +123,7 @@ def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
     named: set[str] = set()
     for one in value:
         if one.hub is not None and one.hub in named:
-            # A run's cache has one folder for a commit.
+            # The cache of a run has only one folder for each commit.
             raise ValueError(f"two [[data]] name `{one.hub}`; write the patterns of both into `files` of one of them")
         named |= {one.hub or ""}
         if (one.path is None) == (one.hub is None):
@@ -149,7 +149,8 @@ class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
     Attributes:
-        profile: `off`; `seeded`: seeds and deterministic kernels, with a warning where torch has none; or `bitwise`.
+        profile: `off`, `seeded` or `bitwise`. `seeded` means seeds and deterministic kernels, with a warning if torch
+            has no deterministic kernel for an operation. `bitwise` means that such an operation is an error.
         seed: base seed of the ranks. With the profile `off`, the ranks get seeds, but their kernels do not change.
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
@@ -160,10 +161,10 @@ class DeterminismTable(Document):
 
 
 class ReproduceTable(Document):
-    """[reproduce]: how somebody else repeats a run with less hardware.
+    """[reproduce]: how another person repeats a run with less hardware.
 
     Attributes:
-        one_node: additional arguments of the script on one node, so that the global batch stays the same; `{factor}` is
+        one_node: additional arguments of the script on one node, which keep the global batch the same. `{factor}` is
             the number of ranks of the run, divided by the number of ranks on the one node.
     """
 
@@ -183,9 +184,10 @@ class WatchTable(Document):
 
     Attributes:
         sample: how often GPUs, node and ranks are measured; `off` for never.
-        stall_after: a rank without an optimizer step for this time is checked; `auto` is 10 times its median step, and
-            at least 5 minutes.
-        on_stall: what to do if the ranks hang: `stop` ends the job, `requeue` also queues it again.
+        stall_after: hpcenv checks a rank that has made no optimizer step for this time. `auto` is 10 times the median
+            time of its steps, and at least 5 minutes.
+        on_stall: what to do if the ranks hang. `report` only reports it, `stop` ends the job, and `requeue` also queues
+            the job again.
     """
 
     sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
@@ -200,7 +202,7 @@ class WatchTable(Document):
             idle_end: seconds without use of any GPU and CPU, after which the run ends; 0 for never.
 
         Raises:
-            UsageError: nothing is measured, but an option needs it.
+            UsageError: an option needs measurements, but nothing is measured.
         """
         off = '`sample = "off"` under [watch] in hpcenv.toml'
         if not self.sample and idle_end:
@@ -227,7 +229,7 @@ class PathsTable(Document):
     Attributes:
         runs, lockfiles: folders of the project for runs and lockfiles.
         store: folder for blobs and SIFs. Projects that name the same folder share its blobs and SIFs.
-        store_shared: whether the group of the store's folder may write to the store, and is trusted.
+        store_shared: whether the group of the store's folder may write to the store. hpcenv then trusts this group.
     """
 
     runs: Text = "runs"
@@ -269,15 +271,15 @@ def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, Environm
 
 
 class Project(Document):
-    """hpcenv.toml as a whole.
+    """The whole file hpcenv.toml.
 
     Attributes:
         image: `docker://HOST/NAME:TAG`, `oci:DIR`, `oci-archive:FILE`, `docker-archive:FILE`,
             `oras://HOST/NAME:TAG`, a SIF, a definition file, or `host`.
         overlay: `PATH:TARGET`: a squashfs with packages, mounted read-only at a path of the container.
         python: the interpreter: a path (host) or a name inside the image.
-        platform: the platform whose image is used, if an index has several.
-        allow_floating: accept `latest` or no tag.
+        platform: the platform of the image, if an index has images for several platforms.
+        allow_floating: whether to accept an image with the tag `latest` or without a tag.
         plain_http: registries (`HOST:PORT`) that are used without TLS.
         ca_file: CA certificates to trust, for registries with a private CA.
         submit: defaults for `hpcenv submit`.
@@ -286,7 +288,7 @@ class Project(Document):
         env: variables for the ranks, as literal text. These variables override what hpcenv detects.
         secrets: secret variables for the ranks: file:PATH or env:VARIABLE. Only the nodes read the values.
         policy: field -> severity in the gate. The lockfile records this severity.
-        environment: name of a lockfile -> the values of its environment that replace the values here.
+        environment: name of a lockfile -> the values for this environment, which replace the values here.
     """
 
     replaced: ClassVar[Mapping[str, str]] = {
