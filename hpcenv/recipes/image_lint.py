@@ -54,7 +54,7 @@ class LintFinding:
         origin: the recipe or image, as the user named it.
         line: line number in a recipe, counted from 1; None for an image.
         place: for an image a path, or `layer N` with its digest; for a recipe the name of the stage.
-        what: one sentence; it contains no secret.
+        what: one sentence about the finding. It contains no secret.
         why: why the finding matters.
         advice: what to do about the finding.
         allowed: the reason why the finding is accepted; None if it is not accepted.
@@ -266,7 +266,7 @@ RULES = {
 
 
 def finding(rule: str, origin: str, what: str, **more: Any) -> LintFinding:
-    """Return a finding with the severity, reason and hint of its rule; `more` sets or replaces other attributes."""
+    """Return a finding with the severity, reason and hint of its rule. `more` sets or replaces attributes."""
     known = RULES[rule]
     return LintFinding(
         **{
@@ -287,7 +287,7 @@ _SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|SECRETS|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(?:_|$)",
     re.IGNORECASE,
 )
-# Values that name the location of a secret, or that are not secrets.
+# Values that are the place of a secret, or that are no secrets.
 _NO_SECRET = re.compile(r"|/[^\s]*|\$\{?\w+\}?|true|false|none|null|0|1|changeme|<.*>|\*+", re.IGNORECASE)
 # Patterns that the issuers publish.
 _TOKENS = {
@@ -303,7 +303,7 @@ _TOKENS = {
 URL_WITH_PASSWORD = "a URL with a password"  # noqa: S105  (its name)
 _URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@'\"]*:(?!\$)[^/\s@'\"]+@", re.IGNORECASE)
 
-# Files whose purpose is to contain a secret: the ends of their paths.
+# The ends of the paths of files that are made for secrets.
 SECRET_FILES = {
     ".netrc": "passwords of servers",
     ".git-credentials": "passwords of git servers",
@@ -392,8 +392,8 @@ def troubles_of(
 
     Args:
         troubles: the table.
-        versions: canonical name -> version. A version is None if a recipe names no version, so that only trouble in all
-            versions counts. `nvidia-nccl-cu12` counts as `nvidia-nccl` too.
+        versions: canonical name -> version. If a recipe names no version, the version is None, and only trouble of all
+            versions counts. `nvidia-nccl-cu12` counts as `nvidia-nccl`, too.
     """
     for trouble in troubles:
         for name in versions:

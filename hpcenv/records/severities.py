@@ -20,7 +20,7 @@ ANY_NAME = "**"
 
 
 class Severities:
-    """Severities by field name. A rule with exactly the field's name counts, otherwise the first pattern that fits.
+    """Severities by field name. If a rule has exactly the field's name, it counts. Otherwise the first pattern counts.
 
     Args:
         rules: the rules from a manifest, or from `project.severities.resolve`.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpcenv.errors import UsageError
 
-# Slurm's MaxArraySize is 1001 by default, and the largest index is one less (slurm.conf(5), 22.05 to 26.05).
+# Slurm's MaxArraySize is 1001 by default, and the largest index is 1000 (slurm.conf(5), 22.05 to 26.05).
 MOST_ELEMENTS = 1000
 _HIGHEST_INDEX = 4_000_000
 
