@@ -1190,7 +1190,7 @@ FIELDS: tuple[Field, ...] = (
         source="NVML",
         why="it helps to find a broken GPU",
         judged_by=(),
-        fixed="every GPU has a different UUID",
+        fixed="every GPU has its own",
         gpus=True,
     ),
     Field(
@@ -1201,7 +1201,7 @@ FIELDS: tuple[Field, ...] = (
         source="uname",
         why="it helps to find the node",
         judged_by=(),
-        fixed="every node has a different name",
+        fixed="every node has its own",
     ),
     Field(
         "host.cpu-model",
