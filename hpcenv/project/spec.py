@@ -350,16 +350,16 @@ TEMPLATE = """\
 #:schema ./hpcenv.schema.json
 # hpcenv.toml: what this project needs. `hpcenv lock` resolves it into a lockfile.
 
-# The container image, with a tag or a digest that does not float:
+# The container image, with a fixed tag (not `latest`) or a digest:
 #   image = "docker://ghcr.io/OWNER/NAME:TAG"
-# or "host": no container; the Python environment of this machine is locked instead.
+# With "host", there is no container, and the Python environment of this machine is locked.
 image = "{image}"
 
-# Packages on top of the image: a squashfs, and where it is mounted, read-only.
+# Additional packages: a squashfs, and the folder in the container where it is mounted, read-only.
 # overlay = "venv.sqsh:/user-software"
 
-# The interpreter: a path (image = "host"; default: the active virtual environment), or a
-# name inside the image (default: python3).
+# The Python interpreter. In an image, this is a name inside the image (default: python3).
+# On the host, it is a path (default: the active virtual environment).
 {python}
 
 # Registries that are used without TLS, as HOST:PORT.
@@ -374,61 +374,61 @@ image = "{image}"
 # partition = "gpu"      # --partition
 # account = "my-project" # --account
 # gpu-request = "gres"   # how this cluster accepts requests for GPUs: gpus-per-node or gres
-# gpu-type = "h100"      # --gpu-type: as sinfo --format=%G names it, if there are several
+# gpu-type = "h100"      # --gpu-type: as sinfo --format=%G names it, if there are several types
 
-# Variables for the ranks, as literal text. They override what hpcenv detects.
+# Variables for the ranks, as literal text. They override the values that hpcenv detects.
 [env]
 # NCCL_DEBUG = "INFO"
 
-# Further folders of the host that the container sees; it always sees project and run folder.
+# More folders of the host that the container sees. It always sees the project and the run folder.
 # [[bind]]
 # source = "/scratch/datasets"
 # target = "/data"
 # read-only = true
 
-# A run works in its own copy of the project. Folders that its outputs go to instead; what the copy leaves out.
+# A run works in its own copy of the project.
 [code]
-# live = ["outputs"]
-# ignore = ["wandb"]
+# live = ["outputs"]     # folders of the project itself that the run writes to
+# ignore = ["wandb"]     # files and folders that the copy leaves out
 
-# Data that the script reads: recorded at submission, compared on every node before training.
+# Data that the script reads. hpcenv records them at submission, and every node compares them before the training.
 # [[data]]
 # path = "/scratch/datasets/train"
 # compare = "size-and-time" # or sha256 (reads everything), or list (names and sizes)
 
-# A model or data set of a hub at a commit; `hpcenv data fetch` brings it here, for nodes without network.
+# A model or data set of a hub at a commit. `hpcenv data fetch` downloads it, so nodes need no network.
 # [[data]]
 # hub = "ORG/NAME@0000000000000000000000000000000000000000" # or datasets/...; see `hpcenv data resolve ORG/NAME`
 # files = ["*.json", "*.safetensors"] # only these files
 
-# What the nodes have. With it, hpcenv refuses a torch without kernels for it before the queue.
+# The GPU of the nodes. If the locked torch has no kernels for this GPU, hpcenv refuses the run before the queue.
 [host]
 # gpu = "h100"
-# gpu-memory = "40 GB"     # the least of each GPU, as data sheets name it
+# gpu-memory = "40 GB"     # the minimum for each GPU, as data sheets name it
 
-# seeded: seeds and deterministic kernels; bitwise: results repeat to the last bit, and the nodes are compared in builds
-# of libraries, GPU models and NCCL settings too.
+# seeded: seeds and deterministic kernels. bitwise: results repeat to the last bit, and hpcenv also compares the builds
+# of libraries, the GPU models and the NCCL settings of the nodes.
 [determinism]
 # profile = "bitwise"    # --determinism
-# seed = 1234            # --seed; without a profile: seeds, and the fast kernels
+# seed = 1234            # --seed; without a profile, the ranks get seeds, but keep the fast kernels
 
-# How somebody else repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
+# How another person repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
 [reproduce]
 # one-node = ["--accumulate", "{{factor}}"]
 
-# While the ranks run, each node looks at GPUs, memory, steps and waiting: `hpcenv top`, `hpcenv report`.
+# While the ranks run, each node measures its GPUs, memory, steps and waiting times, for `hpcenv top` and `report`.
 [watch]
 # sample = "10s"         # or "off"
 # stall-after = "auto" # if a rank makes no optimizer step for this time, the stacks of all ranks are read
 # on-stall = "report" # if the ranks hang; or "stop", or "requeue"
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
-# `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.
+# `hpcenv submit prepare.py --lock data` uses it. It can also have python, platform, and the tables env, bind, policy.
 # [environment.data]
 # image = "docker://REGISTRY/OWNER/NAME:TAG"
 
-# Change how much a field matters: must, warn or info. Recorded in the lockfile.
-# `hpcenv explain` lists the fields; `*` stands for one part of a name.
+# Changed severities of fields: must, warn or info. The lockfile records them.
+# `hpcenv explain` lists the fields. `*` stands for one part of a name.
 [policy]
 # "system.glibc" = "must"
 """
