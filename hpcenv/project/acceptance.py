@@ -1,4 +1,4 @@
-"""What a project asks for on the user's machine, and what the user has accepted.
+"""The values of a project with an effect outside the project, and the values that the user has accepted.
 
 Runs on: LOGIN NODE. A project often belongs to another person. Some values of a project have an effect outside the
 project: for example, they name a folder that the container sees, a secret that hpcenv reads, or a program that hpcenv
@@ -76,7 +76,7 @@ class Asked:
 
 
 def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
-    """Return what a project asks for on the user's machine; empty if the project asks for nothing."""
+    """Return the values of a project that have an effect on the user's machine outside of the project."""
     return (
         *_programs(workspace),
         *_binds(workspace),
@@ -114,7 +114,7 @@ def _stores_of_sites(workspace: Workspace, means: str) -> Iterator[Asked]:
 
 
 def asked_by_options(options: OptionValues, origin: str, *, script: str | None) -> tuple[Asked, ...]:
-    """Return what the recorded options of a submission ask for. The record may come from another user.
+    """Return the recorded options of a submission that need consent. The record may come from another user.
 
     For each option, the table of options says whether the user must accept it (`Option.asks`). If the script may be
     outside the project, the user must accept the script, because its folder is copied and the ranks see this folder.
@@ -288,11 +288,11 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What a project asks for, and whether the user has accepted it, for a dry run.
+    """For a dry run: the values of a project that need consent, and whether the user has accepted them.
 
     Attributes:
         asks: one line for each value.
-        digest: the digest of the list; empty if the project asks for nothing.
+        digest: the digest of the list; empty if the list is empty.
         accepted: whether the user has accepted all values.
     """
 
@@ -302,7 +302,7 @@ class Review:
 
 
 def review(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> Review:
-    """Return what a project asks for, and whether the user has accepted it."""
+    """Return the values of a project that need consent, and whether the user has accepted them."""
     return Review(
         asks=tuple(one.text for one in asked),
         digest=digest_of(asked) if asked else "",

@@ -259,7 +259,7 @@ FIELDS: tuple[Field, ...] = (
         "image",
         what="sha256 of the squashfs that is mounted over the image",
         source="hashed on every node, or recognised as the file that was hashed at submission",
-        why="its files come before those of the image: another overlay is another environment",
+        why="its files hide files of the image, so a different overlay is a different environment",
         hint=_OVERLAY,
     ),
     Field(
@@ -268,7 +268,7 @@ FIELDS: tuple[Field, ...] = (
         "image",
         what="digest over all files of a folder that is mounted over the image; only in older lockfiles",
         source="`hpcenv lock --check` and `hpcenv diff`; such a lockfile cannot be submitted any more",
-        why="its files come before those of the image: another overlay is another environment",
+        why="its files hide files of the image, so a different overlay is a different environment",
         hint="pack the folder, and lock the squashfs: mksquashfs DIR x.sqsh",
         judged_by=(),
     ),

@@ -372,7 +372,7 @@ class LockedDataTable(LockTable):
     compare: DataCompare
     """How the nodes compare the data: `sha256`, `size-and-time` or `list` (names and sizes)."""
     state: str
-    """Number of files, bytes, and the digest of what is compared."""
+    """Number of files, bytes, and the digest of the compared content."""
     hub: str | None = None
     """Repository and commit, for data of a hub."""
 
@@ -660,7 +660,7 @@ def gpu_support(lockfile: Lockfile) -> GpuSupport:
 
 
 def compares_gpus(lockfile: Lockfile, gpus: int) -> bool:
-    """Return whether the GPUs of the nodes are judged in a run with this number of GPUs per node."""
+    """Return whether hpcenv compares the GPUs of the nodes in a run with this number of GPUs per node."""
     return gpus > 0 and gpu_support(lockfile) != "none"
 
 

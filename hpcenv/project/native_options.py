@@ -152,7 +152,7 @@ def check(program: str, name: str, value: str | None) -> None:
 
 
 def is_gpu_gres(item: str) -> bool:
-    """Return whether an item of `--gres` asks for a GPU, or for a part of one (gres.conf(5), Slurm 24.11)."""
+    """Return whether an item of `--gres` requests a GPU or a part of a GPU (gres.conf(5), Slurm 24.11)."""
     return re.split("[:=]", item.removeprefix("gres/").removeprefix("gres:"), maxsplit=1)[0] in ("gpu", "shard", "mps")
 
 

@@ -1,4 +1,4 @@
-"""The kinds of values that options have: which values are valid, and in which form hpcenv keeps them.
+"""The kinds of values of options. The functions here check a value and return it in the form that hpcenv uses.
 
 Runs on: LOGIN NODE. Pure. hpcenv checks each value once by one of these rules, when it receives the value from the
 command line, from hpcenv.toml, from a site profile, from a variable or from Python.

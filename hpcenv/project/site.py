@@ -320,7 +320,7 @@ class SlurmTable(Document):
 
 
 class SiteWatchTable(Document):
-    """[watch]: what the site wants to know about its users' jobs.
+    """[watch]: the information about jobs that the site collects.
 
     Attributes:
         prometheus: a folder of node_exporter's textfile collector, in which jobs may write.

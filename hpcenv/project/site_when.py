@@ -1,4 +1,4 @@
-"""The condition `when` of a value in a site profile: for which runs the value is meant.
+"""The condition `when` of a value in a site profile. It says for which runs the value is used.
 
 Runs on: LOGIN NODE. Pure.
 """

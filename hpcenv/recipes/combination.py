@@ -31,7 +31,7 @@ class Distribution:
         python: the Python version of the distribution's package `python3`.
         python_image: the official image of the distribution with a chosen Python; `{python}` stands for its version.
             Empty if there is no such image.
-        glibc: the version of its C library, which decides which wheels run.
+        glibc: the version of its C library. Only wheels for this version or an older version run.
         fabric: packages with the user-space libraries of InfiniBand and RoCE.
         old_pip: whether its pip is too old for `--report` and `--python` (options since pip 22.2 and 22.3). Then the
             recipe installs a newer pip.

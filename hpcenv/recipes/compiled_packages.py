@@ -141,7 +141,7 @@ def needs_image(combination: Combination) -> bool:
 
 
 def require_image(combination: Combination, base: str | None) -> None:
-    """Refuse a build if hpcenv does not know where to get its compiler.
+    """Refuse a build if there is no source for its compiler.
 
     Raises:
         SpecError: CUDA is older than 13, and the user named no image to compile in.

@@ -324,7 +324,7 @@ SECRET_FILES = {
 
 
 def secret_name(name: str, value: str) -> bool:
-    """Return whether a variable has the name of a secret, and its value is neither a path nor a variable."""
+    """Return whether a variable seems to contain a secret: by its name, and if its value is no path or variable."""
     return bool(_SECRET_NAME.search(name)) and not _NO_SECRET.fullmatch(value.strip()) and not name.endswith("_FILE")
 
 

@@ -103,7 +103,7 @@ def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: S
     """Find the base and the packages of a recipe. This function writes no file.
 
     Args:
-        request: what is wanted.
+        request: the user's request.
         environ: the user's environment, with the variables that configure pip.
         plain_http: registries that are contacted without TLS. Because hpcenv.toml lists these registries, they get no
             saved password.
@@ -264,7 +264,7 @@ def find_base(
         without_password: registries in `plain_http` to which no saved password is sent.
 
     Raises:
-        SpecError: `base` is neither an image reference nor a SIF.
+        SpecError: `base` is not an image reference and not a SIF.
         ImageUnavailable: `base` has no digest, and its registry does not answer.
         EnvironmentUnreadable: the SIF cannot be read.
     """
@@ -336,7 +336,7 @@ def resolve(
     """Find wheels of torch, NumPy, more packages and their requirements on the index that pip is configured for.
 
     torchvision and torchaudio can only have the version that the compatibility table names for torch. If the table
-    knows no version that fits, pip chooses one.
+    names no version for this torch, pip chooses the version.
 
     Returns:
         The packages, and notes for the user.
@@ -406,7 +406,7 @@ def _find_build(
     environ: Mapping[str, str],
     plain_http: Sequence[str],
 ) -> PackageBuild:
-    """Return what is needed to compile the packages: their source archives, the tools, and the image to compile in."""
+    """Return the source archives, the tools and the image that are needed to compile the packages."""
     has_wheels = request.base is None and combination.cuda != CPU
     base = ""
     if request.base is not None:

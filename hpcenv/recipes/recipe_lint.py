@@ -142,7 +142,7 @@ def lint_dockerfile(text: str, *, origin: str, troubles: Sequence[KnownTrouble] 
 
 
 def lint_definition(text: str, *, origin: str, troubles: Sequence[KnownTrouble] = ()) -> tuple[LintFinding, ...]:
-    """Check a definition file of Apptainer. Arguments and result are those of `lint_dockerfile`.
+    """Check a definition file of Apptainer. Arguments and result are the same as for `lint_dockerfile`.
 
     Raises:
         SpecError: the file cannot be parsed.

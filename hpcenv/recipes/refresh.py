@@ -48,7 +48,7 @@ class RefreshPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Refreshed:
-    """An image that was built anew, and its lock.
+    """An image that was built again, and its lock.
 
     Attributes:
         recipe: what changed in the recipe, as `RefreshPlan.changes`.
@@ -100,7 +100,7 @@ def plan_refresh(workspace: Workspace, folder: Path, *, environ: Mapping[str, st
 
 
 def refresh(workspace: Workspace, plan: RefreshPlan, context: Context, on_event: OnEvent, *, force: bool) -> Refreshed:
-    """Write the recipe, build its image anew, and lock the image.
+    """Write the recipe, build its image again, and lock the image.
 
     The build runs even if the recipe is the same, because the distribution may have newer packages. If the build or the
     lock fails, the files of the recipe get their former content, so that the next call lists the same changes.

@@ -28,7 +28,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How this node reaches an address: with which source address, and through which interface."""
+    """The route from this node to an address: the source address and the interface."""
 
     target: str
     source: str
@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a node knows about its network.
+    """What a node found out about its network.
 
     Attributes:
         first_node: name of the node that hosts the rendezvous.
@@ -155,7 +155,7 @@ class CudaCompat:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one node found, before anything is judged.
+    """What one node found. No decision was made yet.
 
     Attributes:
         attempt: 0 at the first start of the job, later Slurm's restart count.

@@ -17,7 +17,7 @@ Launcher = Literal["torchrun", "srun", "none", "ray"]
 CpuBinding = Literal["near-gpu", "off"]
 CPU_BINDINGS: tuple[CpuBinding, ...] = ("near-gpu", "off")
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none", "ray")
-# With these launchers the program starts the ranks itself, so hpcenv knows neither their number nor their environment.
+# With these launchers the program starts the ranks itself. hpcenv does not know their number and their environment.
 WITHOUT_RANKS: tuple[Launcher, ...] = ("none", "ray")
 Value = str | int | float | bool | tuple[str, ...]
 
@@ -66,8 +66,8 @@ class Overlay:
 
     Attributes:
         source: absolute path on the host.
-        use: `venv`: the squashfs holds a virtual environment, and its Python starts the ranks. `packages`: the squashfs
-            holds packages that Python finds through PYTHONPATH.
+        use: `venv`: the squashfs contains a virtual environment, and its Python starts the ranks. `packages`: the
+            squashfs contains packages that Python finds through PYTHONPATH.
         target: the folder in the container where the squashfs is mounted.
         python_path: the value of PYTHONPATH for `packages`: the target, then the image's own PYTHONPATH.
     """
@@ -146,7 +146,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageExpectation:
-    """One installed distribution, as the lockfile describes it. A digest is empty if `hpcenv lock` did not know it.
+    """One installed distribution, as the lockfile describes it. A digest is empty if the lockfile does not have it.
 
     `programs_sha256` is the word `none` for a distribution without programs.
     """
@@ -165,7 +165,7 @@ class GpuNeeds:
     Attributes:
         cuda: CUDA release that torch was built for; "" if only JAX uses GPUs.
         arch_list: architectures for which torch has kernels; empty if they are not known.
-        require: the image's NVIDIA_REQUIRE_* variables.
+        require: the image's NVIDIA_REQUIRE_* variables, which limit drivers and GPUs.
         table: the compatibility table (judge/compat/table.toml) as JSON, because nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
         gpu_memory_gb: the least memory that each GPU must have, in 10^9 bytes; 0 for no minimum.
@@ -323,7 +323,7 @@ class Secret:
         name: the variable that the ranks see.
         source: `file:PATH`, or `env:NAME` for a variable in the environment of the submission or of the job.
         origin: the option or key that requests the secret.
-        kept: whether the file `Manifest.secret_values` holds the value until the run has ended.
+        kept: whether the file `Manifest.secret_values` contains the value until the run has ended.
     """
 
     name: str
@@ -347,7 +347,7 @@ class Source:
         roots: the folders to which symbolic links in the copy may lead.
         shared: the run folder with a copy for several runs, from which each run makes its own copy when the run begins.
             `shared` is empty if the copy is for this run only.
-        live: a few names of links in the copy whose targets were not copied. No node compares these targets.
+        live: names of a few links in the copy. The targets of these links were not copied, and no node compares them.
     """
 
     root: str
@@ -483,7 +483,7 @@ class Manifest:
             any text.
         secrets: variables whose values the nodes read.
         secret_values: the user's file with the values of the secrets from `env:`; see `records/secret_file.py`.
-        spare: the number of nodes allocated beyond `nodes`, which replace nodes that the gate rejects.
+        spare: the number of additional nodes in the allocation. They replace nodes that the gate rejects.
         retry_excluding: how often the job starts again without the nodes that the gate rejected.
         modules: environment modules that the batch script loads.
         module_paths: folders that `module use` adds before the modules are loaded.

@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def sweep(self) -> Path:
-        """File in the folder that holds the run folders of a sweep."""
+        """File in the folder that contains the run folders of a sweep."""
         return self.path / "sweep.json"
 
     @property

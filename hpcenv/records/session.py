@@ -38,7 +38,7 @@ class SessionOptions:
 
     Attributes:
         name: name of the session. All runs with this name belong to one session, and run one after the other.
-        folder: folder on the shared disk, which only this user can read and which is kept after the run. See
+        folder: folder on the shared disk. Only this user can read it, and it is kept after the run. See
             `SessionFolder`.
         services: programs that the first node starts.
         allow_port: whether a service may listen on 127.0.0.1 of the node, if the service cannot get a separate network.

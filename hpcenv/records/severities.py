@@ -26,7 +26,7 @@ class Severities:
         rules: the rules from a manifest, or from `project.severities.resolve`.
 
     Raises:
-        RecordInvalid: there are no rules, so nothing can be judged.
+        RecordInvalid: there are no rules, so no field has a severity.
     """
 
     def __init__(self, rules: Iterable[FieldSeverity]) -> None:

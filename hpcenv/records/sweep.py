@@ -89,7 +89,7 @@ def of_sweep(words: Sequence[str], at_once: int | None) -> Elements:
             included).
 
     Raises:
-        UsageError: a word has neither of these forms, a name or value is given twice, or there are too many elements.
+        UsageError: a word has a different form, a name or value is given twice, or there are too many elements.
     """
     axes = [_axis(word) for word in words]
     names = tuple(axis.name for axis in axes)

@@ -101,5 +101,5 @@ def is_tuning(name: str) -> bool:
 
 
 def is_left_alone(name: str) -> bool:
-    """Return whether an empty variable means that neither a rule nor a file of the host may set the variable."""
+    """Return whether an empty value of this variable forbids that a rule or a file of the host sets the variable."""
     return name.startswith(("NCCL_", "FI_", "GLOO_"))
