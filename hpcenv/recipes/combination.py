@@ -177,7 +177,7 @@ def choose(compat: Compat, *, torch: str, cuda: str | None, python: str | None, 
     return Combination(torch=torch, cuda=cuda, python=python, distribution=chosen, requirement=requirement)
 
 
-# Words in names of images that name a distribution. Digits follow some of them: `ubuntu20.04`, `debian11`, `rocky9`.
+# Words in names of images that say a distribution. Digits follow some of them: `ubuntu20.04`, `debian11`, `rocky9`.
 _NAMED_DISTRIBUTION = re.compile(
     r"(?<![a-z])(?:ubuntu\d\d\.?\d\d(?!\d)|debian(?:8|9|1\d)(?!\d)"
     r"|(?:bookworm|trixie|jammy|noble|jessie|stretch|buster|bullseye|forky|xenial|bionic|focal)(?![a-z])"
@@ -190,7 +190,7 @@ def named_distribution(image: str) -> str | None:
     """Return the distribution in the name of an image. If hpcenv has a recipe for it, this is a `Distribution.name`.
 
     Examples: `cuda:12.6.3-base-ubuntu22.04` is ubuntu22.04, `debian:12-slim` is bookworm, `rocky:9` is rocky9.
-    The name of a folder or a registry does not count. If the name contains no distribution, return None.
+    The name of a folder or a registry does not count. None if the name says no distribution.
     """
     name = re.sub(r"(?<=[a-z])[:_-]+(?=\d)", "", image.rsplit("/", 1)[-1].partition("@")[0].lower())
     words: list[str] = _NAMED_DISTRIBUTION.findall(name)
