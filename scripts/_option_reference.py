@@ -100,7 +100,7 @@ _OF_SBATCH = "The options whose values are `#SBATCH` lines as they are. A base c
 
 
 def _keys(place: str) -> list[Option]:
-    # Options of other programs have tables of their own: [sbatch] and [srun].
+    # Options of other programs have their own tables: [sbatch] and [srun].
     return [option for option in OPTIONS if place in option.places and option.kind != "native"]
 
 
@@ -149,7 +149,7 @@ _PAGE_HEAD = """# Options of a submission
 
 <!-- Written by `scripts/reference-docs`; do not edit. -->
 
-One table in hpcenv holds all options of `hpcenv submit`. The options of the command line, hpcenv.toml, site profiles
+hpcenv has one table with all options of `hpcenv submit`. The options of the command line, hpcenv.toml, site profiles
 and the Python API are made from this table.
 
 The first of these places that sets an option decides:

@@ -1,10 +1,11 @@
-"""What a project asks for on the user's machine, and what the user has accepted.
+"""The values of a project with an effect outside the project, and the values that the user has accepted.
 
-Runs on: LOGIN NODE. A project often belongs to another person. Some of its values have an effect outside the project: a
-folder that the container sees, a secret that is read, a program that is started. The user sees these values once,
-before anything is queued or started, and accepts them. This module lists these values and keeps what was accepted, in
-one file for each project in the user's state folder. `hpcenv.cli` asks the user; the Python API takes a digest. Values
-that the user types himself need no consent.
+Runs on: LOGIN NODE. A project often belongs to another person. Some values of a project have an effect outside the
+project: for example, they name a folder that the container sees, a secret that hpcenv reads, or a program that hpcenv
+starts. The user sees these values once, before hpcenv queues or starts anything, and accepts them. This module lists
+these values. It stores the accepted values in the user's state folder, in one file for each project. `hpcenv.cli` asks
+the user. The Python API does not ask; its caller gives the digest of the list. Values that the user types himself need
+no consent.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hpcenv.project.workspace import Workspace
 from hpcenv.records.files import read_file, read_json, write_text
 
 _SCHEMA = 1
-# Number of values that are kept for a project; the oldest values are removed.
+# Number of values that are kept for a project. If there are more values, the oldest values are removed.
 _MOST = 1000
 # 128 bits: it is not possible to find a different list with the same digest.
 _DIGITS = 32
@@ -67,7 +68,7 @@ class Asked:
         """The line that the user reads."""
         value = self.value if len(self.value) <= _SHOWN else f"{self.value[:_SHOWN]}... ({len(self.value)} characters)"
         line = f"{self.key} = {value}: {self.means}"
-        # A line end in a value would look like another line.
+        # After a line end in a value, the rest of the value would look like a line about another value.
         return line if line.isprintable() else ascii(line)[1:-1]
 
 
@@ -75,7 +76,7 @@ class Asked:
 
 
 def asked_by(workspace: Workspace) -> tuple[Asked, ...]:
-    """Return what a project asks for on the user's machine; empty if the project asks for nothing."""
+    """Return the values of a project that have an effect on the user's machine outside of the project."""
     return (
         *_programs(workspace),
         *_binds(workspace),
@@ -102,21 +103,21 @@ def asked_paths(workspace: Workspace) -> tuple[Asked, ...]:
 
 
 def _stores_of_sites(workspace: Workspace, means: str) -> Iterator[Asked]:
-    """Yield the image folders of the project's site profiles: they are used if nothing else names a folder."""
+    """Yield the image folders of the project's site profiles. They are used if nothing else names an image folder."""
     for key, path in _own_profiles(workspace).items():
         try:
             table = site_files.read(path)[0].store
         except HpcenvError:
-            continue  # it names no folder; the code that needs a folder reports that
+            continue  # the code that needs an image folder reports this error
         if table is not None:
             yield Asked(key=f"[store] of {key}", value=table.folder, means=means)
 
 
 def asked_by_options(options: OptionValues, origin: str, *, script: str | None) -> tuple[Asked, ...]:
-    """Return what the recorded options of a submission ask for; they may come from another user.
+    """Return the recorded options of a submission that need consent. The record may come from another user.
 
-    For each option, the table of options says whether the user must accept it (`Option.asks`). The script must be
-    accepted if it may be outside the project: its folder is copied, and the ranks see it.
+    For each option, the table of options says whether the user must accept it (`Option.asks`). If the script may be
+    outside the project, the user must accept the script, because its folder is copied and the ranks see this folder.
 
     Args:
         origin: the record that contains the options.
@@ -136,7 +137,7 @@ def asked_by_options(options: OptionValues, origin: str, *, script: str | None) 
 
 
 def _given(option: Option, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the values of an option, each with its key; nothing if the option is not given."""
+    """Yield the values of an option, each with its key. If the option is not given, yield nothing."""
     if value is None or value == option.absent:
         return
     if option.kind == "texts":
@@ -229,7 +230,7 @@ def _setup(workspace: Workspace) -> Iterator[Asked]:
 
 
 def _sites(workspace: Workspace) -> Iterator[Asked]:
-    """Yield the site profiles of the project, because each may fit the cluster and overrides the machine's profiles."""
+    """Yield the site profiles of the project. If one of them fits the cluster, it overrides the machine's profiles."""
     for key, path in _own_profiles(workspace).items():
         try:
             means = _profile_in_words(site_files.read(path)[0])
@@ -287,11 +288,11 @@ def _sha256(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What a project asks for, and whether the user has accepted it, for a dry run.
+    """For a dry run: the values of a project that need consent, and whether the user has accepted them.
 
     Attributes:
         asks: one line for each value.
-        digest: the digest of the list; empty if the project asks for nothing.
+        digest: the digest of the list; empty if the list is empty.
         accepted: whether the user has accepted all values.
     """
 
@@ -301,7 +302,7 @@ class Review:
 
 
 def review(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> Review:
-    """Return what a project asks for, and whether the user has accepted it."""
+    """Return the values of a project that need consent, and whether the user has accepted them."""
     return Review(
         asks=tuple(one.text for one in asked),
         digest=digest_of(asked) if asked else "",
@@ -310,7 +311,7 @@ def review(asked: Sequence[Asked], root: Path, environ: Mapping[str, str]) -> Re
 
 
 def digest_of(asked: Sequence[Asked]) -> str:
-    """Return the digest of a list: it changes with every value. The explanations of the values do not count."""
+    """Return the digest of a list. The digest covers every value, but not the explanations of the values."""
     text = json.dumps(sorted(set(map(_row, asked))))
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
@@ -351,9 +352,9 @@ def require(asked: Sequence[Asked], root: Path, environ: Mapping[str, str], *, g
     """Refuse values that the user has not accepted; record the values that `given` accepts.
 
     Args:
-        given: the digest of the list that the user accepts; None without a digest. `given` must be the digest of the
-            present list, even if all values are already accepted, so that a script that gives a digest notices every
-            change.
+        given: the digest of the list that the user accepts; None without a digest. If `given` is not the digest of the
+            present list, the call fails, even if all values are already accepted. So a script that gives a digest
+            notices every change.
         hint: how to accept.
 
     Raises:
@@ -384,7 +385,7 @@ def _file(root: Path, environ: Mapping[str, str]) -> Path:
 
 
 def _read(root: Path, environ: Mapping[str, str]) -> list[_AcceptanceRow]:
-    """Return what the user accepted for a project, the newest last; with a damaged file, nothing counts as accepted."""
+    """Return what the user accepted for a project, the newest last. If the file is damaged, return an empty list."""
     try:
         data = read_json(_file(root, environ))
         if data["schema"] != _SCHEMA or data["project"] != os.path.realpath(root):

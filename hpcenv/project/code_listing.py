@@ -1,8 +1,8 @@
 """Compare the listings of two copies of a project: do they contain the same code?
 
-Runs on: LOGIN NODE. The digest of a copy is what the nodes compare. Two copies of the same code can have different
-digests: a copy from before 2026-11-25 contains the lockfiles that git tracked, and a project without git has links in
-place of binary files that git would track. So two runs are compared file by file.
+Runs on: LOGIN NODE. The nodes compare the digest of a copy. But two copies of the same code can have different digests.
+For example, a copy from before 2026-11-25 contains the lockfiles that git tracked. In the copy of a project without
+git, links replace the binary files that git would track. So this module compares two runs file by file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LOCKFILE_SUFFIX = ".lock.toml"
 
 
 def code_files(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a listing that are code: all but lockfiles."""
+    """Return all files of a listing except lockfiles."""
     return {path: content for path, content in files.items() if not path.endswith(LOCKFILE_SUFFIX)}
 
 
 def changed_files(then: Listing, now: Listing) -> tuple[str, ...]:
     """Return the code files that have changed, by path in the run folder.
 
-    A link that leads out of the run's copy has no target in that copy, so such a link may be missing in the result.
+    A link may be missing in the result if its target is outside the run's copy.
 
     Args:
         then: listing of a run, which may belong to another user.

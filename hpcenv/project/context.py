@@ -34,14 +34,14 @@ class Context:
 
 
 def of_user(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the user's real home. A session has another home, which lacks the accepted values."""
+    """Return the environment with the user's real home. A session has its own home, without the accepted values."""
     if "HPCENV_RUN" not in environ or "SINGULARITY_CONTAINER" in environ:
         return dict(environ)
     return {**environ, "HOME": pwd.getpwuid(os.getuid()).pw_dir}
 
 
 def user_folder(environ: Mapping[str, str]) -> Path:
-    """Return the current folder as the user sees it, through links ($PWD if it is correct)."""
+    """Return the current folder by the path that the user typed, which may contain links ($PWD if it is correct)."""
     logical = Path(environ.get("PWD", ""))
     if logical.is_absolute() and logical.exists() and logical.samefile("."):
         return logical

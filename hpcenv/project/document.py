@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. Pure.
 
 A table is a class with one attribute for each key. `parse` validates what a TOML parser returned. A
-problem names the key's path as in the file, the offending value, and the nearest known key if the
-key is misspelled.
+problem names the key's path as in the file and the invalid value. If the key is unknown, the problem
+also names the nearest known key.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def plain(table: Document, *without: str, by_key: bool = True, defaults: bool = 
 # -- problems -----------------------------------------------------------------------------
 
 
-# Characters of an offending value that are shown: enough to find it in the file.
+# Characters of an invalid value that are shown. They are enough to find the value in the file.
 _MAX_SHOWN = 80
 
 
@@ -129,7 +129,7 @@ _FORMS = {
 
 
 def _in_words(kind: type[Document], problem: Any, location: Sequence[int | str]) -> str:
-    """Return what is wrong with a value; for a value of the wrong type, with an example of the right form."""
+    """Return what is wrong with a value. For a value of the wrong type, add an example of the right form."""
     form = _FORMS.get(problem["type"])
     if form is None or not location:
         return str(problem["msg"].removeprefix("Value error, "))
@@ -144,7 +144,7 @@ def _in_words(kind: type[Document], problem: Any, location: Sequence[int | str])
 
 
 def _shown_path(location: Sequence[int | str]) -> str:
-    """Return a key's path; the third of several [[bind]] tables is `bind[2]`."""
+    """Return a key's path. For the third of several [[bind]] tables, this is `bind[2]`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 

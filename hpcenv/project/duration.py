@@ -1,4 +1,4 @@
-"""Lengths of time as people and Slurm write them: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`.
+"""Lengths of time, as people and Slurm write lengths: `90`, `30m`, `2h`, `1d`, `HH:MM:SS`, `D-HH:MM:SS`.
 
 Runs on: LOGIN NODE. Pure. Every option, key and argument that is a length of time accepts the same forms.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 FORMS = "a number, 90s, 30m, 2h, 1d, 1w, HH:MM:SS or D-HH:MM:SS"
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-# More than nine digits are no time of Slurm, which counts minutes in 32 bits.
+# A number with more than nine digits is too large for Slurm, which counts minutes in 32 bits.
 _WITH_UNIT = re.compile(r"([0-9]{1,9})(s|min|m|h|d|w)")
 # sbatch(1), option --time (Slurm 24.11): `minutes`, `minutes:seconds`, `hours:minutes:seconds`,
 # `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`.

@@ -20,18 +20,18 @@ from hpcenv.records.severities import fits
 FieldLevel = Literal["record", "full", "deep"]
 LEVELS: tuple[FieldLevel, ...] = ("record", "full", "deep")
 
-# What must be replaced to make two environments equal in a field, the hardest first: a different package is not
-# important while the GPU is different.
+# What must be replaced to make two environments equal in a field. The hardest replacement is first, because a different
+# package is not important while the GPU is different.
 Repair = Literal["hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note"]
 REPAIRS: tuple[Repair, ...] = (
     "hardware", "driver", "image", "python", "torch", "library", "package", "file", "setting", "note",
 )  # fmt: skip
 
-# Who judges a field:
+# What judges a field:
 #   lockfile  the gate and `verify` compare each node with the lockfile
 #   nodes     the gate compares the nodes of a job with each other
 #   rule      the gate, `verify` or another command judges it by a special rule
-# `hpcenv diff` compares every field that both sides hold.
+# `hpcenv diff` compares every field that both sides have.
 JudgedBy = Literal["lockfile", "nodes", "rule"]
 
 # The severity of a name that is not in the table. An unknown name must not count as harmless.
@@ -54,13 +54,13 @@ class Field:
         repair: what must be replaced to make two environments equal in this field.
         bitwise: the severity in the determinism profile `bitwise`, if stricter than `default`.
         between_nodes: the severity between the nodes of one job, if stricter than `default`.
-        follows: another field; this field has its severity if [policy] does not name this field.
+        follows: the name of another field. If [policy] does not name this field, it has the severity of that field.
         members: for a family, the names that every environment has.
         what: what the field is.
         source: where the value comes from.
         why: what goes wrong when the values differ.
         hint: what to do about a difference.
-        level: how deep a node must look to read the field.
+        level: the lowest level of the check that reads the field.
         judged_by: what judges the field, in addition to `hpcenv diff`.
         fixed: why [policy] cannot change the severity; empty if [policy] can change it.
         gpus: whether the field matters only to jobs that use GPUs.
@@ -93,16 +93,16 @@ class Field:
 
 
 _REBUILD = "use the image that the lockfile names: hpcenv lock makes its SIF again"
-_OVERLAY = "use the file that was locked; to lock the one that is there: hpcenv lock"
+_OVERLAY = "use the locked file; if you want to lock the present file: hpcenv lock"
 _REINSTALL = "pip install --force-reinstall --no-deps NAME==VERSION, or use the locked image"
 
 _SHAPE = "submit with the same --nodes, --gpus and --nproc"
 _SCRIPT = "submit the same script"
 _ARGUMENTS = "submit with the same words after `--`"
-_WORLD = "the world size changes the order of sums and the batch"
+_WORLD = "the world size changes the order of sums and the batch size"
 
 # Reasons why [policy] cannot change a field.
-_ORIGIN = "it only records where something comes from or how it was made"
+_ORIGIN = "it only records the origin of something, or how it was made"
 _COUNT = "it only explains the digest beside it"
 _NO_LAUNCH = "without it the job cannot start"
 
@@ -115,15 +115,15 @@ FIELDS: tuple[Field, ...] = (
         "image",
         what="sha256 of the SIF file that the nodes run",
         source="hashed on every node, through the file descriptor that is then started",
-        why="another file is another environment, whatever its name is",
+        why="a different file is a different environment, even if its name is the same",
         hint=_REBUILD,
     ),
     Field(
         "container.sif.made-again",
         "info",
         "note",
-        what="whether the SIF was made again from the locked image: other bytes, the same tree",
-        source="the tree digest of the SIF, against the locked one",
+        what="whether the SIF was made again from the locked image: the bytes differ, the file tree is equal",
+        source="the tree digest of the SIF, compared with the locked tree digest",
         why="the files inside are the same; only the packing differs",
         judged_by=("rule",),
     ),
@@ -151,7 +151,7 @@ FIELDS: tuple[Field, ...] = (
         "container.manifest-digest",
         "warn",
         "image",
-        what="digest of the platform's manifest, which names what is pulled",
+        what="digest of the image's manifest for this platform, which lists the layers to pull",
         source="the registry",
         why="a different compression alone changes it; compare rootfs-chain-id first",
         judged_by=(),
@@ -162,7 +162,7 @@ FIELDS: tuple[Field, ...] = (
         "image",
         what="digest of the image's config (docker's image id)",
         source="the registry",
-        why="the config holds the environment, the entry point and the working directory",
+        why="the config contains the environment, the entry point and the working directory",
         judged_by=(),
     ),
     Field(
@@ -190,7 +190,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="where the manifest digest comes from, if not from a registry: `layout`, or `synthesised` by hpcenv",
         source="how the image was read",
-        why="an archive of `docker save` has no manifest; hpcenv writes the same one for the same image",
+        why="an archive of `docker save` has no manifest; for the same image, hpcenv always makes the same manifest",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -199,8 +199,8 @@ FIELDS: tuple[Field, ...] = (
         "info",
         "note",
         what="digest of the file tree, equal for every SIF of the image, however it was made",
-        source="computed from the layers, and compared with what the SIF holds; of oras:// read from the SIF",
-        why="it is absent where the two were not compared; rootfs-chain-id names the same files",
+        source="computed from the layers, and compared with the files in the SIF; for oras://, computed from the SIF",
+        why="it is absent if layers and SIF were not compared; rootfs-chain-id identifies the same files",
         judged_by=(),
     ),
     Field(
@@ -228,7 +228,7 @@ FIELDS: tuple[Field, ...] = (
         "driver",
         what="a rule of the image about drivers and GPUs (NVIDIA_REQUIRE_*), evaluated on a node",
         source="the image's ENV, against the node's driver and GPUs",
-        why="Apptainer ignores the rule; a node that breaks it fails at the first CUDA call",
+        why="Apptainer ignores the rule; on a node that does not fulfil the rule, the first CUDA call fails",
         hint="ask for other nodes (--constraint, --partition), or use another image",
         judged_by=("rule",),
         gpus=True,
@@ -249,7 +249,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="how the SIF was made",
         source="the build",
-        why="it explains why two SIFs of one image have other bytes",
+        why="it explains why two SIFs of one image have different bytes",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -259,16 +259,16 @@ FIELDS: tuple[Field, ...] = (
         "image",
         what="sha256 of the squashfs that is mounted over the image",
         source="hashed on every node, or recognised as the file that was hashed at submission",
-        why="its files come before those of the image: another overlay is another environment",
+        why="its files hide files of the image, so a different overlay is a different environment",
         hint=_OVERLAY,
     ),
     Field(
         "container.overlay.content",
         "must",
         "image",
-        what="digest over all files of a folder that was to be mounted over the image; in older lockfiles only",
+        what="digest over all files of a folder that is mounted over the image; only in older lockfiles",
         source="`hpcenv lock --check` and `hpcenv diff`; such a lockfile cannot be submitted any more",
-        why="its files come before those of the image: another overlay is another environment",
+        why="its files hide files of the image, so a different overlay is a different environment",
         hint="pack the folder, and lock the squashfs: mksquashfs DIR x.sqsh",
         judged_by=(),
     ),
@@ -276,7 +276,7 @@ FIELDS: tuple[Field, ...] = (
         "container.overlay.made-again",
         "info",
         "note",
-        what="whether the squashfs over the image was made again: other bytes, the same tree",
+        what="whether the squashfs over the image was made again: the bytes differ, the file tree is equal",
         source="`hpcenv diff`: the tree digests of both overlays",
         why="the files inside are the same; only the packing differs",
         judged_by=(),
@@ -285,8 +285,8 @@ FIELDS: tuple[Field, ...] = (
         "container.overlay.*",
         "info",
         "note",
-        what="what is mounted over the image, and how",
-        source="`overlay` in hpcenv.toml, and what lies there",
+        what="form, use, target and other properties of the overlay",
+        source="`overlay` in hpcenv.toml, and the file that it names",
         why="it says where the packages of the overlay are found",
         judged_by=(),
         fixed=_ORIGIN,
@@ -295,18 +295,18 @@ FIELDS: tuple[Field, ...] = (
         "container.bind-content",
         "must",
         "file",
-        what="digest of each locked bind that hides files of the image, or brings code to where it is looked for",
+        what="digest of each locked bind that hides files of the image, or in which Python looks for code",
         source="the files of the host that the bind shows, hashed on every node",
-        why="the hash of the SIF says nothing of a file that a bind puts over it",
+        why="the hash of the SIF does not cover a file that a bind mounts over the image",
         judged_by=("lockfile", "nodes"),
     ),
     Field(
         "container.mounts",
         "must",
         "setting",
-        what="mounts over files of the image, or where code is looked for, that are not locked",
+        what="mounts that are not locked, but hide files of the image or contain code that Python finds",
         source="/proc/self/mountinfo in the container, without what hpcenv and Apptainer mount themselves",
-        why="other files than those of the image run; an administrator's `bind path` is such a mount",
+        why="such a mount replaces files of the image; an example is `bind path` in apptainer.conf",
         hint="put the bind under [[bind]] in hpcenv.toml, then: hpcenv lock; or ask your site about apptainer.conf",
         judged_by=("rule",),
     ),
@@ -314,7 +314,7 @@ FIELDS: tuple[Field, ...] = (
         "container.mounts-elsewhere",
         "info",
         "note",
-        what="other mounts that hpcenv did not ask for, at paths that the image does not have",
+        what="other mounts that hpcenv did not request, at paths that the image does not have",
         source="/proc/self/mountinfo in the container",
         why="it explains what a node shows to its containers",
         judged_by=("nodes",),
@@ -336,7 +336,7 @@ FIELDS: tuple[Field, ...] = (
         "python",
         what="version of the interpreter",
         source="sys.version_info inside the environment",
-        why="another minor version is another standard library and another set of wheels",
+        why="another minor version has a different standard library, and needs different wheels",
     ),
     Field(
         "python.implementation",
@@ -344,7 +344,7 @@ FIELDS: tuple[Field, ...] = (
         "python",
         what="CPython, PyPy or another one",
         source="sys.implementation",
-        why="extension modules are built for one of them",
+        why="each extension module is built for one implementation",
     ),
     Field(
         "python.soabi",
@@ -378,7 +378,7 @@ FIELDS: tuple[Field, ...] = (
         "setting",
         what="PYTHONPATH inside the environment",
         source="the environment that the ranks get",
-        why="its folders come before everything that is locked",
+        why="Python searches its folders before the locked packages",
         hint="unset PYTHONPATH, or set it in the image",
     ),
     Field(
@@ -387,7 +387,7 @@ FIELDS: tuple[Field, ...] = (
         "setting",
         what="variables that change which code Python imports: PYTHONHOME, PYTHONOPTIMIZE and similar ones",
         source="the environment that the ranks get",
-        why="with them, other files run than those that are verified, or without their asserts",
+        why="with them, Python runs files that were not verified, or ignores asserts",
         hint="unset the variable: look in --env, --pass-env, the site profile and the image",
     ),
     Field(
@@ -402,7 +402,7 @@ FIELDS: tuple[Field, ...] = (
         "python.unchecked-pyc",
         "must",
         "file",
-        what="compiled files that do not match their source, and that Python runs without checking the source",
+        what="compiled files that differ from their source, although Python runs them without reading the source",
         source="__pycache__ of packages and of the standard library, or PYTHONPYCACHEPREFIX, by the rules of PEP 552",
         why="they run in place of the source that was verified",
         level="full",
@@ -412,7 +412,7 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "python",
         what="digest over the standard library",
-        source="every file of it that Python can import, and pythonXY.zip, hashed; without its tests",
+        source="the hash of each of its files that Python can import, and of pythonXY.zip; without its tests",
         why="no package manager verifies it",
         level="full",
     ),
@@ -422,14 +422,14 @@ FIELDS: tuple[Field, ...] = (
         "python",
         what="sha256 of the Python program that runs",
         source="/proc/self/exe inside the environment, hashed",
-        why="another build of one version computes otherwise, and no package manager verifies it",
+        why="another build of the same version may give different results, and no package manager verifies it",
         level="full",
     ),
     Field(
         "python.libpython-sha256",
         "must",
         "python",
-        what="sha256 of Python's shared library, `none` where the program holds all of it",
+        what="sha256 of Python's shared library; `none` if the Python program contains all of it",
         source="the file that the running process has mapped",
         why="it contains most of the interpreter",
         level="full",
@@ -439,7 +439,7 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "python",
         what="sha256 of the program that starts Python, if `python` of hpcenv.toml is not Python itself",
-        source="the file, hashed; `none` where it is the one that runs",
+        source="the file, hashed; `none` if this file is Python itself",
         why="a script around Python can set variables and options that are not visible elsewhere",
         hint="name the real Python as `python` in hpcenv.toml, or if you want the script: hpcenv lock",
         level="full",
@@ -500,7 +500,7 @@ FIELDS: tuple[Field, ...] = (
         "torch",
         what="differences between the running torch and its files",
         source="an import of torch (level deep)",
-        why="what was read without importing torch would be wrong",
+        why="if there are differences, the values that were read without importing torch are wrong",
         level="deep",
     ),
     Field(
@@ -510,7 +510,7 @@ FIELDS: tuple[Field, ...] = (
         bitwise="warn",
         what="vector instructions that torch uses on this processor",
         source="the running torch (level deep)",
-        why="other kernels round differently",
+        why="different kernels round differently",
         level="deep",
     ),
     Field(
@@ -520,7 +520,7 @@ FIELDS: tuple[Field, ...] = (
         members=("torch.cxx11-abi", "torch.debug"),
         what="another property of torch's build",
         source="torch's own files; at level deep the running torch",
-        why="two builds of one version may differ in it",
+        why="two builds of one version may have different values",
     ),
     # -- JAX ------------------------------------------------------------------------------
     *(
@@ -529,7 +529,7 @@ FIELDS: tuple[Field, ...] = (
             "must",
             "package",
             what=what,
-            source="the installed packages; there is no such field where jax is not installed",
+            source="the installed packages; this field is missing if jax is not installed",
             why=why,
             hint=_REINSTALL,
         )
@@ -538,7 +538,7 @@ FIELDS: tuple[Field, ...] = (
             (
                 "jaxlib",
                 "version of jaxlib, which has the compiler XLA",
-                "other code is compiled, which rounds differently",
+                "a different version compiles different code, which rounds differently",
             ),
             (
                 "cuda",
@@ -548,7 +548,7 @@ FIELDS: tuple[Field, ...] = (
             (
                 "cuda-plugin",
                 "version of JAX's plug-in for CUDA, `absent` without one",
-                "without it, or with one of another release, JAX computes on the CPU",
+                "without this plug-in, or with one of another release, JAX computes on the CPU",
             ),
         )
     ),
@@ -569,25 +569,25 @@ FIELDS: tuple[Field, ...] = (
                 "c",
                 "the C compiler that Triton uses, `absent` without one",
                 "CC names, else gcc or clang on PATH",
-                "torch.compile and own Triton kernels fail without it, at their first call",
+                "without it, torch.compile and your own Triton kernels fail at their first call",
             ),
             (
                 "cxx",
                 "the C++ compiler that torch's extensions and torch.compile on CPUs use, `absent` without one",
                 "CXX names, else c++ on PATH",
-                "what it compiles at run time rounds differently with another compiler",
+                "code that is compiled at run time rounds differently with a different compiler",
             ),
             (
                 "nvcc",
                 "release of the CUDA compiler that torch's extensions use, `absent` without one",
                 "CUDA_HOME or CUDA_PATH has, else nvcc on PATH or in /usr/local/cuda",
-                "an extension with CUDA code cannot be compiled without it",
+                "without it, extensions with CUDA code cannot be compiled",
             ),
             (
                 "ptxas",
                 "release of the assembler that Triton uses for NVIDIA GPUs, `absent` without one",
                 "TRITON_PTXAS_PATH names, else Triton's own or that of /usr/local/cuda",
-                "an older one does not know newer GPUs",
+                "an older release does not support newer GPUs",
             ),
         )
     ),
@@ -598,7 +598,7 @@ FIELDS: tuple[Field, ...] = (
         "setting",
         what="LD_LIBRARY_PATH inside the environment",
         source="the environment that the ranks get",
-        why="module systems make the loader find other CUDA libraries before torch's own (pytorch#111469)",
+        why="environment modules make the loader find other CUDA libraries before torch's own (pytorch#111469)",
         hint="unload the module, or unset LD_LIBRARY_PATH",
     ),
     Field(
@@ -616,7 +616,7 @@ FIELDS: tuple[Field, ...] = (
         "setting",
         what="LD_AUDIT inside the environment, with the start of each library's sha256",
         source="the environment that the ranks get",
-        why="the loader loads such a library before all others and lets it replace them",
+        why="the loader loads such a library first, and this library can replace the others",
         hint="unset LD_AUDIT",
     ),
     Field(
@@ -626,7 +626,7 @@ FIELDS: tuple[Field, ...] = (
         bitwise="must",
         what="GLIBC_TUNABLES inside the environment",
         source="the environment that the ranks get",
-        why="they choose among the math functions of the C library for different processors",
+        why="they decide which math functions of the C library run, for example functions for another processor",
         hint="unset GLIBC_TUNABLES",
     ),
     Field(
@@ -647,8 +647,8 @@ FIELDS: tuple[Field, ...] = (
         between_nodes="must",
         what="libraries outside of the environment that Python, torch and other packages load, each with the start of "
         "its sha256",
-        source="the libraries' own needs, in ld.so's order; without those of the NVIDIA driver",
-        why="math functions of another libc round differently; the nodes of one job must agree",
+        source="the libraries that each library names (DT_NEEDED), in ld.so's order; without the NVIDIA driver",
+        why="math functions of another libc round differently; the nodes of one job must have the same libraries",
         hint="on another cluster this is normal; on one cluster, ask for nodes of one kind (--constraint, --nodelist)",
         level="full",
         judged_by=("lockfile", "nodes"),
@@ -659,7 +659,7 @@ FIELDS: tuple[Field, ...] = (
         "library",
         what="libraries inside the environment that are loaded and that no package lists, each with the start of its "
         "sha256",
-        source="the libraries' own needs, in ld.so's order",
+        source="the libraries that each library names (DT_NEEDED), in ld.so's order",
         why="no package manager verifies them",
         level="full",
     ),
@@ -669,7 +669,7 @@ FIELDS: tuple[Field, ...] = (
             "must",
             "library",
             what=f"version that {name} itself reports",
-            source="its own API; loading it is too slow for the default level",
+            source="the library's own API; loading the library is too slow for the default level",
             why="the library that loads is not always the one that pip lists",
             level="full",
         )
@@ -700,7 +700,7 @@ FIELDS: tuple[Field, ...] = (
         "library",
         what="the place where the loader finds a library: prefix, system or elsewhere",
         source="RPATH and RUNPATH of torch, LD_LIBRARY_PATH and the loader's cache, in ld.so's order",
-        why="a copy elsewhere hides the locked one",
+        why="a copy in another place hides the locked library",
     ),
     Field(
         "libs.*.build-id",
@@ -709,7 +709,7 @@ FIELDS: tuple[Field, ...] = (
         bitwise="must",
         what="GNU build-id of a library",
         source="its ELF note",
-        why="it tells two builds of one version apart",
+        why="two builds of one version have different build-ids",
     ),
     Field(
         "libs.*.sha256",
@@ -725,7 +725,7 @@ FIELDS: tuple[Field, ...] = (
         "loaded.differs",
         "must",
         "library",
-        what="libraries that were mapped from another place than the loader's rules give",
+        what="libraries that the loader mapped from a different path than its rules give",
         source="/proc/PID/maps of a process that imported torch, against libs.*.origin",
         why="an installed library is not always the loaded one",
         level="deep",
@@ -734,7 +734,7 @@ FIELDS: tuple[Field, ...] = (
         "loaded.*",
         "must",
         "library",
-        what="file that the loader really mapped for a library",
+        what="the file that the loader really mapped for a library",
         source="/proc/PID/maps of a process that imported torch: of torchrun before its first rank starts (NCCL, "
         "cuDNN, cuBLAS and torch's own), or of a child of the probe at level deep",
         why="an installed library is not always the loaded one",
@@ -748,7 +748,7 @@ FIELDS: tuple[Field, ...] = (
         "package",
         what="digest over every package's name, version and RECORD (hpcenv-env-v1)",
         source="the RECORD files",
-        why="it stands for the whole Python environment; if single packages differ, their own rows count",
+        why="it covers the whole Python environment; single packages that differ are reported themselves",
     ),
     Field(
         "packages.content-digest",
@@ -756,7 +756,7 @@ FIELDS: tuple[Field, ...] = (
         "file",
         what="the same digest over the real content of the files",
         source="every listed file, hashed",
-        why="it equals env-digest only if no file was modified; if single packages differ, their own rows count",
+        why="it equals env-digest only if no file was modified; single packages that differ are reported themselves",
         level="full",
     ),
     Field(
@@ -808,7 +808,7 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "file",
         what="digest over the real content of the files that conda installed and no RECORD lists",
-        source="every such file, hashed; the prefix that conda wrote into files does not count",
+        source="every such file, hashed without the prefix that conda wrote into files",
         why="no conda tool notices a file that was changed after the installation",
         hint="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
         level="full",
@@ -820,7 +820,7 @@ FIELDS: tuple[Field, ...] = (
         follows="packages.conda-content-digest",
         what="files that have changed since conda installed them",
         source="every file in conda-meta's paths_data, hashed",
-        why="it names what conda-content-digest covers",
+        why="it lists the changed files that make conda-content-digest differ",
         hint="conda install --force-reinstall NAME, or if you want the change: hpcenv lock",
         level="full",
     ),
@@ -831,7 +831,7 @@ FIELDS: tuple[Field, ...] = (
         follows="packages.env-digest",
         what="one installed package",
         source="its .dist-info folder",
-        why="another version, or another build of the same version, is other code",
+        why="another version, or another build of the same version, contains different code",
         hint=_REINSTALL,
     ),
     Field(
@@ -841,7 +841,7 @@ FIELDS: tuple[Field, ...] = (
         follows="packages.env-digest",
         what="digest over a package's RECORD",
         source="the RECORD file",
-        why="two builds of one version differ in it; the RECORD inside the wheel has the same digest",
+        why="two builds of one version have different RECORDs; the RECORD inside the wheel has the same digest",
         hint=_REINSTALL,
     ),
     Field(
@@ -860,7 +860,7 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "file",
         follows="packages.content-digest",
-        what="digest over a package's programs in bin/, without the line that names the environment's Python",
+        what="digest over a package's programs in bin/, without their first line, which names the environment's Python",
         source="every listed program, hashed; launchers of entry points are left out while they are as installers "
         "write them",
         why="the RECORD's hash of a program changes with the folder of the environment",
@@ -873,7 +873,7 @@ FIELDS: tuple[Field, ...] = (
         "package",
         what="commit that a package was installed from, or that an editable install runs",
         source="direct_url.json, and git for an editable install",
-        why="an editable install has no digest: its commit stands for its code",
+        why="an editable install has no digest, so its commit identifies its code",
         hint="check out the locked commit",
     ),
     Field(
@@ -883,7 +883,7 @@ FIELDS: tuple[Field, ...] = (
         bitwise="must",
         what="whether the working tree of an editable install has changes",
         source="git",
-        why="a changed tree differs from its commit, and no other user has it",
+        why="the changes are not in the commit, and no other user has them",
         hint="commit the change, then: hpcenv lock",
     ),
     Field(
@@ -891,9 +891,9 @@ FIELDS: tuple[Field, ...] = (
         "warn",
         "package",
         bitwise="must",
-        what="digest of what differs from the commit of an editable install; `none` if nothing does",
+        what="digest of the differences from the commit of an editable install; `none` without differences",
         source="git: changed files; and importable files that git does not track, also ignored ones (*.so)",
-        why="two changed trees of one commit are two environments",
+        why="two working trees with different changes are two environments, even with the same commit",
         hint="commit the change, or build again, then: hpcenv lock",
     ),
     Field(
@@ -902,7 +902,7 @@ FIELDS: tuple[Field, ...] = (
         "package",
         bitwise="must",
         what="digest over the importable files of an editable install that git cannot describe",
-        source="the folders below the one that it was installed from",
+        source="the folders below the folder that it was installed from",
         why="without a commit only the files can be compared",
         hint="put it under git, or if you want the change: hpcenv lock",
     ),
@@ -912,7 +912,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="`overlay` for a package that is not from the image",
         source="`hpcenv lock`: where the package was found, with the overlay and without it",
-        why="it says which of the two has to change",
+        why="it says whether the overlay or the image must be changed",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -920,7 +920,7 @@ FIELDS: tuple[Field, ...] = (
         "packages.*.hides",
         "info",
         "note",
-        what="version that the image has of a package of the overlay",
+        what="version of the same package in the image, for a package of the overlay",
         source="`hpcenv lock`: the packages of the image without the overlay",
         why="the image was tested with a different version",
         judged_by=(),
@@ -932,7 +932,7 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="where a package came from: wheel, sdist, editable, vcs, directory, conda, Debian",
         source="direct_url.json, WHEEL and INSTALLER",
-        why="it explains other differences: a package that was compiled on the spot differs from machine to machine",
+        why="it explains other differences: a package that was compiled at its installation differs between machines",
         judged_by=(),
         fixed=_ORIGIN,
     ),
@@ -941,8 +941,8 @@ FIELDS: tuple[Field, ...] = (
         "info",
         "note",
         what="whether the sha256 of the wheel that a package came from is confirmed",
-        source="`hpcenv lock`: the installed RECORD against that of the wheel, or a lockfile in the image",
-        why="without a confirmed hash, it is not sure that the same file is installed again",
+        source="`hpcenv lock`: the installed RECORD, compared with the RECORD of the wheel; or a lockfile in the image",
+        why="without a confirmed hash, a later installation may get a different file",
         hint="install it from a wheel of an index that pip is configured for, then: hpcenv lock --require-hashes",
         judged_by=("rule",),
     ),
@@ -983,7 +983,7 @@ FIELDS: tuple[Field, ...] = (
         "hardware",
         what="processor architecture",
         source="uname",
-        why="binaries for another one do not run",
+        why="binaries for another architecture do not run",
     ),
     Field(
         "system.os-release",
@@ -999,7 +999,7 @@ FIELDS: tuple[Field, ...] = (
         "image",
         what="version of the C library",
         source="the running process",
-        why="wheels need a minimum; math functions may differ in the last bit",
+        why="wheels need a minimum version; math functions of two versions may differ in the last bit",
     ),
     Field(
         "system.packages-count",
@@ -1036,7 +1036,7 @@ FIELDS: tuple[Field, ...] = (
         "torch",
         what="whether the compatibility table has this release of torch",
         source="the compatibility table (docs/reference/compatibility.md), against torch.version",
-        why="nothing else can be judged for a release that the table does not have",
+        why="for a release that is not in the table, hpcenv cannot judge the other compat fields",
         hint="a newer hpcenv has a newer table; a torch that you built yourself is never in it",
         judged_by=("rule",),
     ),
@@ -1045,17 +1045,17 @@ FIELDS: tuple[Field, ...] = (
             f"compat.{name}",
             "warn",
             "library",
-            what=f"whether {word} is the one that the wheel of torch requires",
+            what=f"whether {word} has the version that the wheel of torch requires",
             source=f"the compatibility table, against libs.{name}.version or the package of {word}",
             why=why,
-            hint="install the version that torch requires, or say in [policy] that another one is meant",
+            hint="install the version that torch requires, or lower the severity in [policy] if you want another one",
             judged_by=("rule",),
             gpus=True,
         )
         for name, word, why in (
             ("cudnn", "cuDNN", "torch refuses an older version, and was not tested with a different one"),
             ("nccl", "NCCL", "torch was not tested with different versions; some hang or give wrong results"),
-            ("cublas", "cuBLAS", "another one rounds differently"),
+            ("cublas", "cuBLAS", "another version rounds differently"),
         )
     ),
     *(
@@ -1088,8 +1088,8 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "hardware",
         what="how many GPUs the job sees on a node",
-        source="NVML, or AMD's driver (/sys/class/kfd), against --gpus",
-        why="each rank needs one",
+        source="NVML or AMD's driver (/sys/class/kfd), compared with --gpus",
+        why="each rank needs one GPU",
         hint="check --gpus and the partition's GRES",
         judged_by=("rule",),
         gpus=True,
@@ -1100,7 +1100,7 @@ FIELDS: tuple[Field, ...] = (
         "hardware",
         what="names of the GPUs",
         source="NVML; for AMD the driver, amd-smi or rocm-smi",
-        why="nodes of one job must agree; results are equal in every bit only on one model",
+        why="the nodes of one job must have the same GPU model; results are equal in every bit only on one model",
         hint="ask for one model: --gpu-type or --constraint",
         judged_by=("nodes",),
         gpus=True,
@@ -1109,8 +1109,8 @@ FIELDS: tuple[Field, ...] = (
         "host.gpu-compute-capabilities",
         "must",
         "hardware",
-        what="compute capability of each GPU; for AMD its target (gfx90a), which is not judged",
-        source="NVML, against torch.arch-list and `arch-list` of what the image compiled; for AMD /sys/class/kfd",
+        what="compute capability of each GPU; for AMD the target, for example gfx90a, which is not judged",
+        source="NVML, compared with torch.arch-list and `arch-list` of built packages; for AMD /sys/class/kfd",
         why="torch, and a package compiled in the image, have kernels for a fixed list of architectures",
         hint="use a torch build, or compile the package, for this GPU; or use other nodes",
         judged_by=("rule",),
@@ -1122,7 +1122,7 @@ FIELDS: tuple[Field, ...] = (
         "hardware",
         what="whether GPUs are split (MIG)",
         source="NVML",
-        why="a slice has fewer SMs: its speed and its reduction order differ",
+        why="a MIG instance has fewer SMs, so its speed and its order of reductions differ",
         hint="ask for whole GPUs",
         judged_by=("rule", "nodes"),
         gpus=True,
@@ -1132,9 +1132,9 @@ FIELDS: tuple[Field, ...] = (
         "warn",
         "hardware",
         bitwise="must",
-        what="streaming multiprocessors of each GPU",
+        what="number of streaming multiprocessors of each GPU",
         source="NVML",
-        why="cuBLAS promises equal bits only on GPUs with the same number of them",
+        why="cuBLAS gives equal bits only on GPUs with the same number of SMs",
         hint="ask for one model: --gpu-type or --constraint",
         judged_by=("nodes",),
         gpus=True,
@@ -1146,7 +1146,7 @@ FIELDS: tuple[Field, ...] = (
         bitwise="must",
         what="the GPU that the environment was locked for",
         source="`gpu` under [host] in hpcenv.toml, against the GPUs of each node",
-        why="other GPUs round differently",
+        why="different GPUs round differently",
         hint="ask for that model: --gpu-type or --constraint",
         judged_by=("rule",),
         gpus=True,
@@ -1186,7 +1186,7 @@ FIELDS: tuple[Field, ...] = (
         "host.gpu-uuids",
         "info",
         "note",
-        what="which GPUs, one by one",
+        what="UUID of each GPU",
         source="NVML",
         why="it helps to find a broken GPU",
         judged_by=(),
@@ -1210,7 +1210,7 @@ FIELDS: tuple[Field, ...] = (
         bitwise="must",
         what="type of the processor of a node",
         source="/proc/cpuinfo",
-        why="libraries choose their kernels by it: the CPU part of a training gives different bits on a different type",
+        why="libraries choose kernels for the processor, so CPU computations give different bits on another type",
         hint="ask for nodes of one kind: --constraint, --partition or --nodelist",
         judged_by=("nodes",),
     ),
@@ -1247,7 +1247,7 @@ FIELDS: tuple[Field, ...] = (
         "hardware",
         what="processor architecture of a node",
         source="uname",
-        why="nodes of one job must agree",
+        why="the nodes of one job must have the same architecture",
         hint="ask for nodes of one kind: --constraint or --partition",
         judged_by=("nodes",),
     ),
@@ -1287,9 +1287,9 @@ FIELDS: tuple[Field, ...] = (
         "warn",
         "setting",
         bitwise="must",
-        what="how strictly runs must repeat, which also decides how much each field matters: off, seeded or bitwise",
+        what="how exactly runs must repeat: off, seeded or bitwise; this also decides the severity of some fields",
         source="`profile` under [determinism] in hpcenv.toml",
-        why="under another profile the ranks have other switches, and other differences stop a job",
+        why="in a different profile, the ranks have different settings, and different fields stop a job",
         judged_by=(),
     ),
     Field(
@@ -1299,9 +1299,9 @@ FIELDS: tuple[Field, ...] = (
         bitwise="must",
         what="severities that the project changed",
         source="[policy] in hpcenv.toml",
-        why="a field that was loosened no longer stops a job",
+        why="a difference in a field with a lower severity does not stop a job any more",
         judged_by=(),
-        fixed="a project must not hide that it loosened other fields",
+        fixed="a project must not hide that it lowered the severities of other fields",
     ),
     # -- run ------------------------------------------------------------------------------
     Field(
@@ -1309,8 +1309,8 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "setting",
         what="sha256 of the training script, or of the file of the module",
-        source="the file as each node reads it, against the one that was submitted",
-        why="an edit while the job waits, or a stale cache, runs other code",
+        source="the file as each node reads it, compared with the submitted file",
+        why="after an edit while the job waits, or with an old file in a cache, the job would run different code",
         hint="submit again",
         judged_by=("rule",),
     ),
@@ -1319,8 +1319,8 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "setting",
         what="sha256 over all files of the run's own copy of the code",
-        source="each file as every node reads it, against what was submitted",
-        why="another module, configuration or link gives other results",
+        source="each file as every node reads it, compared with the submitted file",
+        why="a different module, configuration or link gives different results",
         hint="submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),
@@ -1330,8 +1330,8 @@ FIELDS: tuple[Field, ...] = (
         "setting",
         what="modules of the run's own copy that an earlier attempt has changed since the submission",
         source="the record of the copy at the end of the previous attempt",
-        why="the script may write modules itself, and so may somebody else: a later attempt runs them",
-        hint="if it was not the script: submit again; do not edit files in the run folder",
+        why="the script or another person may have written these modules, and a later attempt runs them",
+        hint="if the script did not write them: submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),
     Field(
@@ -1339,8 +1339,8 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "setting",
         what="sha256 over the files that Python runs at the start of every rank, before the script",
-        source="the files as each node reads them, against those that were submitted",
-        why="they set the determinism switches and record the training; other files do something else",
+        source="the files as each node reads them, compared with the submitted files",
+        why="they set the determinism switches and record the training; changed files may do something else",
         hint="submit again; do not edit files in the run folder",
         judged_by=("rule",),
     ),
@@ -1360,8 +1360,8 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "setting",
         what="state of data that [[data]] in hpcenv.toml names",
-        source="names and sizes, times or content, against what was found at submission",
-        why="other data give other results",
+        source="names and sizes, times or content, compared with the state at submission",
+        why="different data give different results",
         hint="bring the old data back, or submit again with the present data",
         judged_by=("rule",),
     ),
@@ -1390,7 +1390,7 @@ FIELDS: tuple[Field, ...] = (
             ("nodes", "number of nodes that train", _WORLD, _SHAPE),
             ("nproc-per-node", "ranks on each node", _WORLD, _SHAPE),
             ("gpus-per-node", "GPUs on each node", "a GPU and a CPU compute different sums", _SHAPE),
-            ("backend", "backend of torch.distributed", "backends add in another order", _SHAPE),
+            ("backend", "backend of torch.distributed", "different backends add in a different order", _SHAPE),
             ("script", "path of the training script in its project", "another program is another experiment", _SCRIPT),
             ("data", "staged folders of data", "other data are another experiment", "stage the same folders"),
             ("arguments", "arguments of the training script", "other arguments are another experiment", _ARGUMENTS),
@@ -1404,7 +1404,7 @@ FIELDS: tuple[Field, ...] = (
         members=("run.argv",),
         what="another part of the shape and command of a run",
         source="the submission",
-        why="the world size changes the order of sums and the batch",
+        why="the world size changes the order of sums and the batch size",
         hint="submit with the same --nodes, --gpus, --nproc and arguments",
         judged_by=(),
     ),
@@ -1414,7 +1414,7 @@ FIELDS: tuple[Field, ...] = (
         "setting",
         bitwise="must",
         what="a variable that the ranks get",
-        source="[env] in hpcenv.toml is locked; on each node, all that reach the ranks, with their origin",
+        source="[env] in hpcenv.toml is locked; on each node, all variables that the ranks get, with their origin",
         why="libraries read variables: threads, algorithms and protocols change the order of sums",
         hint="submit with --env NAME=VALUE, or set it under [env] in hpcenv.toml, then: hpcenv lock",
         judged_by=("lockfile", "nodes"),
@@ -1424,7 +1424,7 @@ FIELDS: tuple[Field, ...] = (
         "must",
         "note",
         what="how many nodes the job has",
-        source="Slurm, against what was submitted",
+        source="Slurm, compared with the submitted number",
         why="a job of another size is another experiment",
         hint="submit again; scontrol changed the job",
         judged_by=("rule",),
@@ -1446,11 +1446,11 @@ FIELDS: tuple[Field, ...] = (
         "warn",
         "note",
         what="whether an edited lockfile was used (--frozen)",
-        source="the fingerprint in the lockfile, against the fingerprint of its content",
-        why="the fingerprint in a paper then names another environment",
+        source="the fingerprint in the lockfile, compared with the fingerprint of its content",
+        why="the fingerprint in a paper would then name another environment",
         hint="hpcenv lock, or: git checkout the lockfile",
         judged_by=("rule",),
-        fixed="an edit must not hide itself",
+        fixed="the person who edits a lockfile must not be able to hide the edit",
     ),
     Field(
         "lockfile.revision",
@@ -1458,10 +1458,10 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="minor version of the lockfile's format, if this hpcenv has a different one",
         source="the lockfile",
-        why="hpcenv does not compare keys that it does not know, nor fields that an older lockfile does not have",
+        why="hpcenv does not compare keys that it does not know, and fields that are missing in an older lockfile",
         hint="for a newer lockfile: pip install --upgrade hpcenv; for an older one: hpcenv lock",
         judged_by=("rule",),
-        fixed="`hpcenv verify --strict` makes it count",
+        fixed="with `hpcenv verify --strict`, this difference is an error",
     ),
     Field(
         "facts",
@@ -1480,10 +1480,10 @@ FIELDS: tuple[Field, ...] = (
         "note",
         what="whether the environment could be read",
         source="the probe",
-        why="what could not be read is never reported as a match",
+        why="a value that could not be read is never reported as a match",
         hint="start it by hand on that node: hpcenv verify",
         judged_by=("rule",),
-        fixed="what could not be read is never reported as a match",
+        fixed="a value that could not be read is never reported as a match",
     ),
     *(
         Field(

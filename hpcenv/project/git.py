@@ -1,7 +1,7 @@
 """A git work tree: its commit, the differences from this commit, and its files.
 
-Runs on: LOGIN NODE. Nothing here writes to the repository, not even to its index, and nothing starts a program that
-the repository names: see `incontainer/probe/git_folder.py`. git itself would look into a submodule with the
+Runs on: LOGIN NODE. This module does not write to the repository, not even to its index. It does not start a program
+that the repository names (see `incontainer/probe/git_folder.py`). git itself would read a submodule with the
 submodule's own configuration. So hpcenv runs git in each submodule separately, in the same way as in the repository.
 """
 
@@ -22,7 +22,7 @@ from hpcenv.incontainer.probe import git_folder
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# A parallel file system may answer slowly, but a plan must not wait without end.
+# A parallel file system may answer slowly, but a submission must not wait without end.
 _SECONDS = 60.0
 
 
@@ -49,17 +49,17 @@ class Submodule:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkTree:
-    """The state of a work tree when git read it. Paths are relative to `root`; bytes that are not UTF-8 are escaped.
+    """The state of a work tree when git read it. Paths are relative to `root`. Bytes that are not UTF-8 are escaped.
 
     Attributes:
         root: the top folder, with symbolic links resolved.
         commit: the commit that is checked out; empty in a repository without commits.
         changed: tracked files that differ from the commit, including staged, removed and conflicting files. This list
             also has submodules with a different commit, and changed files of submodules.
-        untracked: files, and folders (they end with `/`), that git neither tracks nor ignores.
+        untracked: files and folders that git does not track and does not ignore. The path of a folder ends with `/`.
         unfiltered: files of `changed` that may be equal after a filter. The filter was not started, because only the
             repository's own configuration names it.
-        filtered: files whose bytes differ, but which are equal after a filter of the user.
+        filtered: files that have different bytes, but are equal after a filter that the user configured.
         submodules: initialised submodules; an outer submodule comes before the submodules in it.
     """
 
@@ -185,7 +185,7 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
         unfiltered = list(_unfiltered(repository, found.changed))
         same = {path: blob for path, blob in blobs.items() if path not in found.changed}
         filters = list(_with_filter(repository, same))
-        # Files of Git LFS are not read here: the commit has a digest of their bytes.
+        # Files of Git LFS are not read here, because the commit has a digest of their bytes.
         own = [file for file in filters if file.filter != "lfs"]
         filtered = [file for file in own if git_folder.is_other(root, file.path, same[file.path])]
         unseen = git_folder.unseen(repository.ask, root, same)
@@ -194,7 +194,7 @@ def _read_status(root: str, place: str, environ: Mapping[str, str], *, files: bo
     submodules = []
     for path, commit in links.items():
         folder = os.path.join(root, path)
-        # A link could lead to a folder that contains this one.
+        # A link could lead to a folder that contains this work tree.
         if os.path.realpath(folder) != folder or not os.path.lexists(os.path.join(folder, ".git")):
             continue
         nested, theirs = _read_status(folder, os.path.join(folder, ".git"), environ)
@@ -227,7 +227,7 @@ def _unfiltered(repository: _Repository, changed: tuple[str, ...]) -> Iterator[F
     """Yield the changed files whose filter only the repository's own configuration defines."""
     if not changed or not repository.filters:
         return
-    # The filters of the user and the system; the folder that git reads does not have the repository's own filters.
+    # These are the filters of the user and the system. git reads a folder without the repository's own filters here.
     known = git_folder.filters(repository.ask("config", "-z", "--list"))
     yield from (file for file in _with_filter(repository, changed) if file.filter in repository.filters - known)
 
@@ -238,7 +238,7 @@ def _with_filter(repository: _Repository, paths: Iterable[str]) -> Iterator[Filt
 
 
 def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return which of some untracked paths git ignores.
+    """Return the untracked paths that git ignores.
 
     Args:
         tree: the top folder of a work tree.
@@ -265,7 +265,7 @@ def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, mos
 
     Raises:
         ToolMissing: git is not on PATH.
-        ToolFailed: there is no repository, no such commit or no such file in it, or the file is larger than `most`.
+        ToolFailed: there is no repository, the commit or the file does not exist, or the file is larger than `most`.
     """
     real = os.path.realpath(path)
     folder = next(str(parent) for parent in Path(real).parents if parent.is_dir())
@@ -275,7 +275,7 @@ def read_committed(path: Path, revision: str, environ: Mapping[str, str], *, mos
     root = os.path.realpath(os.path.join(folder, up))
     blob = f"{revision}:{os.path.relpath(real, root)}"
     with _Repository(root, place.rstrip("\n"), environ) as repository:
-        # Neither command accepts an option after `--`, so a revision that begins with `-` is not read as an option.
+        # After `--`, both commands accept no option. So a revision that begins with `-` is not read as an option.
         size = int(repository.ask("cat-file", "-s", "--", blob))
         if size > most:
             raise ToolFailed(f"`{blob}` has {size} bytes", why=f"at most {most} are read")
@@ -292,7 +292,7 @@ class _Status:
 
 
 def _parse_status(said: bytes) -> _Status:
-    """Parse git-status(1), porcelain format version 2 with `-z` (git 2.47; the format is promised not to change)."""
+    """Parse git-status(1), porcelain format version 2 with `-z` (git 2.47; git promises not to change this format)."""
     commit, changed, untracked, links = "", [], [], {}
     for entry in said.split(b"\0"):
         kind, _, rest = entry.partition(b" ")
@@ -346,7 +346,7 @@ _LITERAL = (
 
 
 def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) -> bytes:
-    """Return a patch for `git apply`: how the tracked files, and the untracked files in `new`, differ from the commit.
+    """Return a patch for `git apply`: the differences of tracked files, and of the files in `new`, from the commit.
 
     Raises:
         ToolMissing, ToolFailed: git is not installed or refuses.
@@ -362,7 +362,7 @@ def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) 
 
 
 def _submodule_diff(tree: WorkTree, submodule: Submodule, environ: Mapping[str, str]) -> bytes:
-    """Return how a submodule differs from the commit that the work tree's commit names, or else from its own HEAD."""
+    """Return how a submodule differs from the commit that the work tree names, or from its own HEAD."""
     folder = os.path.join(tree.root, submodule.path)
     sides = (f"--src-prefix=a/{submodule.path}/", f"--dst-prefix=b/{submodule.path}/")
     with _Repository(folder, os.path.join(folder, ".git"), environ) as repository:

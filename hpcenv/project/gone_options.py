@@ -1,4 +1,4 @@
-"""Options of a submission that hpcenv no longer has, but that the record of an older run may name.
+"""Removed options of a submission. The record of an older run may contain such options.
 
 Runs on: LOGIN NODE. Pure. The options were removed on 2026-11-25. `rerun` and `reproduce` leave such options out. If a
 value was not the default, the new run differs from the old run, and `rerun` and `reproduce` report this.
@@ -18,7 +18,7 @@ class GoneOption:
     Attributes:
         name: the name in the record.
         default: the value that changed nothing.
-        instead: what to use in its place.
+        instead: what to use in place of the option.
     """
 
     name: str

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE. Pure.
 
 The form is the same as in the paths of the hub's own library, without `hf://` (huggingface_hub 2.4,
-docs/source/en/package_reference/hf_uris.md). `datasets/` or `spaces/` before the name says that it is a data set or a
-space. A name without such a prefix is a model.
+docs/source/en/package_reference/hf_uris.md). With the prefix `datasets/`, the name is a data set; with `spaces/`, it is
+a space. A name without such a prefix is a model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HubReference:
 
     Attributes:
         name: `ORG/NAME`, or `NAME` for a repository without organisation.
-        revision: the commit, 40 hexadecimal digits; before the resolution, it may also be a branch or tag.
+        revision: the commit, 40 hexadecimal digits. Before hpcenv resolves the revision, it may be a branch or tag.
     """
 
     kind: HubKind
@@ -41,7 +41,7 @@ class HubReference:
 
     @property
     def repository(self) -> str:
-        """The repository as users and addresses name it: with `datasets/` or `spaces/`, a model without a prefix."""
+        """The repository, as users and URLs name it: with `datasets/` or `spaces/`; a model has no prefix."""
         return self.name if self.kind == "model" else f"{self.kind}s/{self.name}"
 
     @property
@@ -51,7 +51,7 @@ class HubReference:
 
 
 def parse_repository(text: str, *, default_revision: str = "main") -> HubReference:
-    """Return the repository that `[datasets/|spaces/]ORG/NAME[@REVISION]` names; the revision may be a branch.
+    """Return the repository that `[datasets/|spaces/]ORG/NAME[@REVISION]` names. The revision may be a branch.
 
     Raises:
         ValueError: the text does not have this form.
@@ -75,7 +75,7 @@ def parse_locked(text: str) -> HubReference:
     """Return the repository and commit that `[datasets/|spaces/]ORG/NAME@COMMIT` names.
 
     Raises:
-        ValueError: the text does not have this form, or names no commit. A branch may name other files tomorrow.
+        ValueError: the text does not have this form, or names no commit. A branch is refused, because its files change.
     """
     found = parse_repository(text, default_revision="main")
     if not _COMMIT.fullmatch(found.revision):

@@ -2,13 +2,13 @@
 
 Runs on: LOGIN NODE.
 
-Schema 1: the identity chain of the container, the SIF, Python, torch, libraries, every package with
-its digest, and the system. The lockfile holds data only, never code. The lockfile holds no time, host name or path of a
+A lockfile of schema 1 describes the container by its digests, the SIF, Python, torch, libraries, every package with
+its digest, and the system. The lockfile contains only data, never code. It contains no time, host name or path of a
 machine, so the same environment gives the same bytes for every user, at any time. hpcenv refuses a newer major
 `schema`. A newer `revision` may add keys (PEP 751 has the same rule for `lock-version`).
 
 The text below a key describes the key. A key without a text has a row in the table of fields. `scripts/reference-docs`
-reads these texts and that table. If pydantic read the texts, every command would spend time on them.
+reads these texts and that table. pydantic does not read the texts, because this would make every command slower.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ from hpcenv.size import gigabytes
 
 SCHEMA = 1
 REVISION = rules.REVISION
-# By revision: the fields that it added. An older lockfile of a host environment does not have these fields. (For an
-# image, the hash of the SIF covers them.)
+# Number of a revision -> the fields that this revision added. An older lockfile of a host environment does not have
+# these fields. (For an image, the hash of the SIF covers them.)
 ADDED_IN_REVISION = {
     1: (
         "python.binary-sha256",
@@ -60,7 +60,7 @@ ADDED_IN_REVISION = {
 
 
 def _renew_profile(value: object) -> object:
-    """Return the name of a determinism profile; lockfiles of before 2026-11 have `default` for `off`."""
+    """Return the name of a determinism profile. In lockfiles from before 2026-11, the profile `off` is `default`."""
     return "off" if value == "default" else value
 
 
@@ -341,7 +341,7 @@ class LockedBindTable(LockTable):
 
 
 class LockedDeterminismTable(LockTable):
-    """[determinism]: how exactly runs must repeat, which decides how strictly nodes and runs are compared."""
+    """[determinism]: how exactly runs must repeat. This decides how strictly nodes and runs are compared."""
 
     profile: Annotated[DeterminismProfile, BeforeValidator(_renew_profile)] = "off"
 
@@ -372,7 +372,7 @@ class LockedDataTable(LockTable):
     compare: DataCompare
     """How the nodes compare the data: `sha256`, `size-and-time` or `list` (names and sizes)."""
     state: str
-    """Number of files, bytes, and the digest of what is compared."""
+    """Number of files, bytes, and the digest of the compared content."""
     hub: str | None = None
     """Repository and commit, for data of a hub."""
 
@@ -395,11 +395,11 @@ class RunTable(LockTable):
 
 
 class Lockfile(LockTable):
-    """A lockfile as a whole.
+    """A whole lockfile.
 
     Attributes:
-        facts: every other field by its dotted name: `python.version`, `torch.version`,
-            `libs.nccl.version`, `system.glibc` and so on, as the probe reported them. In the file these fields are in
+        facts: dotted name -> value for all other fields, as the probe reported them. Examples of names are
+            `python.version`, `torch.version`, `libs.nccl.version` and `system.glibc`. In the file these fields are in
             tables: [python], [torch], [libs.nccl], [system].
     """
 
@@ -468,7 +468,7 @@ class Lockfile(LockTable):
         return self
 
 
-# No lockfile is written without these fields: no job can be checked without them.
+# hpcenv writes no lockfile without these fields, because it cannot check a job without them.
 REQUIRED = ("python.version", "packages.env-digest", "torch.version")
 
 # Top-level tables with facts under the names of the probe, each with a description.
@@ -486,23 +486,23 @@ _FACT_FIELDS = tuple(field for field in REQUIRED if field.split(".", maxsplit=1)
 # Facts that are paths on one machine: not part of an environment's identity.
 NOT_LOCKED = ("python.executable", "python.prefix")
 
-# The writer, the fingerprint itself, and what belongs to one run: none of them describes the environment.
+# The writer, the fingerprint itself, and the tables of one run do not describe the environment.
 _NOT_COVERED = ("generated-by", "fingerprint", "revision", "code", "run", "data")
 
 
 def fingerprint(lockfile: dict[str, Any]) -> str:
     """Return the short name of the locked environment, for a paper's appendix.
 
-    The name is `hpc2-` (`hpc1-` before revision 2) and 12 hex digits of a sha256. The sha256 covers everything except
-    the writer of the file and what belongs to one run, as canonical JSON (sorted keys, no blanks, no empty tables,
-    UTF-8).
+    The name is `hpc2-` (`hpc1-` before revision 2) and 12 hex digits of a sha256. The sha256 covers the lockfile as
+    canonical JSON (sorted keys, no blanks, no empty tables, UTF-8). It does not cover the name of the program that
+    wrote the lockfile and the tables that belong to one run.
     """
     second = rules.has_rule("fingerprint", lockfile.get("revision", 0))
     covered = _without_empty_tables({k: v for k, v in lockfile.items() if k not in _NOT_COVERED})
     packages = covered.get("packages", {})
     # The wheel of a package is found through the user's package index, not in the environment.
     dists = [{k: v for k, v in dist.items() if k != "wheel"} for dist in packages.get("dist", ())]
-    # Left out: the packages, which `conda-digest` covers already, and their proofs.
+    # The table `conda-package` is left out, because `conda-digest` covers these packages.
     covered["packages"] = {k: v for k, v in packages.items() if k != "conda-package"} | {"dist": dists}
     if second:
         covered = _without_empty_tables(_same_everywhere(covered))
@@ -511,9 +511,10 @@ def fingerprint(lockfile: dict[str, Any]) -> str:
 
 
 def _same_everywhere(covered: dict[str, Any]) -> dict[str, Any]:
-    """Return a lockfile's data without values that differ between equal environments: paths, installers, login nodes.
+    """Return a lockfile's data without values that can differ between equal environments.
 
-    The address of a wheel is left out too: each installer writes it in its own way, and digests cover the content.
+    Such values depend on paths, installers or login nodes. For example, each installer writes the address of a wheel in
+    its own way. The digests cover the content of the wheel.
     """
     packages = covered["packages"]
     dists = [
@@ -537,8 +538,8 @@ _LAST_TABLES = ("env", "bind", "host", "determinism", "code", "run", "data", "un
 def to_data(lockfile: Lockfile) -> dict[str, Any]:
     """Return the lockfile as plain data in canonical order, ready for a TOML writer.
 
-    Values that are equal to their default are left out. So a lockfile that is older than a key keeps its
-    fingerprint.
+    Values that are equal to their default are left out. So if a new hpcenv adds a key, the fingerprint of an older
+    lockfile does not change.
     """
     table = document.plain(lockfile, defaults=False)
     data: dict[str, Any] = {"schema": lockfile.schema_, "revision": lockfile.revision} | table
@@ -594,7 +595,7 @@ def _known_tables(value: Any, table: type[Document]) -> Any:
 
 
 def unknown_keys(data: Any, known: Any) -> set[str]:
-    """Return the dotted keys that `known_part` left out of `data`; a key of several list entries appears once."""
+    """Return the dotted keys that `known_part` left out of `data`. A key of several list entries appears once."""
     if isinstance(data, list) and isinstance(known, list):
         found = (unknown_keys(item, kept) for item, kept in zip(data, known, strict=False))
         return set().union(*found)
@@ -632,12 +633,12 @@ def cuda_of(lockfile: Lockfile) -> str | None:
 
 
 def gpu_memory_gb(lockfile: Lockfile) -> int:
-    """Return how much memory each GPU must have at least, in 10^9 bytes; 0 if any size is enough."""
+    """Return the minimum memory of each GPU in 10^9 bytes; 0 if any size is enough."""
     return gigabytes(lockfile.host.gpu_memory or "") or 0
 
 
 def jax_cuda_of(lockfile: Lockfile) -> str | None:
-    """Return the CUDA release of JAX's plug-in, for example `13`: the newest if there are several, None without one."""
+    """Return the newest CUDA release of JAX's plug-ins for CUDA, for example `13`; None without a plug-in."""
     releases = str(lockfile.facts.get("jax.cuda", "")).split(", ")
     return max((one for one in releases if one.isdigit()), key=int, default=None)
 
@@ -648,7 +649,7 @@ GpuSupport = Literal["cuda", "hip", "none", "unknown"]
 def gpu_support(lockfile: Lockfile) -> GpuSupport:
     """Return which GPUs the locked torch can use: `none` for a CPU build, `unknown` without torch.
 
-    A CPU build beside a JAX with its plug-in for CUDA is `unknown`, too: the job may use GPUs.
+    If torch is a CPU build, but JAX has a plug-in for CUDA, the answer is `unknown`, because the job may use GPUs.
     """
     if cuda_of(lockfile) is not None:
         return "cuda"
@@ -659,7 +660,7 @@ def gpu_support(lockfile: Lockfile) -> GpuSupport:
 
 
 def compares_gpus(lockfile: Lockfile, gpus: int) -> bool:
-    """Return whether the GPUs of the nodes are judged in a run with this number of GPUs per node."""
+    """Return whether hpcenv compares the GPUs of the nodes in a run with this number of GPUs per node."""
     return gpus > 0 and gpu_support(lockfile) != "none"
 
 
@@ -704,7 +705,7 @@ def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple
     """Return the locked values that every node is compared with. The table of fields says which values a node compares.
 
     Args:
-        level: how deep the nodes look; fields that need a deeper level are left out.
+        level: the level of the check on the nodes. Fields that need a higher level are left out.
         origin: path of the lockfile, for messages.
     """
     locked: dict[str, Value] = dict(lockfile.facts)
@@ -712,7 +713,7 @@ def expectations(lockfile: Lockfile, *, level: FieldLevel, origin: str) -> tuple
         locked |= _flat("container", document.plain(lockfile.container, "layers"))
     packages = document.plain(lockfile.packages, "dist", "conda_package")
     if lockfile.packages.conda_content_digest is None:
-        packages.pop("conda-modified", None)  # an older revision: it was not read
+        packages.pop("conda-modified", None)  # hpcenv did not read this field when it wrote an older revision
     locked |= _flat("packages", packages)
     for dist in lockfile.packages.dist:
         sources = source_fields(dist.direct_url).items()
@@ -761,7 +762,7 @@ def not_locked(lockfile: Lockfile) -> tuple[str, ...]:
 
 
 def not_covered(lockfile: Lockfile, *, data: bool = False) -> tuple[str, ...]:
-    """Return texts that say what the digests of a lockfile of an older revision do not cover.
+    """Return what the digests of a lockfile do not cover because its revision is older, as texts.
 
     Args:
         data: whether the project has [[data]].
@@ -845,8 +846,8 @@ def package_expectations(lockfile: Lockfile) -> tuple[PackageExpectation, ...]:
             name=dist.name,
             version=dist.version,
             record_sha256=dist.record_sha256 or "",
-            # Only a distribution that was modified when it was locked has a content digest;
-            # otherwise its content is what RECORD lists.
+            # A distribution has a content digest only if its files were modified before it was locked.
+            # Otherwise its files are equal to its RECORD.
             content_sha256=dist.content_sha256 or dist.record_sha256 or "",
             programs_sha256=dist.programs_sha256 or ("none" if _has_programs(lockfile, dist) else ""),
         )
@@ -855,5 +856,5 @@ def package_expectations(lockfile: Lockfile) -> tuple[PackageExpectation, ...]:
 
 
 def _has_programs(lockfile: Lockfile, dist: DistTable) -> bool:
-    """Return whether the lockfile says which programs a package has, even if it has none."""
+    """Return whether the lockfile records the programs of a package. It also records that a package has none."""
     return lockfile.revision >= 1 and dist.record_sha256 is not None

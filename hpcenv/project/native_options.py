@@ -66,8 +66,9 @@ _SRUN = {
     **dict.fromkeys(("prolog", "epilog", "task-prolog", "task-epilog"), _PROGRAM),
 }
 
-# Long options of sbatch and srun that hpcenv can pass on (sbatch(1) and srun(1) of Slurm 24.11). Only used to recognise
-# them without --sbatch or --srun in front; other options can be passed on, too.
+# Long options of sbatch and srun that hpcenv can pass on (sbatch(1) and srun(1) of Slurm 24.11). With this list, hpcenv
+# recognises such an option if the user forgets --sbatch or --srun before it. Options that are not in this list can be
+# passed on, too.
 _KNOWN_TO_SBATCH = frozenset(
     (
         "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "contiguous", "core-spec",
@@ -89,7 +90,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def program_of(name: str) -> str | None:
-    """Return the program, `sbatch` or `srun`, that a long option can be passed on to; None if neither has this option.
+    """Return the program that has this long option: `sbatch` or `srun`; None if no list above has this option.
 
     Args:
         name: the name of the option, without dashes in front.
@@ -151,7 +152,7 @@ def check(program: str, name: str, value: str | None) -> None:
 
 
 def is_gpu_gres(item: str) -> bool:
-    """Return whether an item of `--gres` asks for a GPU, or for a part of one (gres.conf(5), Slurm 24.11)."""
+    """Return whether an item of `--gres` requests a GPU or a part of a GPU (gres.conf(5), Slurm 24.11)."""
     return re.split("[:=]", item.removeprefix("gres/").removeprefix("gres:"), maxsplit=1)[0] in ("gpu", "shard", "mps")
 
 

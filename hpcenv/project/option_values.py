@@ -1,6 +1,6 @@
-"""The kinds of values that options have: which values are valid, and in which form hpcenv keeps them.
+"""The kinds of values of options. The functions here check a value and return it in the form that hpcenv uses.
 
-Runs on: LOGIN NODE. Pure. One of these rules checks every value once, when hpcenv receives it: from the
+Runs on: LOGIN NODE. Pure. hpcenv checks each value once by one of these rules, when it receives the value from the
 command line, from hpcenv.toml, from a site profile, from a variable or from Python.
 """
 
@@ -43,7 +43,7 @@ def positive(value: int) -> int:
 
 
 def not_negative(value: int) -> int:
-    """Return a whole number that is not negative, and no larger than Slurm's counts and torch's seeds."""
+    """Return a whole number that is not negative and less than 2^32, as Slurm's counts and torch's seeds must be."""
     if value < 0:
         raise ValueError("must not be negative")
     if value >= 1 << 32:
@@ -71,7 +71,7 @@ def seconds(value: str | int) -> int:
 
 
 def size(value: str | int) -> int:
-    """Return a size in bytes: `200G` is 200 * 10**9, as disks are sold and `df -H` shows them."""
+    """Return a size in bytes. `200G` is 200 * 10**9, as on the label of a disk and in the output of `df -H`."""
     match = re.fullmatch(r"([0-9]{1,18})([kMGT]?)B?", str(value))
     if match is None:
         raise ValueError("is not a size, for example 200G")
@@ -87,13 +87,13 @@ def step_range(value: str) -> str:
 
 
 def first_and_last(steps: str) -> tuple[int, int]:
-    """Return both ends of a range that `step_range` has returned."""
+    """Return the first and the last step of a range that `step_range` has returned."""
     first, _, last = steps.partition(":")
     return int(first), int(last)
 
 
 def memory(value: str) -> str:
-    """Return the memory of a GPU in one form, `40 GB`: a size in whole gigabytes."""
+    """Return the memory of a GPU in whole gigabytes, always in the form `40 GB`."""
     whole, rest = divmod(size(text(value).replace(" ", "")), 10**9)
     if rest or not whole:
         raise ValueError("must be whole gigabytes, for example 40 GB")
@@ -111,7 +111,7 @@ def variables(value: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def secrets(value: Mapping[str, str]) -> Mapping[str, str]:
-    """Return secrets with sources that nodes can read. Errors do not repeat a wrong source, as it may be the secret."""
+    """Return secrets with sources that nodes can read. An error does not show a wrong source: it may be the secret."""
     for name, source in variables(value).items():
         if not SECRET_SOURCE.fullmatch(source):
             raise ValueError(f"the source of {name} must be `file:PATH` or `env:NAME`, never the value itself")
@@ -245,7 +245,7 @@ _PARSERS: dict[str, Callable[[Option, object], OptionValue]] = {
 
 
 def argv_of(option: Option, value: OptionValue) -> list[str]:
-    """Return how a value is written on the command line; empty for the value that means "not given"."""
+    """Return how a value is written on the command line; empty if the option is not given."""
     if value is None or value == option.absent:
         return []
     if option.kind == "flag":

@@ -5,15 +5,15 @@ Runs on: LOGIN NODE. Data only.
 This table defines the options of `hpcenv submit` and `hpcenv rerun`, the keys of [submit] in
 hpcenv.toml and in site profiles, the keywords of the Python API, the order of the `#SBATCH` lines,
 the reference page (docs/reference/options.md) and the typed classes in option_types.py and
-site_option_types.py. The table is in project/ because hpcenv.toml and site profiles are read here, and
-project/ must not import submission/.
+site_option_types.py. The table is in project/, because project/ reads hpcenv.toml and site profiles, and must not
+import submission/.
 
 To add an option, write one row and run
 
     scripts/reference-docs
 
-which writes these classes, the reference page and the recorded help pages again. A row made with
-`_directive` needs nothing else: its value becomes the `#SBATCH` line. If hpcenv itself acts on an
+The script writes these classes, the reference page and the recorded help pages again. If the row is made with
+`_directive`, you need no more code, because the value becomes the `#SBATCH` line. If hpcenv itself acts on an
 option, write that code, too.
 """
 
@@ -41,8 +41,8 @@ ValueKind = Literal[
     "native",  # NAME[=VALUE] of another program's option, several times
 ]
 
-# Kinds whose values are numbers, yes or no, or a word from a list. Such a value cannot name a thing outside the
-# project.
+# Kinds of which a value is a number, yes or no, or a word from a list. Such a value cannot name a file, folder or
+# program outside the project.
 BOUNDED: frozenset[ValueKind] = frozenset({"count", "flag", "switch", "choice", "time", "seconds", "size", "steps"})
 
 OptionPlace = Literal["command", "python", "project", "site"]
@@ -54,7 +54,7 @@ ONLY_PROJECT: frozenset[OptionPlace] = frozenset({"project"})
 ONLY_FILES: frozenset[OptionPlace] = frozenset({"project", "site"})
 ALL_BUT_COMMAND: frozenset[OptionPlace] = ONLY_FILES | {"python"}
 
-# The groups are in the order in which a user thinks of them. The rows below are in the order of the `#SBATCH` lines.
+# The groups are in the order of the help pages. The rows below are in the order of the `#SBATCH` lines.
 OptionGroup = Literal[
     "What runs",
     "Where",
@@ -79,7 +79,7 @@ class Option:
         name: the name in Python. On the command line and in TOML, `_` is written as `-`.
         help: the help text. This text must be understandable without the other rows.
         places: where the option can be set.
-        rare: few users need the option, so `--help` leaves it out and `--help-all` shows it.
+        rare: few users need the option, so only `--help-all` shows it, not `--help`.
         metavar: placeholder of the value in the help text.
         minimum: the smallest value of a count.
         choices: the values of a choice.
@@ -91,12 +91,12 @@ class Option:
         torchrun: option of torchrun that gets the value.
         written: whether the value is written unchanged into the `#SBATCH` line. If `written` is false, hpcenv computes
             that line.
-        environment: a variable that sets sbatch's default. hpcenv reads it as the user's own default.
+        environment: a variable that sets sbatch's default. hpcenv uses its value as the user's default.
         needs_slurm: whether the option has no effect without Slurm (`--cluster local`).
-        asks: what a value does outside the project. The record of a run may come from somebody else. So `rerun` and
+        asks: what a value does outside the project. The record of a run may come from another person. So `rerun` and
             `reproduce` show such a value with the text in `asks`, and the user must accept the value. An empty text
-            means that the value does nothing outside the project. None means that the row does not say it, which is
-            allowed only for the kinds in `BOUNDED`.
+            means that the value does nothing outside the project. None means that the row gives no text. Only rows of
+            the kinds in `BOUNDED` may have None.
     """
 
     name: str
@@ -159,7 +159,7 @@ def _directive(
         written=True,
         environment=environment,
         needs_slurm=True,
-        # It is one value of one #SBATCH line, and Slurm decides what this user may have.
+        # The value is one value of one #SBATCH line, and Slurm decides what this user may request.
         asks="",
     )
 

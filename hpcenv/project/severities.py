@@ -28,11 +28,11 @@ Policy = Mapping[str, Severity]
 
 
 def resolve(policy: Policy, profile: DeterminismProfile = "off", *, gpus: bool = True) -> tuple[FieldSeverity, ...]:
-    """Return the severity of every possible field, as rules: for a name, the first matching rule counts.
+    """Return the severity of every possible field, as a list of rules. For a name, the first rule that fits counts.
 
     Args:
         policy: [policy] of hpcenv.toml or of a lockfile. Keys of fixed fields have no effect.
-        profile: which column of the table counts.
+        profile: the determinism profile, which decides the column of the table.
         gpus: whether the job uses GPUs.
     """
     names = {field.name for field in FIELDS if not _is_pattern(field.name)}
@@ -57,7 +57,7 @@ def problems(keys: Iterable[str], locked: Iterable[str] | None = None) -> tuple[
 
     Args:
         keys: the keys of [policy].
-        locked: the fields of the environment that was locked; None before it was read.
+        locked: the fields of the locked environment; None if the environment was not read yet.
     """
     names = None if locked is None else frozenset(locked)
     found = (_problem(key, names) for key in sorted(keys))
@@ -83,8 +83,9 @@ def _problem(key: str, locked: frozenset[str] | None) -> str | None:
     return f'unknown field `policy."{key}"`' + (f", perhaps you meant `{close[0]}`" if close else "")
 
 
-# Families whose members are known only after the environment was read, or never.
+# Families with members that are known only after the environment was read.
 _READ_LATER = ("libs", "loaded", "packages")
+# Families in which every name is allowed.
 _ANY_MEMBER = ("env", "data")
 
 
@@ -128,7 +129,7 @@ def _severity(name: str, row: Field, policy: Policy, profile: DeterminismProfile
 
 
 def _chosen(name: str, policy: Policy) -> Severity | None:
-    """Return the severity that [policy] gives to a name or a family of names; None if it gives no severity."""
+    """Return the severity that [policy] gives to a name or a family of names; None if [policy] does not name it."""
     if name in policy:
         return policy[name]
     return next((policy[key] for key in _narrowest_first(policy) if fits(key, name)), None)

@@ -110,7 +110,7 @@ class SourceTable(Document):
         page: title and path or address.
         version: commit or version of the source.
         date: the date of that version.
-        checked: when somebody last compared the values with the source.
+        checked: when a person last compared the values with the source.
     """
 
     page: Text
@@ -123,12 +123,12 @@ class SourcedTable(Document):
     """The information that each value of a profile can have.
 
     Attributes:
-        reason: why the value is set; the run shows the reason. Only a bind may have no reason.
+        reason: why the value is set. hpcenv shows the reason in the run. Only a bind may have no reason.
         source: the source of the reason: the ID of a [source.ID], or a page, a ticket, a measurement.
         version: commit or version of the source, if [source.ID] does not have it. `date` and `checked` are used in the
             same way.
         date: the date of the source.
-        checked: when somebody last compared the value with the source.
+        checked: when a person last compared the value with the source.
         evidence: what showed that the value works: job id, versions, figures.
         expires: after this day the value must be checked again.
         when: the runs that the value is for. Without `when`, the value is for every run.
@@ -154,9 +154,9 @@ class SiteBindTable(SourcedTable):
 
     Attributes:
         source: path on the nodes; with `*`, `?` or `[` a pattern. `${user}` and `${jobid}` are replaced.
-        target: path in the container. A path that ends in `/` is a folder with every file that fits the pattern.
-        read_only: programs in the container cannot write to it.
-        optional: on a node without the source, containers start without this bind.
+        target: path in the container. If the path ends in `/`, it is a folder for all files that fit the pattern.
+        read_only: whether programs in the container can only read it.
+        optional: whether containers start without this bind on a node that does not have the source.
         cites: the same as `source` in other tables: the ID of a [source.ID], or a page.
     """
 
@@ -175,15 +175,15 @@ class SiteBindTable(SourcedTable):
 class VariableTable(SourcedTable):
     """[env.NAME] of a site, or one of several [[env.NAME]]: how a variable is set or changed for the ranks.
 
-    Of several tables, the tables whose `when` holds are applied in their order.
+    If there are several tables for one variable, hpcenv applies the tables with a fulfilled `when`, in their order.
 
     Attributes:
         value: the new value. `${node-local}`, `${jobid}` and `${user}` in the value are replaced.
-        prepend, append: texts that extend the old value, which comes from earlier tables, else from modules, else from
-            the image.
+        prepend, append: texts that extend the old value. The old value comes from earlier tables, else from modules,
+            else from the image.
         separator: the text between the old value and the new part.
-        unset: the ranks do not get the variable from modules or from the job.
-        min_nodes: smallest number of nodes for which the variable is set: NCCL_NET=IB is an error on one node.
+        unset: whether hpcenv removes the variable, so that the ranks do not get it from modules or from the job.
+        min_nodes: smallest number of nodes for which the variable is set. For example, NCCL_NET=IB fails on one node.
     """
 
     value: Annotated[str, AfterValidator(_without_nul)] | None = None
@@ -216,7 +216,7 @@ class ModuleTable(SourcedTable):
     use: AbsolutePath | None = None
 
 
-# Options of sbatch that hpcenv has in its own table, and that [[option]] can set, too: with a reason and a condition.
+# Options of sbatch that hpcenv has in its own table. [[option]] can set them, too, with a reason and a condition.
 OWN_OPTIONS = ("constraint", "exclude", "qos", "reservation")
 
 
@@ -249,10 +249,10 @@ def _check_option(option: OptionTable) -> None:
 
 
 class RuntimeTable(SourcedTable):
-    """[runtime]: the program that starts containers on this system. `none`: hpcenv can start no container here.
+    """[runtime]: the program that starts containers on this system. `none` means that hpcenv cannot start containers.
 
     Attributes:
-        kind: `singularity` means SingularityCE or SingularityPRO 4, or a link of that name to Apptainer.
+        kind: `singularity` means SingularityCE or SingularityPRO 4, or a link with the name `singularity` to Apptainer.
         program: absolute path of the program, or its name on PATH after the modules are loaded. Default: `kind`.
     """
 
@@ -261,7 +261,7 @@ class RuntimeTable(SourcedTable):
 
 
 class StoreTable(SourcedTable):
-    """[store]: where images are kept on this system, if neither the user nor the project names a folder.
+    """[store]: the folder of images on this system. It is used if the user and the project name no folder.
 
     Attributes:
         folder: the folder. In this path, `${user}` is replaced by the user's name, and `${NAME}` by the variable NAME
@@ -320,7 +320,7 @@ class SlurmTable(Document):
 
 
 class SiteWatchTable(Document):
-    """[watch]: what the site wants to know about its users' jobs.
+    """[watch]: the information about jobs that the site collects.
 
     Attributes:
         prometheus: a folder of node_exporter's textfile collector, in which jobs may write.
@@ -335,7 +335,7 @@ class SiteFile(Document):
     Attributes:
         name: the name of the profile, for `--site`.
         sbatch, srun: options that are passed on to sbatch and srun.
-        notes: what a user of the system should know first: missing features, contradictions between sources.
+        notes: what a user of the system should know first, for example missing features.
         modules: environment modules that the batch script loads, in this order.
         module_use: folders of modules that `module use` adds before the modules are loaded.
     """
@@ -366,7 +366,7 @@ class SiteFile(Document):
         """Check rules that involve several keys; return the table itself.
 
         Raises:
-            ValueError: a rule is broken. The message says which one.
+            ValueError: the profile does not follow a rule. The message names this rule.
         """
         for name, tables in self.env.items():
             for table in tables:
@@ -403,7 +403,7 @@ class SiteFile(Document):
             yield from ((f"env.{name}", table) for table in tables)
 
     def source_of(self, table: SourcedTable) -> SourceTable | None:
-        """Return the source of a value, completed by the value's own information; None without a source."""
+        """Return the source of a value, with the information that the value itself has; None without a source."""
         if table.cited is None:
             return None
         named = self.source.get(table.cited, SourceTable(page=table.cited))

@@ -17,9 +17,9 @@ from hpcenv.project import document, template, toml_files
 from hpcenv.project.site import SiteFile
 
 SUFFIX = ".toml"
-# A profile has a few kilobytes; a larger file is not a profile.
+# A profile has a few kilobytes. A larger file cannot be a profile.
 _LONGEST = 256 * 1024
-# How many profiles of one folder are used at most: the first ones in order of names.
+# At most this number of profiles of one folder is used. They are the first ones in the order of their names.
 _MOST_FILES = 200
 
 
@@ -30,10 +30,9 @@ def user_folder(environ: Mapping[str, str]) -> Path:
 
 
 def folders(project: Path | None, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders that are searched for profiles, in this order; `project` is the folder of hpcenv.toml.
+    """Return the folders in which hpcenv searches for profiles, in order. `project` is the folder of hpcenv.toml.
 
-    The user's own profiles come before the project's profiles, because a person's choice has priority over the
-    project's.
+    The user's own profiles come before the project's profiles, because the choice of the user has priority.
     """
     # The same specification says: if the variable is not set or empty, /etc/xdg is used.
     words = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
@@ -77,8 +76,8 @@ def in_folder(folder: Path) -> tuple[Path, ...]:
 def read(path: Path) -> tuple[SiteFile, HpcenvError | None]:
     """Return a profile, and the error if it must not be used.
 
-    A profile that must not be used is also read: if such a profile fits the cluster, the user must know that the
-    profile was ignored.
+    This function also reads a profile that must not be used. If such a profile fits the cluster, the user must know
+    that hpcenv ignored it.
 
     Raises:
         FileUnusable: the file cannot be read, or is not a regular file.
@@ -103,14 +102,14 @@ def read(path: Path) -> tuple[SiteFile, HpcenvError | None]:
 
 def _open(path: Path) -> int:
     try:
-        # O_NONBLOCK: to open a pipe would wait for a writer.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise FileUnusable(f"cannot read the site profile `{path}`", why=error.strerror) from error
 
 
 def _untrusted(path: Path, status: os.stat_result) -> FileUnusable | None:
-    """Return the error for a file that other users could change or replace; None if no other user can."""
+    """Return the error for a file that other users could change or replace; None if they cannot."""
     real = Path(os.path.realpath(path))
     try:
         folder = os.stat(real.parent)

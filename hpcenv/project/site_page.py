@@ -1,4 +1,4 @@
-"""A page on the effect of a site profile on a run: every value with condition, reason and source. Pure.
+"""A page about the effect of a site profile on a run. It lists every value with condition, reason and source. Pure.
 
 Runs on: LOGIN NODE.
 """

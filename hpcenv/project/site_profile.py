@@ -1,4 +1,4 @@
-"""The effect of a site profile on a run: values whose condition holds, with reasons and sources.
+"""The effect of a site profile on a run: the values with a fulfilled condition, with their reasons and sources.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -23,7 +23,7 @@ from hpcenv.project.site_when import RunFacts, in_words, judge
 from hpcenv.records.manifest import Bind, Setting
 from hpcenv.records.variables import OLD_VALUE, is_left_alone
 
-# Programs that start containers, and that hpcenv can use.
+# The programs for containers that hpcenv can use.
 USABLE_RUNTIMES = ("apptainer", "singularity")
 
 
@@ -34,8 +34,8 @@ class UsedValue:
     Attributes:
         kind: `variable`, `module`, `bind`, `sbatch`, `srun`, `rendezvous`, `runtime`, `store`, `entry-wrapper` or
             `base-image`.
-        value: the value as it is set. In a value that extends the old value of a variable NAME, `${NAME}` is the old
-            value.
+        value: the value as it is set. If the value extends the old value of a variable NAME, `${NAME}` stands for the
+            old value.
         when: the condition of the value in words; empty without a condition.
         source: page, version, date, and the date of the check; empty if the profile names no source.
         evidence: what showed that the value works.
@@ -74,8 +74,8 @@ class Profile:
         rendezvous_host: pattern of the name by which nodes reach each other; empty for Slurm's name.
         entry_wrapper: command that starts every program in a container; empty without such a command.
         used: all values with their sources, after `for_run`.
-        left_out: one sentence for each value that was not set because its condition depends on something unknown, and
-            for each value that had to be checked again before today.
+        left_out: one sentence for each value that was not set because hpcenv does not know whether its condition is
+            fulfilled, and for each value that had to be checked again before today.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Profile:
 
     @property
     def default_partition(self) -> str | None:
-        """The partition of a job that names no partition, as `doctor` found it; None if `doctor` did not find it."""
+        """The partition of jobs that name no partition, as `doctor` found it; None if `doctor` found no default."""
         found = [part.name for part in self.file.slurm.partition if part.default]
         return found[0] if len(found) == 1 else None
 
@@ -111,7 +111,7 @@ class Profile:
         Args:
             run: the values that the conditions check.
             today: the present day. `left_out` names the values that had to be checked again before this day. If `today`
-                is None, `left_out` names no such values.
+                is None, hpcenv does not compare any day.
             user: the name that replaces `${user}`.
         """
         chosen = _Chosen(self.file, run, today)
@@ -168,9 +168,9 @@ class _Chosen:
     """The values of a profile file that apply to one run.
 
     Attributes:
-        modules, binds, options, rendezvous, entry_wrappers, base_images: the tables whose condition holds, in the order
-            of the file.
-        variables: the tables of variables whose condition holds, each with the name of the variable.
+        modules, binds, options, rendezvous, entry_wrappers, base_images: the tables with a fulfilled condition, in the
+            order of the file.
+        variables: the tables of variables with a fulfilled condition, each with the name of the variable.
     """
 
     def __init__(self, site: SiteFile, run: RunFacts, today: dt.date | None) -> None:
@@ -295,7 +295,7 @@ def _variables(
         )
         for name, (value, reasons) in values.items()
     }
-    # In this case, hpcenv does not set it either (judge/network/decision.py).
+    # An empty value for such a variable means that hpcenv does not set it either (judge/network/decision.py).
     settings |= {
         name: Setting(name=name, value="", origin=origin, reason=reason)
         for name, reason in unset.items()

@@ -1,4 +1,4 @@
-"""The condition `when` of a value in a site profile: for which runs the value is meant.
+"""The condition `when` of a value in a site profile. It says for which runs the value is used.
 
 Runs on: LOGIN NODE. Pure.
 """
@@ -35,12 +35,12 @@ Words = Annotated[tuple[Word, ...], BeforeValidator(_listed, json_schema_input_t
 
 
 class WhenTable(Document):
-    """`when` of a value. All keys of this table must hold. A key that is missing holds for every run.
+    """`when` of a value. A run must fulfil all keys of this table. A missing key is no condition.
 
     Attributes:
         partition: one of these Slurm partitions.
         nodes: bounds of the number of nodes, for example ">=2".
-        gpu_vendor: the vendor of the GPUs that the locked torch was built for; `none` is a CPU build.
+        gpu_vendor: the vendor of the GPUs that the locked torch was built for. `none` means a CPU build.
         gpu: patterns of the GPU's type, as Slurm or the lockfile names it, for example "h100*".
         nccl, rocm: bounds of the locked version, for example ">=2.27".
     """
@@ -58,7 +58,7 @@ class RunFacts:
     """The values of a run that the conditions of a site profile can check. None means unknown.
 
     Attributes:
-        partition: the requested partition; several are separated by commas.
+        partition: the requested partition, or several partitions, separated by commas.
         gpu_vendor, gpu, nccl, rocm: values of the lockfile. `gpu` may also be the requested type. `rocm` is `none` if
             torch is not built for ROCm.
     """
@@ -72,7 +72,7 @@ class RunFacts:
 
 
 def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
-    """Return whether a condition holds for a run.
+    """Return whether a run fulfils a condition.
 
     If the answer is unknown, also return the keys without a known value.
     """
@@ -97,7 +97,7 @@ def judge(when: WhenTable | None, run: RunFacts) -> tuple[YesNo, str]:
 
 
 def _in_partition(wanted: tuple[str, ...], requested: str | None) -> bool | None:
-    """Return whether the job will be in one of the partitions; None if that is known only once Slurm has chosen one."""
+    """Return whether the job will be in one of the partitions; None if Slurm still has to choose the partition."""
     if requested is None:
         return None
     fits = {name in wanted for name in requested.split(",")}

@@ -34,7 +34,7 @@ LOCKFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def _fields(value: dict[str, Severity]) -> dict[str, Severity]:
-    # A key without an effect would change nothing, and the user would not notice.
+    # If hpcenv accepted a key without an effect, the user would not notice the mistake.
     problems = severities.problems(value)
     if problems:
         raise ValueError("; ".join(problems))
@@ -71,7 +71,7 @@ class BindTable(Document):
 
     Attributes:
         source, target: path on the nodes, and path in the container. Without `target`, both paths are the same.
-        read_only: programs in the container cannot write to it.
+        read_only: whether programs in the container can only read it.
     """
 
     source: Text
@@ -103,11 +103,11 @@ def _hub(value: str) -> str:
 
 
 class DataTable(Document):
-    """[[data]]: a file or folder that the script reads, and that is recorded at submission and checked on the nodes.
+    """[[data]]: a file or folder that the script reads. hpcenv records it at submission and checks it on the nodes.
 
     Attributes:
         path: absolute, or relative to the folder of hpcenv.toml.
-        hub: used instead of `path`: a repository of a hub at a commit. `ORG/NAME@COMMIT` is a model. `datasets/` or
+        hub: a repository of a hub at a commit, in place of `path`. `ORG/NAME@COMMIT` is a model. `datasets/` or
             `spaces/` before the name is for a data set or a space. `hpcenv data fetch` downloads the files.
         files: patterns of files in the repository. Without patterns, all files are taken.
         compare: what the nodes compare: the content of all files, their sizes and times, or a list of names and sizes.
@@ -123,7 +123,7 @@ def _one_place(value: tuple[DataTable, ...]) -> tuple[DataTable, ...]:
     named: set[str] = set()
     for one in value:
         if one.hub is not None and one.hub in named:
-            # A run's cache has one folder for a commit.
+            # The cache of a run has only one folder for each commit.
             raise ValueError(f"two [[data]] name `{one.hub}`; write the patterns of both into `files` of one of them")
         named |= {one.hub or ""}
         if (one.path is None) == (one.hub is None):
@@ -149,7 +149,8 @@ class DeterminismTable(Document):
     """[determinism]: how strictly runs must repeat, and how strictly nodes and runs are compared.
 
     Attributes:
-        profile: `off`; `seeded`: seeds and deterministic kernels, with a warning where torch has none; or `bitwise`.
+        profile: `off`, `seeded` or `bitwise`. `seeded` means seeds and deterministic kernels, with a warning if torch
+            has no deterministic kernel for an operation. `bitwise` means that such an operation is an error.
         seed: base seed of the ranks. With the profile `off`, the ranks get seeds, but their kernels do not change.
         hash_parameters_every: hash the parameters after each N-th optimizer step; 0 for never.
     """
@@ -160,10 +161,10 @@ class DeterminismTable(Document):
 
 
 class ReproduceTable(Document):
-    """[reproduce]: how somebody else repeats a run with less hardware.
+    """[reproduce]: how another person repeats a run with less hardware.
 
     Attributes:
-        one_node: additional arguments of the script on one node, so that the global batch stays the same; `{factor}` is
+        one_node: additional arguments of the script on one node, which keep the global batch the same. `{factor}` is
             the number of ranks of the run, divided by the number of ranks on the one node.
     """
 
@@ -183,9 +184,10 @@ class WatchTable(Document):
 
     Attributes:
         sample: how often GPUs, node and ranks are measured; `off` for never.
-        stall_after: a rank without an optimizer step for this time is checked; `auto` is 10 times its median step, and
-            at least 5 minutes.
-        on_stall: what to do if the ranks hang: `stop` ends the job, `requeue` also queues it again.
+        stall_after: hpcenv checks a rank that has made no optimizer step for this time. `auto` is 10 times the median
+            time of its steps, and at least 5 minutes.
+        on_stall: what to do if the ranks hang. `report` only reports it, `stop` ends the job, and `requeue` also queues
+            the job again.
     """
 
     sample: Annotated[str | int, AfterValidator(_off_or_seconds)] = 10
@@ -200,7 +202,7 @@ class WatchTable(Document):
             idle_end: seconds without use of any GPU and CPU, after which the run ends; 0 for never.
 
         Raises:
-            UsageError: nothing is measured, but an option needs it.
+            UsageError: an option needs measurements, but nothing is measured.
         """
         off = '`sample = "off"` under [watch] in hpcenv.toml'
         if not self.sample and idle_end:
@@ -227,7 +229,7 @@ class PathsTable(Document):
     Attributes:
         runs, lockfiles: folders of the project for runs and lockfiles.
         store: folder for blobs and SIFs. Projects that name the same folder share its blobs and SIFs.
-        store_shared: whether the group of the store's folder may write to the store, and is trusted.
+        store_shared: whether the group of the store's folder may write to the store. hpcenv then trusts this group.
     """
 
     runs: Text = "runs"
@@ -269,15 +271,15 @@ def _environment_names(value: dict[str, EnvironmentTable]) -> dict[str, Environm
 
 
 class Project(Document):
-    """hpcenv.toml as a whole.
+    """The whole file hpcenv.toml.
 
     Attributes:
         image: `docker://HOST/NAME:TAG`, `oci:DIR`, `oci-archive:FILE`, `docker-archive:FILE`,
             `oras://HOST/NAME:TAG`, a SIF, a definition file, or `host`.
         overlay: `PATH:TARGET`: a squashfs with packages, mounted read-only at a path of the container.
         python: the interpreter: a path (host) or a name inside the image.
-        platform: the platform whose image is used, if an index has several.
-        allow_floating: accept `latest` or no tag.
+        platform: the platform of the image, if an index has images for several platforms.
+        allow_floating: whether to accept an image with the tag `latest` or without a tag.
         plain_http: registries (`HOST:PORT`) that are used without TLS.
         ca_file: CA certificates to trust, for registries with a private CA.
         submit: defaults for `hpcenv submit`.
@@ -286,7 +288,7 @@ class Project(Document):
         env: variables for the ranks, as literal text. These variables override what hpcenv detects.
         secrets: secret variables for the ranks: file:PATH or env:VARIABLE. Only the nodes read the values.
         policy: field -> severity in the gate. The lockfile records this severity.
-        environment: name of a lockfile -> the values of its environment that replace the values here.
+        environment: name of a lockfile -> the values for this environment, which replace the values here.
     """
 
     replaced: ClassVar[Mapping[str, str]] = {
@@ -348,16 +350,16 @@ TEMPLATE = """\
 #:schema ./hpcenv.schema.json
 # hpcenv.toml: what this project needs. `hpcenv lock` resolves it into a lockfile.
 
-# The container image, with a tag or a digest that does not float:
+# The container image, with a fixed tag (not `latest`) or a digest:
 #   image = "docker://ghcr.io/OWNER/NAME:TAG"
-# or "host": no container; the Python environment of this machine is locked instead.
+# With "host", there is no container, and the Python environment of this machine is locked.
 image = "{image}"
 
-# Packages on top of the image: a squashfs, and where it is mounted, read-only.
+# Additional packages: a squashfs, and the folder in the container where it is mounted, read-only.
 # overlay = "venv.sqsh:/user-software"
 
-# The interpreter: a path (image = "host"; default: the active virtual environment), or a
-# name inside the image (default: python3).
+# The Python interpreter. In an image, this is a name inside the image (default: python3).
+# On the host, it is a path (default: the active virtual environment).
 {python}
 
 # Registries that are used without TLS, as HOST:PORT.
@@ -372,61 +374,61 @@ image = "{image}"
 # partition = "gpu"      # --partition
 # account = "my-project" # --account
 # gpu-request = "gres"   # how this cluster accepts requests for GPUs: gpus-per-node or gres
-# gpu-type = "h100"      # --gpu-type: as sinfo --format=%G names it, if there are several
+# gpu-type = "h100"      # --gpu-type: as sinfo --format=%G names it, if there are several types
 
-# Variables for the ranks, as literal text. They override what hpcenv detects.
+# Variables for the ranks, as literal text. They override the values that hpcenv detects.
 [env]
 # NCCL_DEBUG = "INFO"
 
-# Further folders of the host that the container sees; it always sees project and run folder.
+# More folders of the host that the container sees. It always sees the project and the run folder.
 # [[bind]]
 # source = "/scratch/datasets"
 # target = "/data"
 # read-only = true
 
-# A run works in its own copy of the project. Folders that its outputs go to instead; what the copy leaves out.
+# A run works in its own copy of the project.
 [code]
-# live = ["outputs"]
-# ignore = ["wandb"]
+# live = ["outputs"]     # folders of the project itself that the run writes to
+# ignore = ["wandb"]     # files and folders that the copy leaves out
 
-# Data that the script reads: recorded at submission, compared on every node before training.
+# Data that the script reads. hpcenv records them at submission, and every node compares them before the training.
 # [[data]]
 # path = "/scratch/datasets/train"
 # compare = "size-and-time" # or sha256 (reads everything), or list (names and sizes)
 
-# A model or data set of a hub at a commit; `hpcenv data fetch` brings it here, for nodes without network.
+# A model or data set of a hub at a commit. `hpcenv data fetch` downloads it, so nodes need no network.
 # [[data]]
 # hub = "ORG/NAME@0000000000000000000000000000000000000000" # or datasets/...; see `hpcenv data resolve ORG/NAME`
 # files = ["*.json", "*.safetensors"] # only these files
 
-# What the nodes have. With it, hpcenv refuses a torch without kernels for it before the queue.
+# The GPU of the nodes. If the locked torch has no kernels for this GPU, hpcenv refuses the run before the queue.
 [host]
 # gpu = "h100"
-# gpu-memory = "40 GB"     # the least of each GPU, as data sheets name it
+# gpu-memory = "40 GB"     # the minimum for each GPU, as data sheets name it
 
-# seeded: seeds and deterministic kernels; bitwise: results repeat to the last bit, and the nodes are compared in builds
-# of libraries, GPU models and NCCL settings too.
+# seeded: seeds and deterministic kernels. bitwise: results repeat to the last bit, and hpcenv also compares the builds
+# of libraries, the GPU models and the NCCL settings of the nodes.
 [determinism]
 # profile = "bitwise"    # --determinism
-# seed = 1234            # --seed; without a profile: seeds, and the fast kernels
+# seed = 1234            # --seed; without a profile, the ranks get seeds, but keep the fast kernels
 
-# How somebody else repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
+# How another person repeats a run on one node (`hpcenv reproduce --rung 1`) with the same global batch.
 [reproduce]
 # one-node = ["--accumulate", "{{factor}}"]
 
-# While the ranks run, each node looks at GPUs, memory, steps and waiting: `hpcenv top`, `hpcenv report`.
+# While the ranks run, each node measures its GPUs, memory, steps and waiting times, for `hpcenv top` and `report`.
 [watch]
 # sample = "10s"         # or "off"
 # stall-after = "auto" # if a rank makes no optimizer step for this time, the stacks of all ranks are read
 # on-stall = "report" # if the ranks hang; or "stop", or "requeue"
 
 # Another environment of this project: `hpcenv lock --lock data` writes lockfiles/data.lock.toml, and
-# `hpcenv submit prepare.py --lock data` uses it. It also takes python, platform, and the tables env, bind and policy.
+# `hpcenv submit prepare.py --lock data` uses it. It can also have python, platform, and the tables env, bind, policy.
 # [environment.data]
 # image = "docker://REGISTRY/OWNER/NAME:TAG"
 
-# Change how much a field matters: must, warn or info. Recorded in the lockfile.
-# `hpcenv explain` lists the fields; `*` stands for one part of a name.
+# Changed severities of fields: must, warn or info. The lockfile records them.
+# `hpcenv explain` lists the fields. `*` stands for one part of a name.
 [policy]
 # "system.glibc" = "must"
 """

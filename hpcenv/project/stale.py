@@ -45,7 +45,7 @@ _ABOUT_THE_SIF = frozenset({"sif-missing", "sif-differs"})
 
 
 def hint(reasons: Sequence[StaleReason], *, path: Path, name: str) -> Hint:
-    """Return what to do about a stale lockfile. The hint keeps a lockfile that may still have what the user wants.
+    """Return what to do about a stale lockfile. If the user may still want the locked values, the hint keeps the file.
 
     Args:
         path: the path of the lockfile.
@@ -141,12 +141,12 @@ def _placed(overlay: OverlayTable | None) -> str:
 def edited_content(lockfile: Lockfile) -> str | None:
     """Return the fingerprint of an edited lockfile's content; None if the lockfile was not edited."""
     content = lock_model.fingerprint(lock_model.to_data(lockfile))
-    # This hpcenv knows only a part of a newer revision.
+    # This hpcenv does not know all keys of a newer revision, so it cannot compute that fingerprint.
     return content if lockfile.revision <= lock_model.REVISION and content != lockfile.fingerprint else None
 
 
 def _changed_env(project: Project, lockfile: Lockfile) -> list[StaleReason]:
-    """Return the variables of [env] that differ from the lockfile; for a credential, only the name is compared."""
+    """Return the variables of [env] that differ from the lockfile. For a credential, only the name is compared."""
     now = locked_env(project)
     names = sorted(name for name in {*now, *lockfile.env} if now.get(name) != lockfile.env.get(name))
     if not names:
@@ -174,7 +174,7 @@ def _changed_binds(project: Project, lockfile: Lockfile) -> list[StaleReason]:
 
 
 def locked_binds(project: Project) -> tuple[LockedBindTable, ...]:
-    """Return [[bind]] of hpcenv.toml in the form of a lockfile, without content. The host has no binds.
+    """Return [[bind]] of hpcenv.toml in the form of a lockfile, without content. An environment on the host has none.
 
     If two binds have the same target, the first bind counts, as at the start of a container.
     """

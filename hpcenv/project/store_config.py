@@ -1,4 +1,4 @@
-"""The folder of images, as data. `hpcenv.image.store` opens the folder.
+"""Which folder is the store of images. `hpcenv.image.store` opens this folder.
 
 Runs on: LOGIN NODE.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class StorePlace:
-    """The folder of a store, and the users who are trusted to own it; see `open_store`.
+    """The folder of a store, and the users who are trusted to own the folder; see `open_store`.
 
     Attributes:
-        origin: what names the folder, for people.
+        origin: which setting names the folder, as text for people.
     """
 
     root: Path
@@ -29,9 +29,9 @@ class StorePlace:
 def default_store(environ: Mapping[str, str], cache: Path) -> tuple[Path, str]:
     """Return the default folder of images, and why this folder was chosen.
 
-    Homes are small on most clusters, but images are large. So $SCRATCH is preferred if the site sets this variable. An
-    existing store in the cache folder stays in use. If a site deletes images on its scratch file system, hpcenv can
-    make them again from the lockfile.
+    Home folders are small on most clusters, but images are large. So $SCRATCH is preferred if the site sets this
+    variable. If a store exists in the cache folder, it stays in use. If a site deletes images on its scratch file
+    system, hpcenv can make them again from the lockfile.
 
     Args:
         environ: the user's environment.

@@ -1,9 +1,9 @@
-"""Templates: fill the holes of a text, and find the template files of hpcenv.
+"""Templates: replace the placeholders in a text, and find the template files of hpcenv.
 
 Runs on: LOGIN NODE.
 
-A hole is `@{name}`: it does not clash with a `$` of the shell, and a batch script with holes is valid shell code. A
-part that only some files need is between the lines `#@if NAME` and `#@end`.
+A placeholder (`hole` in this code) is `@{name}`. The shell does not replace it, and a batch script with placeholders is
+valid shell code. A part that only some files need is between the lines `#@if NAME` and `#@end`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _PART = re.compile(r"^#@if (?P<name>[a-z-]+)\n(?P<text>.*?)^#@end\n", re.MULTILI
 
 
 def fill(template: str, values: Mapping[str, str], *, parts: Collection[str] = ()) -> str:
-    """Fill the holes of a template.
+    """Replace the placeholders of a template.
 
     Args:
         template: the text of the template.
-        values: the text for each hole, written unchanged.
-        parts: names of the `#@if NAME` ... `#@end` parts to keep; all other parts are left out.
+        values: the text for each placeholder, written unchanged.
+        parts: names of the `#@if NAME` ... `#@end` parts to keep. All other parts are left out.
 
     Returns:
         The filled text.
 
     Raises:
-        ValueError: a hole has no value, or a value has no hole.
+        ValueError: a placeholder has no value, or a value has no placeholder.
     """
     template = _PART.sub(lambda part: part["text"] if part["name"] in parts else "", template)
     holes = set(_HOLE.findall(template))

@@ -1,7 +1,7 @@
-"""TOML documents on disk: the only import of tomlkit.
+"""Read and write TOML files. Only this module imports tomlkit.
 
-Runs on: LOGIN NODE. Reading gives plain data. A file is written under another name and then renamed, so a lockfile is
-never incomplete.
+Runs on: LOGIN NODE. Reading returns plain data. A file is written under a temporary name and then renamed, so a
+lockfile is never incomplete.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def read_bytes(path: Path, *, error: type[HpcenvError], hint: Hint | None = None
 
 
 def loads(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> dict[str, Any]:
-    """Return the data of a TOML file from its bytes. If the bytes are no valid TOML, raise `error`, which names `path`.
+    """Return the data of a TOML file from its bytes. If they are not valid TOML, raise `error`, which names `path`.
 
-    The standard library reads TOML since Python 3.11, ten times as fast as tomlkit. If the standard library finds an
-    error, tomlkit reads the document again, because tomlkit's message names line and column.
+    Since Python 3.11, the standard library can read TOML, ten times as fast as tomlkit. If the standard library finds
+    an error, tomlkit reads the document again, because tomlkit's message names line and column.
     """
     require_short_keys(content, path, error=error, hint=hint)
     if sys.version_info >= (3, 11):
@@ -84,7 +84,7 @@ def conflict_line(content: bytes) -> int | None:
 
 
 def require_short_keys(content: bytes, path: Path, *, error: type[HpcenvError], hint: Hint | None = None) -> None:
-    """Raise `error` for a document whose dotted keys would need too much memory.
+    """Raise `error` if reading the dotted keys of the document would need too much memory.
 
     A dotted key is at the start of a line, in a table's header, or in an inline table. A dotted key never continues on
     the next line.
@@ -124,13 +124,13 @@ def _end_of_string(text: str, quote: str, position: int) -> int:
     return len(text)
 
 
-# A string in one line (TOML 1.0, "String"), also a string that does not end, at which a reader stops. Without `?`, the
-# time for a line with many such strings would grow with the square of its length.
+# A string in one line (TOML 1.0, "String"). The pattern also fits a string that does not end, because a reader stops
+# there. Without `?`, the time for a line with many such strings would grow with the square of its length.
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"?' rb"|'[^']*'?"
 
 
 def _dots(line: bytes) -> int:
-    """Return the number of dots outside the strings of a line; if the line has few dots, the number of all dots."""
+    """Return the number of dots outside the strings of a line. If the line has few dots, return the number of all."""
     dots = line.count(b".")
     return dots if dots < _MOST_PARTS else re.sub(_STRING, b"", line).count(b".")
 
@@ -174,7 +174,7 @@ def _word(value: Any) -> str:
 
 
 def _item(value: Any) -> Any:
-    """Return a tomlkit item; long arrays of strings get one line each, for readable diffs."""
+    """Return a tomlkit item. In a long array of strings, each string gets its own line, for readable diffs."""
     import tomlkit
 
     item = tomlkit.item(value)
@@ -184,7 +184,7 @@ def _item(value: Any) -> Any:
 
 
 def write(text: str, path: Path) -> bool:
-    """Write `text` unless it is already the content of the file; return whether the file changed."""
+    """Write `text` to the file. If the file has this content already, do nothing. Return whether the file changed."""
     if path.is_file() and path.read_bytes() == text.encode():
         return False
     write_text(text, path)

@@ -13,7 +13,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
 
 
 def line_of(text: str, location: Sequence[int | str]) -> int | None:
-    """Return the number of the line that sets a key, from 1; None if there is no such line.
+    """Return the number of the line that sets a key; None if there is no such line. The first line has number 1.
 
     For a key within an inline table or a list, the line of its table is returned.
 

@@ -41,10 +41,10 @@ class Workspace:
 
     @functools.cached_property
     def store_place(self) -> StorePlace:
-        """Folder of blobs and SIFs, its trusted owners, and what names it.
+        """Folder of blobs and SIFs, its trusted owners, and the setting that names the folder.
 
         Raises:
-            SpecError, FileUnusable: no folder is named, and the site profile that may name one cannot be used.
+            SpecError, FileUnusable: the user and the project name no folder, and the site profile cannot be used.
         """
         return self.find_store()
 
@@ -82,7 +82,7 @@ class Workspace:
         return replace(self, project=self.project.for_lock(name), overlays=overlays)
 
     def shown(self, path: Path) -> str:
-        """Return a path relative to the project folder if possible."""
+        """Return a path relative to the project folder. If the path is outside this folder, return it unchanged."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
 
@@ -106,17 +106,17 @@ def open_workspace(
     """Find hpcenv.toml in `start` or in a folder above, and read the file.
 
     Args:
-        store: folder of images, and what names it. `store` replaces the folder that the project names.
-        default_store: a function that returns the folder of images, and what names it. This function is called with the
-            folder of hpcenv.toml and the key `site`, if images are needed and the project names no folder of images. If
-            `default_store` is None, a folder in the project is used.
+        store: folder of images, and the setting that names it. `store` replaces the folder that the project names.
+        default_store: a function that returns the folder of images, and the setting that names it. If images are needed
+            and the project names no folder of images, this function is called with the folder of hpcenv.toml and the
+            key `site`. If `default_store` is None, a folder in the project is used.
         trusted_owners: users who may own the store, in addition to the caller and root.
         hint: what to do if there is no project.
 
     Raises:
         SpecError: no hpcenv.toml exists, or it is not valid; every problem is listed.
     """
-    # Links are not resolved: nodes may know a folder only by the path that the user has (automounter).
+    # Links are not resolved, because nodes may know a folder only by the path that the user typed (automounter).
     start = Path(os.path.abspath(start))
     root = project_around(start)
     if root is None:
@@ -140,7 +140,7 @@ def open_workspace(
 def _store(
     root: Path, project: Project, given: tuple[Path, str] | None, default_store: DefaultStore | None
 ) -> tuple[Path, str]:
-    """Return the folder of images, and what names it."""
+    """Return the folder of images, and the setting that names it."""
     if given is not None:
         return given
     if project.paths.store:
@@ -155,7 +155,7 @@ LONGEST_LOCKFILE = 4 << 20
 
 
 def to_restore(path: Path) -> Hint:
-    """Return how to get the content of a lockfile back: from git, if there is a repository."""
+    """Return how to get the original content of a lockfile back, for example from git."""
     folders = Path(os.path.abspath(path)).parents
     lock = _lock_command(path)
     if any(os.path.lexists(folder / ".git") for folder in folders):
@@ -165,7 +165,7 @@ def to_restore(path: Path) -> Hint:
 
 
 def _after_a_merge(path: Path) -> Hint:
-    """Return what to do with a lockfile in which a merge left two versions. git refuses to restore such a file."""
+    """Return what to do with a lockfile with the conflict markers of a merge. git refuses to restore such a file."""
     return ("settle hpcenv.toml first, then lock anew; the file is kept aside: ", _lock_command(path))
 
 
@@ -174,7 +174,7 @@ def _to_read(path: Path) -> Hint:
 
 
 def read_lockfile(path: Path) -> Lockfile:
-    """Read a lockfile; for a newer revision, only the known keys.
+    """Read a lockfile. If its revision is newer, read only the known keys.
 
     Raises:
         LockfileMissing, LockfileNewer, LockfileInvalid: the error has the file, the reason and a hint.
@@ -251,7 +251,7 @@ def notes_on(locked: Lockfile, path: Path, *, data: bool = False) -> tuple[str, 
         data: whether the project has [[data]].
 
     Raises:
-        LockfileMissing, LockfileInvalid: the lockfile was removed in the meantime, or cannot be read.
+        LockfileMissing, LockfileInvalid: the lockfile does not exist any more, or cannot be read.
     """
     older = f"revision {locked.revision} of `{path.name}` is older than this hpcenv's {lockfile.REVISION}"
     missing, narrower = lockfile.not_locked(locked), lockfile.not_covered(locked, data=data)

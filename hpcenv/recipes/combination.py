@@ -26,15 +26,15 @@ class Distribution:
 
     Attributes:
         codename: `VERSION_CODENAME` in the distribution's /etc/os-release.
-        release: the distribution with its number, as names of images have it, without dots: `debian12`.
+        release: the distribution with its number, as in names of images, but without dots: `debian12`.
         image: the official image of the distribution.
         python: the Python version of the distribution's package `python3`.
         python_image: the official image of the distribution with a chosen Python; `{python}` stands for its version.
             Empty if there is no such image.
-        glibc: the version of its C library, which decides which wheels run.
+        glibc: the version of its C library. Only wheels for this version or an older version run.
         fabric: packages with the user-space libraries of InfiniBand and RoCE.
-        old_pip: whether its pip has no `--report` and no `--python` (options since pip 22.2 and 22.3), so the recipe
-            installs a newer pip.
+        old_pip: whether its pip is too old for `--report` and `--python` (options since pip 22.2 and 22.3). Then the
+            recipe installs a newer pip.
     """
 
     name: str
@@ -100,7 +100,7 @@ DISTRIBUTIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combination:
-    """A torch release, CUDA, Python and distribution that fit together.
+    """A torch release, a CUDA release, a Python version and a distribution that work together.
 
     Attributes:
         cuda: the CUDA runtime version of the torch build, for example `12.6`, or `cpu`.
@@ -118,9 +118,9 @@ class Combination:
     def numpy(self) -> str:
         """The requirement for NumPy, which torch uses but does not require.
 
-        Without NumPy, `Tensor.numpy()`, and so `torch.distributed.broadcast_object_list`, ends with "Numpy is not
-        available" (seen with torch 2.14.1 on 2026-11-23). torch 2.3.0 is the first release for NumPy 2 (pytorch/pytorch
-        issue 132179, 2024-07-31).
+        Without NumPy, `Tensor.numpy()` fails with "Numpy is not available", and so does
+        `torch.distributed.broadcast_object_list` (seen with torch 2.14.1 on 2026-11-23). torch 2.3.0 is the first
+        release for NumPy 2 (pytorch/pytorch issue 132179, 2024-07-31).
         """
         return "numpy" if Version(self.torch) >= Version("2.3") else "numpy<2"
 
@@ -131,7 +131,7 @@ class Combination:
 
     @property
     def has_distribution_python(self) -> bool:
-        """Whether the Python is the distribution's package `python3`."""
+        """Whether the Python of this combination is the distribution's package `python3`."""
         return self.python == self.distribution.python
 
     @property
@@ -210,13 +210,14 @@ def named_distribution(image: str) -> str | None:
 
 
 def require_distribution(combination: Combination, base: str) -> None:
-    """Refuse a base whose name says another distribution, because that has other apt packages and another Python.
+    """Refuse a base if its name contains another distribution, which has other apt packages and another Python.
 
     Args:
-        base: an image; empty for the official image. A name that says no distribution is accepted: the build compares.
+        base: an image; empty for the official image. If its name contains no distribution, it is accepted here, and the
+            build compares the distribution.
 
     Raises:
-        SpecError: the base is another distribution.
+        SpecError: the base has another distribution.
     """
     found = named_distribution(base)
     if found is None or found == combination.distribution.name:
@@ -235,9 +236,9 @@ def require_distribution(combination: Combination, base: str) -> None:
 
 
 def has_cuda(image: str) -> bool:
-    """Return whether an image of nvidia/cuda contains CUDA's libraries, which torch's wheels contain too.
+    """Return whether an image of nvidia/cuda contains CUDA's libraries. torch's wheels contain them, too.
 
-    The `base` tags have cudart only (README of nvidia/cuda on its registry, read 2026-11-23).
+    The images with `base` tags contain only cudart (README of nvidia/cuda on its registry, read 2026-11-23).
     """
     match = re.search(r"(?:^|/)nvidia/cuda(?::([^@]*))?(?:@|$)", image.partition("://")[2] or image)
     return match is not None and "-base" not in (match[1] or "")

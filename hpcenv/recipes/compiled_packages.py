@@ -1,4 +1,4 @@
-"""Packages that an image compiles for its torch and its GPU: what their build needs. Pure; needs `packaging` only.
+"""What the build of packages needs that an image compiles for its torch and GPU. Pure; needs `packaging` only.
 
 Runs on: LOGIN NODE.
 
@@ -6,9 +6,9 @@ flash-attn, Apex and DeepSpeed do not have a wheel for every torch, CUDA and Pyt
 NAME==VERSION` compiles such packages in a build stage that the image does not contain. The packages are compiled with
 the CUDA release of torch, for the architectures in TORCH_CUDA_ARCH_LIST. The build needs no GPU.
 
-The compiler nvcc comes from wheels of pip's index from CUDA 13 on (nvidia-cuda-nvcc 13.0.88 has `bin/nvcc`). NVIDIA's
-wheels for CUDA 12 contain only ptxas (nvidia-cuda-nvcc-cu12 12.6.85, read 2026-11-23), so an image with the toolkit is
-needed.
+For CUDA 13 and newer, the compiler nvcc comes from wheels of pip's index (nvidia-cuda-nvcc 13.0.88 has `bin/nvcc`).
+NVIDIA's wheels for CUDA 12 contain only ptxas (nvidia-cuda-nvcc-cu12 12.6.85, read 2026-11-23). So for CUDA 12, the
+build needs an image with the toolkit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from hpcenv.judge.compat.toolkits import check_toolkit
 from hpcenv.recipes.combination import CPU, Combination
 from hpcenv.recipes.pinned_packages import PinnedPackage, can_be_pinned
 
-# The first CUDA release whose compiler is on pip's index.
+# The first CUDA release with a compiler on pip's index.
 _FIRST_WITH_WHEELS = 13
 
-# With --no-build-isolation pip installs nothing for a build. Most builds of CUDA extensions use these packages
-# (setup.py of flash-attn 2.8, Apex and DeepSpeed 0.17, read 2026-11-23); --build-with names more.
+# With --no-build-isolation, pip does not install the packages that a build needs. Most builds of CUDA extensions need
+# the packages below (setup.py of flash-attn 2.8, Apex and DeepSpeed 0.17, read 2026-11-23). --build-with adds more.
 _TOOLS = ("setuptools", "wheel", "packaging", "ninja", "psutil")
 
-# Parts of the toolkit that an extension of torch is compiled and linked with. CUDA's libraries with their headers are
-# among torch's own requirements.
+# Parts of the toolkit that are needed to compile and link an extension of torch. torch itself requires CUDA's libraries
+# with their headers.
 _TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
 
 # With these settings, a package compiles its extensions in this build. Without them:
@@ -58,8 +58,8 @@ class PackageBuild:
         sources: the packages to compile, with the hashes of their source archives.
         tools: packages that only the build needs, with hashes.
         arch_list: TORCH_CUDA_ARCH_LIST, for example `8.0`; empty for a CPU build.
-        base: the image to compile in, with its digest; this image has the CUDA toolkit and a compiler. An empty text
-            means the image's own base.
+        base: the image to compile in, with its digest. This image has the CUDA toolkit and a compiler. If `base` is
+            empty, the packages are compiled in the base of the recipe.
         has_wheels: whether `tools` contains nvcc.
     """
 
@@ -141,7 +141,7 @@ def needs_image(combination: Combination) -> bool:
 
 
 def require_image(combination: Combination, base: str | None) -> None:
-    """Refuse a build if hpcenv does not know where to get its compiler.
+    """Refuse a build if there is no source for its compiler.
 
     Raises:
         SpecError: CUDA is older than 13, and the user named no image to compile in.

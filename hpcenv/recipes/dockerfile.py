@@ -6,7 +6,7 @@ The parser follows Docker's Dockerfile reference (read 2026-11) and BuildKit's p
 directive, comments and blank lines inside continued lines, here-documents of RUN, COPY and ADD, JSON and shell form,
 build stages, and ARG values in FROM lines. `image/convert/definition.py` is the parser for definition files.
 
-The parser runs and fetches nothing. Every text gives a result or a `SpecError`.
+The parser runs no command and downloads nothing. For every text, it returns a result or raises a `SpecError`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from hpcenv.errors import SpecError
 
-# Dockerfiles are written by hand; a larger file is not a Dockerfile.
+# Dockerfiles are written by hand. A larger file cannot be a Dockerfile.
 _MOST_CHARACTERS = 4 * 1024 * 1024
 _MOST_INSTRUCTIONS = 20_000
 
@@ -79,7 +79,7 @@ class BuildStage:
         line: number of its FROM line.
         name: the name after `AS`; empty without a name.
         base: the image that FROM names, with ARG values filled in.
-        base_known: False when a variable in `base` has no value in this file.
+        base_known: whether all variables in `base` have a value in this file.
         parent: index of the earlier stage that `base` names; None if `base` is an image.
     """
 
@@ -178,7 +178,7 @@ def _is_empty(line: str) -> bool:
 
 
 def _logical_line(lines: Sequence[str], position: int, continues: re.Pattern[str]) -> tuple[str, int]:
-    """Join a line with the lines that continue it; return the text and the position after it."""
+    """Join a line with the lines that continue it. Return the text, and the position after the last of these lines."""
     parts: list[str] = []
     while position < len(lines):
         line = lines[position]
@@ -195,7 +195,7 @@ def _logical_line(lines: Sequence[str], position: int, continues: re.Pattern[str
 
 
 def _heredocs(logical: str, lines: Sequence[str], position: int, origin: str) -> tuple[tuple[Heredoc, ...], int]:
-    """Read the here-documents that an instruction begins; return them and the position after the last document."""
+    """Read the here-documents of an instruction. Return them, and the position after the last document."""
     if not _WITH_HEREDOC.match(logical) or "<<" not in logical:
         return (), position
     heredocs = []
@@ -236,7 +236,7 @@ def _instruction(logical: str, line: int, heredocs: tuple[Heredoc, ...]) -> Inst
 
 
 def _json_form(arguments: str) -> tuple[str, ...] | None:
-    """Return the list of the JSON form; arguments that only look like JSON are the shell form, as in Docker."""
+    """Return the list of the JSON form. If the arguments are not valid JSON, return None: they have the shell form."""
     if not arguments.startswith("["):
         return None
     try:
@@ -312,7 +312,7 @@ def assignments(instruction: Instruction) -> tuple[tuple[str, str | None], ...]:
     text = instruction.arguments.replace("\n", " ")
     words = split_words(text)
     if instruction.name == "ENV" and words and "=" not in words[0]:
-        # The old form: one name, a blank, and the rest is the value.
+        # The old form is `ENV NAME VALUE`. The value is the whole text after the first blank.
         name, _, value = text.partition(" ")
         return ((name, value.strip()),)
     pairs = (word.partition("=") for word in words)

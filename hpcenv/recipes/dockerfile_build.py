@@ -29,8 +29,8 @@ ENGINES: tuple[Engine, ...] = ("auto", "buildah", "podman")
 
 _BUILD_SECONDS = 7200.0
 _SAVE_SECONDS = 1800.0
-# buildah and podman print this if they cannot start a container for a command (buildah 1.39, podman 5.4: seen without
-# cgroups).
+# buildah and podman print this text if they cannot start a container for a command (seen with buildah 1.39 and podman
+# 5.4 without cgroups).
 _NO_CONTAINER = "error running container"
 _WITHOUT_CONTAINER = (
     "where this machine cannot start containers, the environment variable BUILDAH_ISOLATION=chroot runs the commands "
@@ -65,7 +65,7 @@ class DockerfileBuild:
 
 
 def is_dockerfile(text: str, name: str) -> bool:
-    """Return whether a file is a Dockerfile; otherwise it is a definition file."""
+    """Return whether a file is a Dockerfile. If it is not, it is a definition file."""
     if name.endswith(".def"):
         return False
     words = (line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
@@ -145,11 +145,11 @@ def _archive(
 ) -> Path:
     """Build with buildah or podman, and save the image as an archive."""
     name, archive = folder / "image-id", folder / "image.tar"
-    # In their default format OCI, buildah and podman ignore SHELL, also a SHELL in the base (buildah 1.39, podman 5.4).
+    # In their default format OCI, buildah and podman ignore SHELL, even in the base (buildah 1.39, podman 5.4).
     argv = [program, "build", "--format", "docker", "--file", str(build.path), "--iidfile", str(name)]
     if build.platform != parse_platform(f"linux/{os.uname().machine}"):
-        # With --platform, buildah and podman ask the registry even for a base that they already have. Without a
-        # network, this ends only at a time-out.
+        # With --platform, buildah and podman contact the registry even for a base that they already have. Without a
+        # network, this request fails only after a time-out.
         argv += ["--platform", str(build.platform)]
     argv += [word for key, value in build.arguments.items() for word in ("--build-arg", f"{key}={value}")]
     argv += ["--target", build.target] if build.target is not None else []
@@ -168,7 +168,8 @@ def _archive(
             "podman": [program, "save", "--format", "oci-archive", "--output", str(archive), image],
         }
         process.run(save[engine], timeout=_SAVE_SECONDS, env=environ)
-        # The image stays in the engine's own storage, which the user manages: layers are reused by the next build.
+        # The image stays in the engine's own storage, so that the next build can use its layers again. The user manages
+        # this storage.
     except ToolFailed as error:
         if _NO_CONTAINER not in (error.why or ""):
             raise
@@ -179,7 +180,7 @@ def _archive(
 
 def _uses_plain_http(build: DockerfileBuild) -> bool:
     if not build.access.plain_http:
-        return False  # then only the engine reads the file
+        return False  # in this case hpcenv does not need to read the Dockerfile
     parsed = dockerfile.parse(_text(build), origin=build.name, arguments=build.arguments)
     images = [stage.base for stage in parsed.stages if stage.parent is None and stage.base.lower() != "scratch"]
     return any(parse_reference(f"docker://{image}").registry in build.access.plain_http for image in images)

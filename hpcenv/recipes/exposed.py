@@ -13,7 +13,8 @@ _INDEX_VARIABLE = re.compile(
     r"PIP_(?:EXTRA_)?INDEX_URL|PIP_FIND_LINKS|UV_(?:DEFAULT_|EXTRA_)?INDEX(?:_URL)?|UV_FIND_LINKS|CONDA_CHANNELS"
 )
 _INDEX_PASSWORD = re.compile(r"UV_INDEX_\w+_PASSWORD|POETRY_HTTP_BASIC_\w+_PASSWORD|POETRY_PYPI_TOKEN_\w+")
-# A user name, with or without a password, because many indexes accept a token as the user name. A variable is no login.
+# A user name with or without a password, because many indexes accept a token as the user name. A URL with a variable in
+# place of the user name contains no login.
 _LOGIN_IN_URL = re.compile(r"\bhttps?://(?![^/\s@]*\$)[^/\s@'\"]+@", re.IGNORECASE)
 _NAMES_INDEX = re.compile(
     r"(?:extra[-_])?index(?:[-_]url)?\b|find[-_]links|\bchannels?\b|\bconda\b|\bdeb\b|URIs:", re.IGNORECASE
@@ -27,7 +28,7 @@ INDEX_FILE = re.compile(
 NOTEBOOK_FILE = re.compile(r"(?:^|/)jupyter_\w*config\.(?:py|json)$")
 """Settings of Jupyter."""
 
-# An empty token switches the login off (Jupyter Server 2 "Security", read 2026-11-23).
+# With an empty token, Jupyter requires no login (Jupyter Server 2 "Security", read 2026-11-23).
 _EMPTY_TOKEN = re.compile(
     r"--\w+\.token=(?:''|\"\"|\\\"\\\"|(?=\s|$|[\"']\s*(?:[,\]]|$)))"
     r"|(?:NotebookApp|ServerApp|IdentityProvider|LabApp)\.token\s*=\s*u?(?:''|\"\")"

@@ -41,12 +41,12 @@ from hpcenv.recipes.image_lint import (
 from hpcenv.text import printable
 
 _MIB = 1024 * 1024
-# Bytes; smaller caches and deleted files are not reported.
+# In bytes. Smaller caches and smaller deleted files are not reported.
 _CACHE_LEAST = _MIB
 _HIDDEN_LEAST = 50 * _MIB
 _ADVICE_LEAST = 100 * _MIB
 _SAMPLE_LIMIT = 256 * 1024
-# More findings of one rule would hide the findings of the other rules.
+# The maximum number of findings of one rule. More findings would hide the findings of the other rules.
 _MOST_OF_A_RULE = 20
 _CONFLICTS_SHOWN = 10
 
@@ -191,7 +191,7 @@ def _visible_files(layers: Sequence[ImageLayer]) -> dict[str, ImageFile]:
 
 
 def _removed_by(layer: ImageLayer, below: Mapping[str, ImageFile]) -> list[str]:
-    """Return the paths of lower layers that a layer removes, without the paths that the layer only replaces."""
+    """Return the paths of lower layers that a layer removes. Paths that the layer only replaces are not included."""
     files = {one.path for one in layer.files if one.kind != "directory"}
     # A file instead of a folder removes all paths below that folder.
     over = files & {parent for path in below for parent in _parents(path)}
@@ -312,7 +312,7 @@ def _check_second_cuda(contents: ImageContents, final: Mapping[str, ImageFile]) 
 
 
 def _check_age(contents: ImageContents, today: dt.date) -> Iterator[LintFinding]:
-    """Compare the age of the base with the limit of the rule. A date at the epoch is ignored."""
+    """Compare the age of the base with the limit of the rule. A date in 1980 or earlier is ignored."""
     try:
         made = dt.date.fromisoformat(contents.base_created[:10])
     except ValueError:
@@ -322,7 +322,7 @@ def _check_age(contents: ImageContents, today: dt.date) -> Iterator[LintFinding]
         yield finding("old-base", contents.origin, f"the base is {days} days old (made {made})")
 
 
-# Builds that can be repeated set the times of files and images to 1970 or 1980.
+# Reproducible builds set the times of files and images to 1970 or 1980.
 _EPOCH_YEAR = 1980
 
 
@@ -465,7 +465,7 @@ def _check_packages(
 def _check_compatibility(
     contents: ImageContents, final: Mapping[str, ImageFile], table: Compat
 ) -> Iterator[LintFinding]:
-    """Judge the packages around torch by the compatibility table; libraries only if torch's metadata was not read."""
+    """Judge the packages around torch by the compatibility table. Judge libraries only without torch's metadata."""
     for site, versions in sorted(installed(final).items()):
         torch, has_text = versions.get("torch", ""), _metadata_of_torch(final, site) is not None
         if table.torch(torch) is None:
@@ -508,9 +508,9 @@ def _metadata_of_torch(final: Mapping[str, ImageFile], site: str) -> str | None:
 def _check_conflicts(
     contents: ImageContents, final: Mapping[str, ImageFile], site: str, versions: Mapping[str, str]
 ) -> Iterator[LintFinding]:
-    """Compare the requirements of all packages with the installed packages. Another rule judges torch's libraries."""
+    """Compare the requirements of all packages with the installed packages, except for torch's own libraries."""
     python = re.search(r"python(3\.\d+)", site)
-    if python is None:  # Debian's dist-packages has packages of the system, which Debian's tools check
+    if python is None:  # in Debian's dist-packages, Debian's own tools check the packages
         return
     required: dict[str, list[str]] = {}
     for path, one in final.items():

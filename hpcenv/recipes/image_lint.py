@@ -54,7 +54,7 @@ class LintFinding:
         origin: the recipe or image, as the user named it.
         line: line number in a recipe, counted from 1; None for an image.
         place: for an image a path, or `layer N` with its digest; for a recipe the name of the stage.
-        what: one sentence; it contains no secret.
+        what: one sentence about the finding. It contains no secret.
         why: why the finding matters.
         advice: what to do about the finding.
         allowed: the reason why the finding is accepted; None if it is not accepted.
@@ -93,7 +93,7 @@ RULES = {
         _rule(
             "base-unknown",
             "info",
-            "its name depends on a variable without a value in this file",
+            "the name of the base depends on a variable without a value in this file",
             "give the ARG a default with a digest",
         ),
         _rule(
@@ -142,73 +142,73 @@ RULES = {
             "secret-in-environment",
             "error",
             "everyone with the image can read its variables and its history",
-            "mount it during the build (RUN --mount=type=secret), and revoke it: it is no longer secret",
+            "mount the secret during the build (RUN --mount=type=secret), and revoke it: it is no longer secret",
         ),
         _rule(
             "secret-as-argument",
             "warn",
             "the image's history contains the values of build arguments",
-            "mount it during the build: RUN --mount=type=secret",
+            "mount the secret during the build: RUN --mount=type=secret",
         ),
         _rule(
             "secret-in-file",
             "error",
             "everyone with the image can read it",
-            "mount it during the build (RUN --mount=type=secret), and revoke it: it is no longer secret",
+            "mount the secret during the build (RUN --mount=type=secret), and revoke it: it is no longer secret",
         ),
         _rule(
             "secret-in-lower-layer",
             "error",
-            "a later layer only hides it: everyone with the image can read the layer below",
-            "never write it into a layer, and revoke it: it is no longer secret",
+            "a later layer only hides the secret: everyone with the image can read the layer below",
+            "never write the secret into a layer, and revoke it: it is no longer secret",
         ),
         _rule(
             "index-credentials",
             "error",
-            "everyone with the image can read them, and download from the index or change what is on it",
+            "everyone with the image can read the credentials, and use them to download from the index or to change it",
             "mount pip.conf during the build (RUN --mount=type=secret), and revoke them: they are no longer secret",
         ),
         _rule(
             "open-notebook",
             "error",
             "nodes share a network: everybody on the cluster can run commands as the user who starts it",
-            "leave the token to Jupyter, or set IdentityProvider.token when it starts",
+            "let Jupyter make its own token, or set IdentityProvider.token when Jupyter starts",
         ),
         _rule(
             "sshd",
             "warn",
             "Slurm starts the processes of a job; an SSH server needs host keys, which no image should have",
-            "leave it out: srun, or `hpcenv attach`, gives a shell on a node",
+            "leave the server out: srun, or `hpcenv attach`, gives a shell on a node",
         ),
         _rule(
             "no-python",
             "warn",
-            "hpcenv looks into an image with the image's Python, and training needs a Python",
+            "hpcenv reads an image with the image's own Python, and the training needs a Python, too",
             "install python3, or start from an image that has it",
         ),
         _rule(
             "mirror-left",
             "warn",
-            "everyone with the image installs from this server: another site may not reach it, and it may go away",
+            "everyone who uses the image installs from this server, but another site may not reach the server",
             "mount pip.conf or apt's sources during the build (RUN --mount=type=secret); `hpcenv image init` does",
         ),
         _rule(
             "second-cuda",
             "warn",
-            "torch's wheels contain CUDA, and so does the base: several GB more, and a program may load the wrong CUDA",
-            "start from the distribution's image, or from a `base` tag of nvidia/cuda; a devel image only builds",
+            "both torch's wheels and the base contain CUDA: several GB more, and a program may load the wrong CUDA",
+            "start from the distribution's image, or from a `base` tag of nvidia/cuda; use a devel image only to build",
         ),
         _rule(
             "old-base",
             "info",
-            "its packages lack the security updates since then",
+            "the packages of the base lack the security updates since that date",
             "take the digest that the tag names now, and build again",
             limit=180,
         ),
         _rule(
             "private-folder",
             "warn",
-            "the user who runs the image may be unable to read it: with a setuid Apptainer, or as another user",
+            "another user, or a user of a setuid Apptainer, may be unable to read the folder",
             "install outside /root, with the modes 755 and 644",
         ),
         _rule(
@@ -239,7 +239,7 @@ RULES = {
         _rule(
             "no-bytecode",
             "info",
-            "a SIF is read-only: Python compiles every module at every start, on every node",
+            "a SIF is read-only, so Python compiles every module at every start, on every node",
             "install without PYTHONDONTWRITEBYTECODE and --no-compile",
         ),
         _rule(
@@ -258,7 +258,7 @@ RULES = {
         _rule(
             "allow-without-reason",
             "warn",
-            "later readers cannot decide whether it is still valid",
+            "later readers cannot decide whether the comment is still valid",
             "# hpcenv: allow RULE because ...",
         ),
     )
@@ -266,7 +266,7 @@ RULES = {
 
 
 def finding(rule: str, origin: str, what: str, **more: Any) -> LintFinding:
-    """Return a finding with the severity, reason and hint of its rule; `more` sets or replaces other attributes."""
+    """Return a finding with the severity, reason and hint of its rule. `more` sets or replaces attributes."""
     known = RULES[rule]
     return LintFinding(
         **{
@@ -287,7 +287,7 @@ _SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|SECRETS|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(?:_|$)",
     re.IGNORECASE,
 )
-# Values that name the location of a secret, or that are not secrets.
+# Values that are the place of a secret, or that are no secrets.
 _NO_SECRET = re.compile(r"|/[^\s]*|\$\{?\w+\}?|true|false|none|null|0|1|changeme|<.*>|\*+", re.IGNORECASE)
 # Patterns that the issuers publish.
 _TOKENS = {
@@ -303,7 +303,7 @@ _TOKENS = {
 URL_WITH_PASSWORD = "a URL with a password"  # noqa: S105  (its name)
 _URL_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@'\"]*:(?!\$)[^/\s@'\"]+@", re.IGNORECASE)
 
-# Files whose purpose is to contain a secret: the ends of their paths.
+# The ends of the paths of files that are made for secrets.
 SECRET_FILES = {
     ".netrc": "passwords of servers",
     ".git-credentials": "passwords of git servers",
@@ -324,7 +324,7 @@ SECRET_FILES = {
 
 
 def secret_name(name: str, value: str) -> bool:
-    """Return whether a variable has the name of a secret, and its value is neither a path nor a variable."""
+    """Return whether a variable seems to contain a secret: by its name, and if its value is no path or variable."""
     return bool(_SECRET_NAME.search(name)) and not _NO_SECRET.fullmatch(value.strip()) and not name.endswith("_FILE")
 
 
@@ -392,8 +392,8 @@ def troubles_of(
 
     Args:
         troubles: the table.
-        versions: canonical name -> version. A version is None if a recipe names no version, so that only trouble in all
-            versions counts. `nvidia-nccl-cu12` counts as `nvidia-nccl` too.
+        versions: canonical name -> version. If a recipe names no version, the version is None, and only trouble of all
+            versions counts. `nvidia-nccl-cu12` counts as `nvidia-nccl`, too.
     """
     for trouble in troubles:
         for name in versions:

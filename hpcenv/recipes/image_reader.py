@@ -25,7 +25,7 @@ from hpcenv.image.registry.manifests import ResolvedImage
 from hpcenv.recipes import image_content
 from hpcenv.recipes.image_content import ImageContents, ImageFile, ImageLayer
 
-# The same limit as squashfs_reader.MOST_ENTRIES: usable images have fewer paths.
+# The same limit as squashfs_reader.MOST_ENTRIES. Usable images have fewer paths.
 _MOST_ENTRIES = 8_000_000
 # The most bytes of file content that are read from one layer or SIF.
 _SAMPLES = 32 * 1024 * 1024
@@ -72,7 +72,7 @@ def _build_date(files: Sequence[ImageFile]) -> str:
 
 
 def _iso_date(text: str) -> str:
-    """Return a date as ISO 8601; Apptainer writes `Thursday_20_November_2026_12:30:00_UTC` (seen with 1.4.5)."""
+    """Return a date as ISO 8601. Apptainer writes `Thursday_20_November_2026_12:30:00_UTC` (seen with 1.4.5)."""
     match = re.match(r"[A-Z][a-z]+_(\d{1,2})_([A-Z][a-z]+)_(\d{4})_", text)
     if match is None:
         return text
@@ -95,7 +95,7 @@ def layer_contents(origin: str, source: LocalImage, platform: Platform) -> Image
     Args:
         origin: the image as the user named it.
         source: the layout or archive.
-        platform: the platform whose image is read, if an index has several.
+        platform: the platform of the image to read, if an index has images for several platforms.
 
     Raises:
         ImageUnavailable, ImageMismatch: the image cannot be read.
@@ -139,7 +139,7 @@ def _list(value: Any) -> list[Any]:
 
 @contextmanager
 def _blob(source: LocalImage, image: ResolvedImage, number: int) -> Iterator[Path]:
-    """Yield the path of a layer's file; a layer of an archive is copied into a temporary file."""
+    """Yield the path of a layer's file. A layer of an archive is first copied into a temporary file."""
     layer = image.layers[number]
     if source.kind == "oci":
         yield Path(source.path) / "blobs" / "sha256" / layer.digest.partition(":")[2]

@@ -6,12 +6,12 @@ Both files run the same shell lines, so a person and a test can compare them. Bo
 installs the locked wheels into /opt/venv, and `final` is the image. An image is made from:
 
     base        an image by digest, or a SIF
-    apt         the distribution's Python (unless the base contains Python), and the libraries for InfiniBand and RoCE
+    apt         the distribution's Python (if the base contains none), and the libraries for InfiniBand and RoCE
     packages    requirements.lock: NAME==VERSION --hash=sha256:..., wheels only
 
-The files name no package index and no mirror. pip and apt use the configuration of the base image, or the site's
-files (`SITE_FILES`), which are mounted at /mnt while a command runs: docker and podman mount them as build secrets,
-Apptainer with `--bind`. No layer and no SIF contains the site's files.
+The files name no package index and no mirror. pip and apt use the configuration of the base image, or the site's files
+(`SITE_FILES`). The site's files are mounted at /mnt while a command runs. docker and podman mount them as build
+secrets, and Apptainer mounts them with `--bind`. No layer and no SIF contains the site's files.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ VENV = "/opt/venv"
 SITE = "/mnt"
 SITE_FILES = ("pip.conf", "apt.sources", "apt.conf", "ca.crt")
 
-# The number is not 1000: some bases have a user with that number (ubuntu 24.04).
+# The number is not 1000, because some bases already have a user with this number (ubuntu 24.04).
 USER_ID = 10001
 
-# The first line of written files, for readers.
+# The beginning of the first line of every written file, for readers.
 FIRST_LINE = "# Written by `hpcenv image init`"
 _DOCKERIGNORE = "*\n!requirements.*\n"
 _SITE_IGNORE = "*\n!.gitignore\n"
@@ -88,7 +88,7 @@ class ImageRecipe:
         name: the image's name, without tag.
         tag: the image's tag; empty to use the tag of the combination.
         apt: more packages of the distribution.
-        base_has_python: whether the base contains the Python, so that apt installs no Python.
+        base_has_python: whether the base contains the requested Python. Then apt installs no Python.
         installer: a newer pip, if the distribution's pip is too old; None to use the distribution's pip.
         build: packages to compile; None if there are none.
     """
@@ -189,7 +189,7 @@ def _install_packages(recipe: ImageRecipe) -> str:
 
 
 def _choose_pip(recipe: ImageRecipe) -> str:
-    """Return the shell lines that set `python` to the Python whose pip installs the packages."""
+    """Return the shell lines that set `python` to a Python. The pip of this Python installs the packages."""
     part = "own" if recipe.installer is not None else "distribution"
     return fill(_template("choose-pip.sh"), {}, parts=(part,)).rstrip()
 
@@ -259,7 +259,7 @@ def _values(recipe: ImageRecipe) -> dict[str, str]:
 
 
 def _parts(*parts: tuple[str, object]) -> tuple[str, ...]:
-    """Return the names of the template parts whose condition is true."""
+    """Return the names of the template parts with a true condition."""
     return tuple(name for name, condition in parts if condition)
 
 
@@ -272,7 +272,7 @@ def _shared_parts(recipe: ImageRecipe) -> tuple[str, ...]:
 
 
 def _dockerfile(recipe: ImageRecipe) -> str:
-    """Return the Dockerfile; for BuildKit (docker 23 or later), podman and buildah (1.33 or later)."""
+    """Return the Dockerfile. It is for BuildKit (docker 23 or later), podman and buildah (1.33 or later)."""
     mounts = (f"--mount=type=secret,id={name},target={SITE}/{name},mode=0444" for name in SITE_FILES)
     values = _values(recipe) | {
         "base": recipe.base.pinned,
@@ -285,7 +285,7 @@ def _dockerfile(recipe: ImageRecipe) -> str:
 
 
 def _definition(recipe: ImageRecipe) -> str:
-    """Return the definition file; for Apptainer 1.1 or later (stages, unprivileged builds)."""
+    """Return the definition file. It is for Apptainer 1.1 or later (stages, unprivileged builds)."""
     base = recipe.base
     values = _values(recipe) | {
         "bootstrap": "localimage" if base.is_sif else "docker",
@@ -304,7 +304,7 @@ def _definition(recipe: ImageRecipe) -> str:
 
 
 def _readme(recipe: ImageRecipe) -> str:
-    """Return the README, which says how to build the image, and into which folder the site's files are put."""
+    """Return the README. It says how to build the image, and where to put the site's files."""
     index = other_index(recipe.pins)
     values = {"image": recipe.image, "sif": recipe.sif} | ({"index": index} if index else {})
     parts = ("sif" if recipe.base.is_sif else "registry", *["index"] * bool(index))

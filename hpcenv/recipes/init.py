@@ -100,11 +100,11 @@ class PreparedRecipe:
 
 
 def prepare(request: RecipeRequest, *, environ: Mapping[str, str], plain_http: Sequence[str] = ()) -> PreparedRecipe:
-    """Find the base and the packages of a recipe; write nothing.
+    """Find the base and the packages of a recipe. This function writes no file.
 
     Args:
-        request: what is wanted.
-        environ: the user's environment; pip finds its configuration through it.
+        request: the user's request.
+        environ: the user's environment, with the variables that configure pip.
         plain_http: registries that are contacted without TLS. Because hpcenv.toml lists these registries, they get no
             saved password.
 
@@ -215,7 +215,7 @@ def _newest(table: Compat, python: str) -> str:
 
 
 def write(prepared: PreparedRecipe, folder: Path, *, force: bool = False) -> WrittenRecipe:
-    """Write all files of a recipe; write none if a file in the folder was edited, or was not written by hpcenv.
+    """Write all files of a recipe. If a file in the folder was edited, or hpcenv did not write it, write no file.
 
     Args:
         force: replace files that were edited, or that hpcenv did not write.
@@ -263,7 +263,7 @@ def find_base(
         without_password: registries in `plain_http` to which no saved password is sent.
 
     Raises:
-        SpecError: `base` is neither an image reference nor a SIF.
+        SpecError: `base` is not an image reference and not a SIF.
         ImageUnavailable: `base` has no digest, and its registry does not answer.
         EnvironmentUnreadable: the SIF cannot be read.
     """
@@ -293,7 +293,7 @@ def pins_of(file: formats.PinFile, python: str) -> tuple[PinnedPackage, ...]:
     """Return the packages of a uv.lock, pylock.toml or requirements file, for Linux on x86_64.
 
     Args:
-        file: the file, and which parts of it are wanted.
+        file: the file, and the requested parts of this file.
         python: the Python version, for example `3.11`. Packages for other Python versions are left out.
 
     Raises:
@@ -335,7 +335,7 @@ def resolve(
     """Find wheels of torch, NumPy, more packages and their requirements on the index that pip is configured for.
 
     torchvision and torchaudio can only have the version that the compatibility table names for torch. If the table
-    knows no version that fits, pip chooses one.
+    names no version for this torch, pip chooses the version.
 
     Returns:
         The packages, and notes for the user.
@@ -362,7 +362,7 @@ def resolve(
 
 
 def pair_notes(pins: Sequence[PinnedPackage], torch: str, table: Compat) -> list[str]:
-    """Return a note for each of torchvision and torchaudio: what the table says about this version and this torch."""
+    """Return notes on torchvision and torchaudio: whether their versions fit this torch, by the compatibility table."""
     notes = []
     for pin in pins:
         name = canonicalize_name(pin.name)
@@ -387,7 +387,7 @@ def _trouble_notes(pins: Sequence[PinnedPackage]) -> list[str]:
 
 
 def _check_build(request: BuildRequest, table: Compat, combination: Combination) -> str:
-    """Refuse packages that cannot be compiled, and return TORCH_CUDA_ARCH_LIST. Needs no network."""
+    """Refuse packages that cannot be compiled, and return TORCH_CUDA_ARCH_LIST. This function needs no network."""
     for text in request.packages:
         parse_request(text)
     for name in request.tools:
@@ -405,7 +405,7 @@ def _find_build(
     environ: Mapping[str, str],
     plain_http: Sequence[str],
 ) -> PackageBuild:
-    """Return what is needed to compile the packages: their source archives, the tools, and the image to compile in."""
+    """Return the source archives, the tools and the image that are needed to compile the packages."""
     has_wheels = request.base is None and combination.cuda != CPU
     base = ""
     if request.base is not None:
@@ -413,7 +413,7 @@ def _find_build(
         base = f"{found.name}@{found.digest}"
     tools = tool_requirements(combination, request.tools, with_toolkit=has_wheels)
     otherwise = "take compiler and CUDA toolkit from an image: --build-base IMAGE"
-    # The image already has these packages: the build must not install another version of them.
+    # The image already has these packages, so the build must not install another version of them.
     found_tools = find_wheels(tools, combination, environ, otherwise=otherwise, constraints=pins)
     return PackageBuild(
         sources=find_sources([parse_request(text) for text in request.packages], environ),

@@ -79,7 +79,7 @@ def lint(
             `oci-archive:` and `docker-archive:` references.
         here: the folder that relative paths start from.
         allow: rules whose findings are accepted everywhere, `RULE` or `RULE=reason`.
-        platform: the platform whose image is checked, if an index has several.
+        platform: the platform of the image to check, if an index has images for several platforms.
         today: the present date, for the age of images. None means the date of this machine.
 
     Returns:
@@ -87,9 +87,9 @@ def lint(
 
     Raises:
         UsageError: `allow` names a rule that does not exist.
-        SpecError: only one path was given, and this recipe cannot be parsed.
-        FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: only one path was given, and it cannot be
-            read.
+        SpecError: only one path was given, and the recipe at this path cannot be parsed.
+        FileUnusable, ImageUnavailable, ImageMismatch, EnvironmentUnreadable: only one path was given, and the file or
+            image at this path cannot be read.
     """
     reasons = _reasons(allow)
     linter = _Linter(
@@ -172,7 +172,7 @@ def _lint_contents(contents: image_content.ImageContents, linter: _Linter) -> tu
 
 def _head(file: Path) -> bytes:
     try:
-        # O_NONBLOCK: opening a FIFO must not hang.
+        # Without O_NONBLOCK, opening a FIFO would wait.
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return os.read(fd, 64)

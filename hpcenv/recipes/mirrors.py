@@ -1,7 +1,7 @@
 """Mirrors and indexes of packages that the commands of a recipe leave in the image. Pure.
 
-Runs on: LOGIN NODE. The commands are read as text and never run. A repository of one vendor beside the distribution's
-own (CUDA, ROCm) is no mirror. What a later command removes again is not left.
+Runs on: LOGIN NODE. The commands are read as text and never run. A vendor's additional repository, for example for CUDA
+or ROCm, is no mirror. A setting that a later command removes is not reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ ReadCommand = tuple[int, tuple[str, ...], bool]
 
 
 class LeftSetting(NamedTuple):
-    """A setting that a command leaves. `key` is the file, or the word, by which a later command would remove it."""
+    """A setting that a command leaves in the image.
+
+    `key` is the file or the word that a command must name to remove the setting.
+    """
 
     line: int
     what: str
@@ -27,8 +30,8 @@ VARIABLE = re.compile(
 )
 """Variables that name an index or a mirror to pip, uv, conda, npm and the hub of Hugging Face."""
 
-# `pip config set global.index-url URL`, `conda config --add channels URL`, `npm config set registry URL`. `key` is what
-# `unset`, `--remove` and `delete` name, too.
+# `pip config set global.index-url URL`, `conda config --add channels URL`, `npm config set registry URL`. `key` is the
+# word that `unset`, `--remove` and `delete` must name.
 _CONFIGURES = (
     re.compile(r"\bpip[\d.]* (?:-\S+ )*config (?:-\S+ )*set (?:-\S+ )*(?P<key>\S*index-url)\b"),
     re.compile(
@@ -41,8 +44,8 @@ _GIT = re.compile(
 )
 _REMOVES = {"unset", "--unset", "--unset-all", "--remove", "delete"}
 
-# Files with the settings of pip, of apt for the distribution itself, and of others. What is copied is not read, so only
-# the first two kinds count for a copy.
+# Files with the settings of pip, of apt for the distribution itself, and of other programs. hpcenv does not read the
+# files that a recipe copies, so only the first two kinds count for a copy.
 _PIP_FILE = r"/etc/(?:xdg/pip/)?pip\.conf|\.(?:config/)?pip/pip\.conf|env/pip\.conf"
 _APT_FILE = r"/etc/apt/sources\.list(?:\.d/(?:debian|ubuntu)\.sources)?"
 _OTHER_FILE = r"/etc/apt/sources\.list\.d/[^\s'\"|]+|/etc/yum\.repos\.d/[^\s'\"|]+|\.?condarc|npmrc|/uv/uv\.toml"
@@ -51,7 +54,7 @@ _FILE = re.compile(rf"[^\s'\"=>|]*(?:{_PIP_FILE}|{_APT_FILE}|{_OTHER_FILE})(?![\
 _VENDORS = re.compile(r"/etc/(?:apt/sources\.list\.d/(?!(?:debian|ubuntu)\.sources)|yum\.repos\.d/)")
 
 _SERVER = re.compile(r"(?i)(?:https?|mirror)://|\$\{?\w*mirror")
-# A server with the distribution itself, and not one vendor's packages for it.
+# A server with the packages of the distribution itself, and not with the packages of a vendor.
 _DISTRIBUTION_SERVER = re.compile(r"(?i)://[^/\s]+/(?:debian|ubuntu)(?:-\w+)?(?![\w/-])|mirror")
 _SUBSTITUTION = re.compile(r"(?<!\w)s([^\w\s\\;.-])(.*?)\1(.*?)\1")
 _HOST = re.compile(r"(?:[\w-]+\\?\.)+[a-z]{2,}", re.IGNORECASE)
@@ -64,7 +67,7 @@ def copied(source: str, destination: str) -> str | None:
 
 
 def left(commands: Sequence[ReadCommand], lines: Sequence[str]) -> Iterator[LeftSetting]:
-    """Yield the settings that the commands of one stage make and do not remove again.
+    """Yield the settings that the commands of one stage make and that no later command removes.
 
     Args:
         commands: the commands of the stage, in order.
@@ -98,7 +101,7 @@ def _configured(command: ReadCommand) -> LeftSetting | None:
         if match := pattern.search(text):
             return LeftSetting(line, f"`{_without_login(text)[:80]}` stays in the image", match["key"])
     match = _GIT.search(text)
-    # git@HOST and https://HOST are one server.
+    # git@HOST and https://HOST name the same server.
     if match and _domains(match["new"]) - _domains(match["old"]):
         return LeftSetting(line, f"`{_without_login(text)[:80]}` stays in the image", match["key"])
     return None
@@ -141,7 +144,7 @@ def _content(commands: Sequence[ReadCommand], n: int, lines: Sequence[str]) -> s
 
 
 def _puts_server(script: str) -> bool:
-    """Return whether a sed script puts another server in place of the one that it finds."""
+    """Return whether a sed script replaces a server by another server."""
     pairs = [(match[2], match[3]) for match in _SUBSTITUTION.finditer(script)]
     if not pairs:
         return _SERVER.search(script) is not None

@@ -46,7 +46,7 @@ def require_names(requirements: Sequence[str]) -> None:
     """Check requirements that a user names for an image, before pip sees them.
 
     Raises:
-        SpecError: a text is not the requirement of a package (but a path, a URL, an option of pip), or names torch.
+        SpecError: a text names torch, or is not the requirement of a package, for example a path, a URL or an option.
     """
     for text in requirements:
         try:
@@ -69,8 +69,8 @@ def check_pins(pins: Sequence[PinnedPackage], combination: Combination) -> tuple
         Notes for the user.
 
     Raises:
-        SpecError: torch is missing or has another version, a package has no hash, or no file of a package is a wheel
-            for this Python and C library.
+        SpecError: torch is missing or has another version, a package has no hash, or a package has no wheel for this
+            Python and C library.
     """
     with_hashes: Hint = (
         "lock them again, with hashes: `pip lock`, `uv export`, ",
@@ -113,9 +113,10 @@ _OTHER_PYTHON = "take a Python that has wheels (--python 3.12, or --os ubuntu24.
 
 
 def other_index(pins: Sequence[PinnedPackage]) -> str:
-    """Return the name of PyTorch's index that has the locked torch, `cu128`; empty for the default index.
+    """Return the name of PyTorch's index that has the locked torch, for example `cu128`; empty for the default index.
 
-    The default index accepts no version with a local label (PEP 440), so the label names the index.
+    The default index accepts no version with a local label (PEP 440). So a version with a label is on the index with
+    the name of this label.
     """
     torch = _torch(pins)
     return "" if torch is None else torch.version.partition("+")[2]
@@ -129,7 +130,7 @@ def _index_notes(pins: Sequence[PinnedPackage]) -> tuple[str, ...]:
 
 
 def _check_numpy(pins: Sequence[PinnedPackage], combination: Combination) -> tuple[str, ...]:
-    """Return a note if NumPy is missing: torch does not require it, but parts of torch fail without it."""
+    """Return a note if NumPy is missing. torch does not require NumPy, but parts of torch fail without NumPy."""
     if any(canonicalize_name(pin.name) == "numpy" for pin in pins):
         return ()
     note = "the lock does not contain numpy: Tensor.numpy() and torch.distributed's functions for Python objects fail "
@@ -154,7 +155,7 @@ def _check_build(local: str, pins: Sequence[PinnedPackage], combination: Combina
 
 
 def torch_of_pins(pins: Sequence[PinnedPackage]) -> str | None:
-    """Return the locked torch release, None without torch."""
+    """Return the locked torch release; None if torch is not locked."""
     torch = _torch(pins)
     return None if torch is None else torch.version.partition("+")[0]
 
@@ -191,7 +192,7 @@ def can_be_pinned(name: str, version: str) -> bool:
 
 
 def unusable(pins: Sequence[PinnedPackage]) -> list[str]:
-    """Return a problem for each package whose name, version or hashes a requirements file cannot contain."""
+    """Return a problem for each package with a name, version or hash that a requirements file cannot contain."""
     problems = []
     for pin in pins:
         if not _NAME.fullmatch(canonicalize_name(pin.name)):

@@ -23,7 +23,7 @@ from hpcenv.locking.wheels.proof import HEX_SHA256, Index
 from hpcenv.recipes.combination import Combination, platforms
 from hpcenv.recipes.pinned_packages import PinnedPackage
 
-# pip downloads whole wheels, torch among them, from an index without PEP 658 metadata.
+# If an index has no PEP 658 metadata, pip downloads whole wheels, for example of torch.
 _RESOLVE_SECONDS = 1800.0
 _LIST_SECONDS = 60.0
 
@@ -39,22 +39,22 @@ def find_wheels(
 ) -> tuple[PinnedPackage, ...]:
     """Return wheels for some requirements, and for all packages that these requirements need.
 
-    pip only resolves (`--dry-run`), and pip's report names every file with the sha256 of the file.
+    pip installs nothing (`--dry-run`). Its report names every file, with the sha256 of the file.
 
     Args:
         requirements: the requirements for pip, or `--requirement=FILE`.
         combination: Python and distribution that the wheels must run on.
-        environ: the user's environment; pip finds its configuration through it.
-        otherwise: what else the user can do if pip finds no wheels; it ends the hint.
-        constraints: packages whose version is decided already; they are left out of the result.
-        limits: requirements that a package must meet if it is needed.
+        environ: the user's environment, with the variables that configure pip.
+        otherwise: what else the user can do if pip finds no wheels. The hint of the error ends with this text.
+        constraints: packages with a version that is already decided. They are left out of the result.
+        limits: requirements that a package must meet if another package needs it.
 
     Raises:
         ToolFailed: pip found no wheels. The error contains the end of pip's output, without credentials.
     """
     with tempfile.TemporaryDirectory(prefix="hpcenv-") as scratch:
         report, constraint_file = Path(scratch) / "report.json", Path(scratch) / "constraints.txt"
-        # On another index, the wheel's version may have no local part such as +cu126. So the local part is left open.
+        # On another index, the wheel's version may have no local part such as +cu126. So the local part is left out.
         lines = (f"{pin.name}=={pin.version.partition('+')[0]}\n" for pin in constraints)
         constraint_file.write_text("".join((*lines, *(f"{one}\n" for one in limits))), encoding="utf-8")
         argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-input"]
@@ -96,7 +96,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _log_lines(log: Path) -> str:
-    """Return pip's log without the time, with which each line begins; empty if pip wrote none."""
+    """Return pip's log without the time at the beginning of each line; empty if pip wrote no log."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return "\n".join(line.partition(" ")[2] for line in text.splitlines())
 
@@ -157,15 +157,16 @@ def _pin_of(entry: Mapping[str, Any]) -> PinnedPackage:
 def find_sources(packages: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> tuple[PinnedPackage, ...]:
     """Return the source archives of some packages, with the sha256 that the index states.
 
-    pip's resolver is not used: it would run each package's setup.py here, which often needs torch and a compiler.
+    pip's resolver is not used, because it would run the setup.py of each package here. A setup.py often needs torch and
+    a compiler.
 
     Args:
         packages: name and version of each package.
-        environ: the user's environment; pip finds its configuration through it.
+        environ: the user's environment, with the variables that configure pip.
 
     Raises:
         SpecError: the index has no source archive of a package, or states no sha256 of the archive.
-        ToolFailed: the index could not be asked.
+        ToolFailed: the index did not answer.
     """
     reply = ask_for_sources(packages, index=Index(env=environ), timeout=_LIST_SECONDS)
     if "error" in reply:

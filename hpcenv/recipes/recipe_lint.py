@@ -2,9 +2,10 @@
 
 Runs on: LOGIN NODE.
 
-Both kinds of recipe are converted to one form (`RecipeStage`). Each rule of `recipes/image_lint.py` is one function
-that reads this form. Shell commands are read as text and never run. So a value that only the build knows (of a variable
-or a substitution) is unknown, and no rule reports it. General rules for Dockerfiles are left to hadolint.
+Both kinds of recipe are converted to one form (`RecipeStage`). The functions below check the rules of
+`recipes/image_lint.py` in this form. Shell commands are read as text and never run. If a variable or a substitution
+gets its value only during the build, the value is unknown here, and no rule reports it. hpcenv has no general rules for
+Dockerfiles, because hadolint checks such rules.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ShellCommand(NamedTuple):
 
 
 class RecipeVariable(NamedTuple):
-    """A variable that a recipe sets; `value` is None for an ARG without a default."""
+    """A variable that a recipe sets. `value` is None for an ARG without a default."""
 
     line: int
     kind: Literal["ENV", "ARG"]
@@ -74,7 +75,7 @@ class RecipeStage:
     Attributes:
         line: number of its FROM or `Bootstrap:` line.
         base: the image that the stage starts from; empty if the stage does not start from an image in a registry.
-        base_known: False when the name of the base depends on a variable without a value.
+        base_known: whether the name of the base is known. It is unknown if it depends on a variable without a value.
         parent: index of the earlier stage that this stage starts from; None if it starts from an image.
         texts: (line, text) of everything that may contain a secret.
     """
@@ -141,7 +142,7 @@ def lint_dockerfile(text: str, *, origin: str, troubles: Sequence[KnownTrouble] 
 
 
 def lint_definition(text: str, *, origin: str, troubles: Sequence[KnownTrouble] = ()) -> tuple[LintFinding, ...]:
-    """Check a definition file of Apptainer. Arguments and result are those of `lint_dockerfile`.
+    """Check a definition file of Apptainer. Arguments and result are the same as for `lint_dockerfile`.
 
     Raises:
         SpecError: the file cannot be parsed.
@@ -295,7 +296,7 @@ def _pip_arguments(argv: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(argv[argv.index("install") + 1 :])
 
 
-# Options of pip and uv that have no value; the word after every other option is its value.
+# Options of pip and uv that have no value. After every other option, the next word is its value.
 _PIP_FLAGS = {
     "-I", "-U", "-q", "-qq", "-v", "--break-system-packages", "--compile", "--compile-bytecode",
     "--disable-pip-version-check", "--dry-run", "--exact", "--force-reinstall", "--ignore-installed", "--isolated",
@@ -379,7 +380,7 @@ _UPGRADE = re.compile(
 
 
 def _downloads(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
-    """Find downloads that can give different bytes tomorrow; hadolint 2.15 has no rule about such downloads."""
+    """Find downloads that can give different bytes tomorrow. hadolint 2.15 has no rule about such downloads."""
     for copy in stage.copies:
         for source in copy.sources if copy.fetched else ():
             if re.match(r"(?i)(https?|ftp)://", source):
@@ -411,7 +412,7 @@ def _compares_hashes(arguments: Sequence[str], environment: Mapping[str, str]) -
     return all(_NO_HASH.search(name) for name in _pip_names(arguments))
 
 
-# A word that is not a package name is a variable or a part of a quotation: nothing is known about it.
+# Words that are paths, wheels, variables or parts of a quotation. They are not package names, so they need no hash.
 _NO_HASH = re.compile(r"^[^A-Za-z0-9]|/|\.whl$|\*")
 
 
@@ -479,7 +480,7 @@ _CUDA_WORD = re.compile(r"\+cu\d{2,3}\b|/cu\d{3}\b|^nvidia-|^cuda-|cudatoolkit")
 
 
 def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
-    """Check what the last stage contains, with all stages that it starts from."""
+    """Check the content of the last stage, including all stages that it starts from."""
     if stage is not recipe.stages[-1]:
         return
     chain = [*recipe.chain(stage)]
@@ -498,8 +499,9 @@ def _network_and_gpu(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
         yield "second-cuda", line, f"the base `{base[:100]}` has CUDA, and torch's wheels contain CUDA too"
 
 
-# Images that have no Python; then copied paths and words of commands that put a Python into a stage. A copied virtual
-# environment is not enough, because it only links to its Python.
+# The first pattern is for images that have no Python. The other patterns are for copied paths, and for words of
+# commands, that put a Python into a stage. A copied virtual environment is not enough, because it only links to its
+# Python.
 _NO_PYTHON = re.compile(r"(docker\.io/|nvcr\.io/)?((library/)?(ubuntu|debian)|nvidia/cuda)(:|@|$)")
 _HAS_PYTHON = re.compile(r"/(usr(/local|/bin)?|opt|opt/[\w.-]*(conda|python|mamba)[\w.-]*)?/?|.*/bin/python[\d.]*")
 _PYTHON_WORD = re.compile(r"(?i)(.*/)?(pip|python)[\d.]*(-\w+)*(=.*)?$|.*(conda|mamba|pyenv|pixi)|uv$")
@@ -515,7 +517,7 @@ def _without_python(recipe: ParsedRecipe, stage: RecipeStage) -> Iterator[Hit]:
         return
     commands = [command.argv for one in chain for command in one.commands]
     runs_script = any(word.endswith(".sh") or word == "make" for argv in commands for word in argv)
-    # A command that runs Python does not put it there. But the script before it may do so.
+    # A command that runs Python does not install Python. But a script that runs earlier may install Python.
     words = [word for argv in commands if runs_script or not _RUNS_PYTHON.match(_program(argv)) for word in argv]
     copied = [path for one in chain for copy in one.copies if copy.from_stage for path in copy.sources]
     if not (any(map(_PYTHON_WORD.match, words)) or any(map(_HAS_PYTHON.fullmatch, copied))):

@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE.
 
-The sha256 of each written file shows whether somebody edited the file since. `hpcenv image refresh` makes the recipe
-again from the request.
+The sha256 of each written file shows whether a person has edited the file since. `hpcenv image refresh` makes the
+recipe again from the request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BuildRequest:
     Attributes:
         packages: the packages, each as `NAME==VERSION`.
         tools: more packages that the build needs.
-        base: an image with a compiler and the CUDA toolkit; None to take compilers from apt and pip's index.
+        base: an image with a compiler and the CUDA toolkit. If `base` is None, compilers come from apt and pip's index.
         gpu: the GPU to compile for, `h100`; None if it is not known.
     """
 
@@ -41,22 +41,23 @@ class BuildRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeRequest:
-    """What a user requests for a recipe. Paths are absolute, but in `recipe.json` relative to the folder of this file.
+    """What a user requests for a recipe. Paths are absolute here, and relative to the recipe's folder in `recipe.json`.
 
     Attributes:
-        tag: the image's name, `NAME` or `NAME:TAG`; without a tag, the tag of the combination is used.
-        torch: a release. None for the locked release, or, without `pylock`, the newest release for this Python.
-        cuda: a version such as `12.6`, or `cpu`. None for the CUDA of the locked packages, or, without `pylock`, of the
-            build on the default index.
+        tag: the image's name, `NAME` or `NAME:TAG`. Without a tag, the tag of the combination is used.
+        torch: a release. None means the locked release with `pylock`, and without `pylock` the newest release for this
+            Python.
+        cuda: a version such as `12.6`, or `cpu`. None means the CUDA of the locked packages with `pylock`, and without
+            `pylock` the CUDA of the build on the default index.
         python: a version such as `3.11`; None for the distribution's Python.
         distribution: the distribution's name.
         base: `NAME[:TAG]@sha256:...`, `NAME:TAG` (resolved now) or a SIF; None for the official image. If the Python is
-            not the distribution's Python, the base must contain this Python, as the build checks.
+            not the distribution's Python, the base must contain the Python. The build checks this.
         packages: more Python packages, as requirements of pip: `transformers==4.51.0`. pip resolves them with torch.
         requirements: a requirements file that pip resolves with torch.
         apt: more packages of the distribution.
-        pylock: uv.lock, pylock.toml or requirements with hashes; None to ask pip's index now.
-        extras, groups, package: the parts of `pylock` that are wanted.
+        pylock: uv.lock, pylock.toml or requirements with hashes. If `pylock` is None, pip resolves the packages now.
+        extras, groups, package: the requested parts of `pylock`.
         build: packages to compile in the image.
     """
 
@@ -77,7 +78,7 @@ class RecipeRequest:
 
     @property
     def pins(self) -> PinSource | None:
-        """The file of locked packages, and the wanted parts of this file."""
+        """The file of locked packages, and the requested parts of this file."""
         if self.pylock is None:
             return None
         return PinSource(path=Path(self.pylock), extras=self.extras, groups=self.groups, package=self.package)
@@ -112,7 +113,7 @@ def read_record(folder: Path) -> RecipeRecord | None:
 
 
 def write_record(folder: Path, request: RecipeRequest, base: str, files: Mapping[str, str]) -> None:
-    """Write `recipe.json`. `files` has the name and the text of each file of the recipe."""
+    """Write `recipe.json`. `files` contains the name and the text of each file of the recipe."""
     relative = _moved(request, lambda path: os.path.relpath(path, folder))
     record = RecipeRecord(request=relative, base=base, files={name: _digest(text) for name, text in files.items()})
     record_files.save_record(record, folder / RECORD)
@@ -133,11 +134,11 @@ def require_replaceable(folder: Path, files: Mapping[str, str], *, force: bool) 
     """Refuse to replace a file that was edited, or that hpcenv did not write.
 
     Args:
-        files: name and text of what will be written.
+        files: name and text of each file that will be written.
         force: replace even files that were edited, or that hpcenv did not write.
 
     Raises:
-        WouldOverwrite: such a file would be lost. A link or a folder in place of a file is never replaced.
+        WouldOverwrite: the call would replace such a file. A link or a folder in place of a file is never replaced.
         RecordInvalid: `recipe.json` is not a record of a recipe.
     """
     for name in (*sorted(files), RECORD):

@@ -48,13 +48,13 @@ class RefreshPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Refreshed:
-    """An image that was built anew, and its lock.
+    """An image that was built again, and its lock.
 
     Attributes:
         recipe: what changed in the recipe, as `RefreshPlan.changes`.
         system: packages of the distribution that changed. None if the previous image is not on this machine, or has no
             list of these packages.
-        lock: what differs from the previous lockfile.
+        lock: the differences from the previous lockfile.
         path: the lockfile.
         notes: sentences for the user.
     """
@@ -68,7 +68,7 @@ class Refreshed:
 
 
 def plan_refresh(workspace: Workspace, folder: Path, *, environ: Mapping[str, str], force: bool) -> RefreshPlan:
-    """Ask the registry and pip's index what the recipe would name now; write nothing.
+    """Find the base and the packages that the recipe would name now. This function writes no file.
 
     Args:
         folder: the folder with the files of `hpcenv image init`.
@@ -101,10 +101,10 @@ def plan_refresh(workspace: Workspace, folder: Path, *, environ: Mapping[str, st
 
 
 def refresh(workspace: Workspace, plan: RefreshPlan, context: Context, on_event: OnEvent, *, force: bool) -> Refreshed:
-    """Write the recipe, build its image anew, and lock it.
+    """Write the recipe, build its image again, and lock the image.
 
-    The build runs even if the recipe is the same: the distribution may have newer packages. If it fails, the recipe is
-    again as before, so that the next call lists the same changes.
+    The build runs even if the recipe is the same, because the distribution may have newer packages. If the build or the
+    lock fails, the files of the recipe get their former content, so that the next call lists the same changes.
 
     Args:
         force: replace files that were edited.
@@ -133,7 +133,7 @@ def refresh(workspace: Workspace, plan: RefreshPlan, context: Context, on_event:
 
 @contextmanager
 def _restored_on_failure(paths: Sequence[Path]) -> Iterator[None]:
-    """Give files their former content if the block ends with an exception; Ctrl-C is one."""
+    """Give files their former content if the block ends with an exception, for example after Ctrl-C."""
     before = {path: path.read_bytes() if path.exists() else None for path in paths}
     try:
         yield

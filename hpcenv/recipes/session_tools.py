@@ -1,4 +1,4 @@
-"""`hpcenv image init --tools`: a script that puts the tools of a session over the project's image.
+"""`hpcenv image init --tools`: a script that makes an overlay with the tools of a session for the project's image.
 
 Runs on: LOGIN NODE. The command reads the lockfile and the overlay. Only the script contacts servers, when the user
 runs the script.
@@ -30,7 +30,7 @@ _TARGET = "/opt/tools"
 
 
 def write(workspace: Workspace, words: Sequence[str], folder: Path, *, force: bool) -> Path:
-    """Write the script; return its path.
+    """Write the script, and return its path.
 
     Args:
         words: words from `TOOLS`.

@@ -29,10 +29,10 @@ class CheckedSif:
     Attributes:
         path: path of the checked file: the shared file, or the node's own copy of the shared file.
         staged: whether the file is the node's own copy.
-        checked: how the hash of the file is known. `identity`: the file is the same that was hashed at submission, or
-            while it was copied to this node. `node-record`: an earlier job on this node hashed the file, which has not
-            changed since. `full`: the check read and hashed the file now.
-        why: why the faster ways could not be used.
+        checked: how the hash of the file is known. `identity`: the file is the same file that was hashed at submission,
+            or when it was copied to this node. `node-record`: an earlier job on this node hashed the file, and the file
+            has not changed since. `full`: the check read and hashed the file now.
+        why: why the check could not use a faster way.
         sha256: sha256 of the whole file.
         file: `stat` fields of the open file.
         lasting: whether every change after the check would be visible in `file`. If `lasting` is false, the launch step

@@ -27,7 +27,7 @@ class CheckOutcome:
     Attributes:
         id: id of the check in the table of checks.
         found: what was measured; for `unknown` and `not-run`, why nothing was measured.
-        limit: the required value, if the text in the table is too general.
+        limit: the required value, if the table of checks gives no exact value.
         note: details of a failure, for example which GPU failed.
         seconds: how long the check took.
     """

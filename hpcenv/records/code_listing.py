@@ -1,4 +1,4 @@
-"""The listing of a run's copy of the code: which files it contains, and which of its links are not compared.
+"""The listing of a run's copy of the code: the files in the copy, and the links in the copy that are not compared.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -22,7 +22,7 @@ BYTECODE = "__pycache__"
 
 
 # What is known about a file that git does not track. `include`: the option `--include` names the file. `ignored`: git
-# ignores it. `credential`: its name or one of its lines looks like a credential. `other`: none of these.
+# ignores the file. `credential`: the name or a line of the file looks like a credential. `other`: none of these cases.
 Untracked = Literal["include", "ignored", "credential", "other"]
 
 
@@ -50,8 +50,8 @@ class CopyAfterAttempt:
 
     Attributes:
         started: when that attempt began, from `started.json`.
-        changed: path -> content in the form of a listing, empty for a removed file. `changed` contains the changed
-            files of the listing, and new files that Python can import.
+        changed: path -> content in the form of a listing; empty for a removed file. `changed` contains the files of the
+            listing that have changed, and new files that Python can import.
     """
 
     schema: int

@@ -54,7 +54,7 @@ def encode_line(record: object) -> str:
 
 
 def _told(value: Any) -> Any:
-    """Return a value as plain data; from a record, only the fields that differ from the defaults."""
+    """Return a value as plain data. Of a record, return only the fields that differ from their defaults."""
     if isinstance(value, (list, tuple)):
         return [_told(item) for item in value]
     if not is_dataclass(value):
@@ -132,7 +132,7 @@ def _decode(kind: Any, data: Any, *, path: str, origin: str) -> Any:
     if kind is float:
         _require(isinstance(data, (int, float)) and not isinstance(data, bool), data, kind, path, origin)
         return float(data)
-    # In JSON, true and 1 differ; for isinstance, they do not.
+    # In JSON, true and 1 are different values. But for isinstance, True is an int.
     fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
     return _require(fits, data, kind, path, origin)
 
@@ -181,7 +181,7 @@ def _decode_union(kind: Any, data: Any, *, path: str, origin: str) -> Any:
         return _decode(kinds[0], data, path=path, origin=origin)
     for one in kinds:
         if isinstance(data, list) and typing.get_origin(one) is not tuple:
-            continue  # the error text would cost more than the value, and is dropped
+            continue  # making the error text would take longer than reading the value, and the text is not used
         try:
             return _decode(one, data, path=path, origin=origin)
         except RecordInvalid:

@@ -1,11 +1,13 @@
 """What each rank read back from its determinism switches, and what a script changed.
 
-Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook); the
-reader limits their size and number. A rank without a file has applied nothing, even if a profile was requested.
+Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook). The
+reader limits the size and the number of files. A rank without a file has applied no switch, even if a profile was
+requested.
 
-One file for each rank and attempt: `determinism/attempt-K/rank-R.json`. The rank writes the whole file at its start,
-after its first optimizer step and at its end. All values are text as Python shows them: `True`, `ieee`, `:4096:8`. The
-text `(not set)` stands for an environment variable that does not exist, and null for a value that was not read.
+There is one file for each rank and attempt: `determinism/attempt-K/rank-R.json`. The rank writes the whole file at its
+start, after its first optimizer step and at its end. All values are text as Python shows them: `True`, `ieee`,
+`:4096:8`. The text `(not set)` stands for an environment variable that does not exist. null stands for a value that was
+not read.
 
     {"schema": 1, "attempt": 0, "rank": 0, "local_rank": 0, "world_size": 4, "restart": 0, "pid": 4711,
      "profile": "bitwise", "applied_by": "start-hook", "seed": 0, "rank_seed": 0, "state": "ended",
@@ -77,7 +79,7 @@ class RankDeterminism:
     """What one rank applied and read back in one attempt.
 
     Attributes:
-        restart: how often torchrun had started the ranks before this process.
+        restart: how many times torchrun had started the ranks before this process.
         profile: the requested profile.
         applied_by: `start-hook`, `seed_everything`, or empty if nothing was applied (profile `off` without a seed).
         seed: base seed of the run.
@@ -90,10 +92,11 @@ class RankDeterminism:
         device: torch's name of the device of the first backward pass; empty without such a pass or without GPUs.
         gpu_model, gpu_uuid, gpu_bus: model, UUID and PCI address of that device; empty if the value is unknown, or if
             the device is no GPU.
-        problems: what could not be applied or read, in words.
+        problems: one sentence for each switch or value that could not be applied or read.
         steps: number of optimizer steps in this process.
         samples: samples that the rank took from its loaders between the first two steps; None if the value is unknown.
-        stopped_after: after how many optimizer steps the start hook ended this process; 0 if the hook did not end it.
+        stopped_after: the number of optimizer steps after which the start hook ended this process; 0 if the hook did
+            not end it.
         apart: whether the rank trained with a loss, but without any collective operation of torch.distributed.
     """
 

@@ -28,7 +28,7 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How this node reaches an address: with which source address, and through which interface."""
+    """The route from this node to an address: the source address and the interface."""
 
     target: str
     source: str
@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a node knows about its network.
+    """What a node found out about its network.
 
     Attributes:
         first_node: name of the node that hosts the rendezvous.
@@ -62,7 +62,7 @@ class Network:
 class Difference:
     """A package that differs from the lockfile, or that is not in the lockfile.
 
-    `unknown` is true if the package could not be read, so that it is not known whether it differs.
+    `unknown` is true if the package could not be read. Then it is not known whether the package differs.
     """
 
     field: str
@@ -74,14 +74,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """What one node has on its own disk for this attempt (`stage/NODE.json`).
+    """The copies on one node's own disk for this attempt (`stage/NODE.json`).
 
     Attributes:
         sif: identity of the node's copy; None if the shared file is used.
         sif_path: path of that copy.
         data: source folder -> the node's copy of this folder.
         marks: lock files. While these files are locked, no job removes the copies.
-        problems: why the SIF or a folder is used from the shared file system and not from the node's disk.
+        problems: why the node uses the SIF or a folder on the shared file system, and not a copy on its own disk.
         how: how each copy came to the node: `present` (the node already had the copy), `sbcast` or `copy`.
         seconds: how long each part took.
     """
@@ -109,7 +109,7 @@ class Look:
     """The state of a host environment's files when they were hashed.
 
     Attributes:
-        digest: over path, size and times of each file.
+        digest: the digest over path, size and times of each file.
         newest: the time of the latest change of any of these files (ctime, ns).
         files: the number of files.
         not_opened: files that could not be opened, for example broken links; at most 20.
@@ -143,7 +143,7 @@ class CudaCompat:
     Attributes:
         version: CUDA release of the package, `13.0`.
         folder: folder of its libcuda.so.1 in the image.
-        first: whether the image or a setting already makes the loader use this libcuda.
+        first: whether the loader uses this libcuda first, because the image or a setting adds its folder.
         library_path: LD_LIBRARY_PATH of the environment.
     """
 
@@ -155,7 +155,7 @@ class CudaCompat:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one node found, before anything is judged.
+    """What one node found. No decision was made yet.
 
     Attributes:
         attempt: 0 at the first start of the job, later Slurm's restart count.

@@ -32,13 +32,14 @@ def open_regular(path: Path, *, follow: bool = False) -> int:
     A plain open of a named pipe could wait without end, and a device could give bytes until the memory is full.
 
     Args:
-        follow: whether `path` may be a symbolic link. A file of a run must not be a link, because a link in a run
-            folder from somebody else could lead to a private file of the reader, and a report would show it.
+        follow: whether `path` may be a symbolic link. A file of a run must not be a link. The run folder may belong to
+            another user, and a link in it could lead to a private file of the reader. A report would then show this
+            file.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file; `strerror` has the reason.
     """
-    # O_NONBLOCK: without it, opening a pipe would wait.
+    # Without O_NONBLOCK, opening a pipe would wait.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -96,7 +97,7 @@ def sha256_at(path: str | bytes | Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    # O_NONBLOCK: without it, opening a pipe at this path would wait.
+    # Without O_NONBLOCK, opening a pipe at this path would wait.
     return sha256_of(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
 
@@ -178,9 +179,9 @@ def write_bytes(
     The temporary name contains host name and process id, because two nodes may write into one folder.
 
     Args:
-        durable: wait until the file is on the disk, which takes some milliseconds. A file that is useless after a crash
-            of this machine need not be `durable`. Other nodes see the file in any case: NFS sends a file when it is
-            closed, and Lustre and GPFS send a file when another node asks for it.
+        durable: whether to wait until the file is on the disk, which takes some milliseconds. A file that is useless
+            after a crash of this machine need not be `durable`. Other nodes see the file in any case, because NFS sends
+            a file when it is closed, and Lustre and GPFS send a file when another node reads it.
         aside: path of the temporary file. The temporary file must be on the same file system as `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +208,7 @@ def write_bytes(
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk (fsync).
 
-    Some file systems refuse fsync for folders, which is no error here.
+    Some file systems refuse fsync for folders. This function ignores that error.
 
     Raises:
         OSError: the file cannot be written to the disk; `filename` names the file.

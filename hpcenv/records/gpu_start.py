@@ -35,7 +35,7 @@ class GpuStart:
         expected: how many GPUs torch should see, from Slurm and the environment variables.
         seen: how many GPUs torch counts; None if torch reported no number.
         gpus: the GPUs on which the child process made a context, or tried to make a context.
-        seconds: by how much the check made the start longer.
+        seconds: how much longer the start took because of this check.
     """
 
     schema: int

@@ -17,7 +17,7 @@ from hpcenv.records.manifest import Manifest, WatchOptions
 from hpcenv.records.run_folder import RunFolder
 
 HangKind = Literal["hang", "working", "unknown", "idle"]
-# Why a rank did not say which operations it has entered (`RankStacks.unknown`), if a call of C code is the reason.
+# The text in `RankStacks.unknown` if a rank could not report its operations because it is in a call of C code.
 LOCK_HELD = "a C call holds Python's lock"
 
 # The words before a result of the kind `unknown`.
@@ -76,8 +76,8 @@ class ProcessState:
     Attributes:
         state: the state as a letter of proc(5); empty if the process has ended.
         wchan: the kernel function in which the process sleeps; empty if the value is unknown.
-        call: the system call that the process is in; empty if it is in no call, or if this user cannot read it.
-        file, mount: the file of the system call, and type and place of the mount that holds this file.
+        call: the current system call of the process; empty without such a call, or if this user cannot read it.
+        file, mount: the file of the system call, and the type and path of the mount with this file.
         written: how many bytes the process read or wrote; None if the value is unknown.
         busy, cpu, total: CPU seconds of the process's children, of its main thread, and of all its threads.
     """

@@ -17,7 +17,7 @@ Launcher = Literal["torchrun", "srun", "none", "ray"]
 CpuBinding = Literal["near-gpu", "off"]
 CPU_BINDINGS: tuple[CpuBinding, ...] = ("near-gpu", "off")
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "srun", "none", "ray")
-# With these launchers the program starts the ranks itself, so hpcenv knows neither their number nor their environment.
+# With these launchers the program starts the ranks itself. hpcenv does not know their number and their environment.
 WITHOUT_RANKS: tuple[Launcher, ...] = ("none", "ray")
 Value = str | int | float | bool | tuple[str, ...]
 
@@ -66,8 +66,8 @@ class Overlay:
 
     Attributes:
         source: absolute path on the host.
-        use: `venv`: the squashfs holds a virtual environment, and its Python starts the ranks. `packages`: the squashfs
-            holds packages that Python finds through PYTHONPATH.
+        use: `venv`: the squashfs contains a virtual environment, and its Python starts the ranks. `packages`: the
+            squashfs contains packages that Python finds through PYTHONPATH.
         target: the folder in the container where the squashfs is mounted.
         python_path: the value of PYTHONPATH for `packages`: the target, then the image's own PYTHONPATH.
     """
@@ -88,10 +88,10 @@ class Environment:
         sif: path of the SIF file, empty for `host`.
         apptainer: path of the program that starts the container, empty for `host`.
         binds: host folders that are visible in the container, in addition to the folders that hpcenv needs.
-        gpus: pass NVIDIA's driver of the host into the container (`--nv`).
-        rocm: pass ROCm's libraries of the host into the container (`--rocm`).
+        gpus: whether the container gets NVIDIA's driver of the host (`--nv`).
+        rocm: whether the container gets ROCm's libraries of the host (`--rocm`).
         wrapper: a command of the site that starts every program in the container, in the check and for the ranks.
-        wrapper_origin: the place that requests the wrapper, and why.
+        wrapper_origin: which file requests the wrapper, and why.
         overlay: the squashfs that is mounted over the SIF; None without an overlay.
         revision: revision of the lockfile. The revision says what the digests cover (incontainer/probe/rules.py). A
             manifest without this key has revision 1.
@@ -146,7 +146,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageExpectation:
-    """One installed distribution, as the lockfile describes it. A digest is empty if `hpcenv lock` did not know it.
+    """One installed distribution, as the lockfile describes it. A digest is empty if the lockfile does not have it.
 
     `programs_sha256` is the word `none` for a distribution without programs.
     """
@@ -165,7 +165,7 @@ class GpuNeeds:
     Attributes:
         cuda: CUDA release that torch was built for; "" if only JAX uses GPUs.
         arch_list: architectures for which torch has kernels; empty if they are not known.
-        require: the image's NVIDIA_REQUIRE_* variables.
+        require: the image's NVIDIA_REQUIRE_* variables, which limit drivers and GPUs.
         table: the compatibility table (judge/compat/table.toml) as JSON, because nodes read no TOML.
         gpu: the GPU that the environment was locked for, as hpcenv.toml names it.
         gpu_memory_gb: the least memory that each GPU must have, in 10^9 bytes; 0 for no minimum.
@@ -192,8 +192,8 @@ class SifIdentity:
 
     Attributes:
         sha256: sha256 of the whole file.
-        inode, size, mtime_ns, ctime_ns: from fstat. The device number is left out, because each machine numbers its
-            mounts by itself.
+        inode, size, mtime_ns, ctime_ns: from fstat. The device number is left out, because each machine has its own
+            numbers for its mounts.
         header_sha256: sha256 over the SIF's header, descriptor table and squashfs superblock. For a squashfs without a
             SIF, the hash is over the superblock.
         partition_offset, partition_size: place and size of the partition that runs, in bytes.
@@ -235,7 +235,7 @@ class StageRequest:
 
     Attributes:
         folder: folder on each node for the copies; empty for the first usable folder that all nodes have.
-        limit: the most bytes that the copies of all jobs of this user may take in this folder.
+        limit: the maximum size of the copies of all jobs of this user in this folder, in bytes.
         sif_sha256, sif_size: sha256 and size of the SIF to copy; empty and 0 if the SIF is not copied.
         data: folders of data to copy, in addition to the SIF.
     """
@@ -306,7 +306,7 @@ class StopOptions:
         grace: seconds between this signal and the end of the job.
         requeue: when the job is queued again. `saved`: if the script reports that it saved its state
             (`hpcenv.training`). `always`: also without such a report. `never`: not at all.
-        max_requeues: the most times that the job is queued again.
+        max_requeues: how often the job is queued again at most.
     """
 
     signal: str = "USR2"
@@ -323,7 +323,7 @@ class Secret:
         name: the variable that the ranks see.
         source: `file:PATH`, or `env:NAME` for a variable in the environment of the submission or of the job.
         origin: the option or key that requests the secret.
-        kept: whether the file `Manifest.secret_values` holds the value until the run has ended.
+        kept: whether the file `Manifest.secret_values` contains the value until the run has ended.
     """
 
     name: str
@@ -343,11 +343,11 @@ class Source:
         dirty: whether tracked files differ from that commit.
         diff_sha256: sha256 of the recorded difference to the commit; empty without a difference.
         files: the number of copied files.
-        digest: digest over all copied files (`records.code_listing`); empty in a manifest from before digests existed.
+        digest: digest over all copied files (`records.code_listing`); empty in an old manifest without digests.
         roots: the folders to which symbolic links in the copy may lead.
         shared: the run folder with a copy for several runs, from which each run makes its own copy when the run begins.
             `shared` is empty if the copy is for this run only.
-        live: a few names of links in the copy whose targets were not copied. No node compares these targets.
+        live: names of a few links in the copy. The targets of these links were not copied, and no node compares them.
     """
 
     root: str
@@ -391,8 +391,9 @@ class DeterminismOptions:
     Attributes:
         seed: base seed. `incontainer/start_hook/seeds.py` computes the seed of each rank from the base seed.
         seeds: whether the ranks are seeded with the profile `off`, because the user requested a seed but no profile.
-        variables: environment variables that profile and seed ask for. The manifest's `settings` contain these
-            variables too; if the user or the project gives another value, `settings` contain that value.
+        variables: environment variables that profile and seed require. The manifest's `settings` contain these
+            variables, too. If the user or the project gives another value, `settings` contain the value of the user or
+            the project.
     """
 
     profile: DeterminismProfile = "off"
@@ -411,8 +412,8 @@ class WatchOptions:
 
     Attributes:
         sample: time between two samples of a node; 0 for none.
-        stall_after: a rank is examined if it makes no optimizer step for this time. 0 means 10 times the rank's median
-            step, but at least 5 minutes.
+        stall_after: a rank is examined if it makes no optimizer step for this time. 0 means 10 times the median time of
+            the rank's steps, but at least 5 minutes.
         on_stall: what happens after a hang was found.
         idle_end: the run ends if it uses no GPU and no CPU for this time; 0 for never.
         prometheus: folder for a text file that node_exporter's textfile collector reads; empty if no such file is
@@ -457,8 +458,8 @@ class Manifest:
         mem: memory of each node in the form of sbatch's --mem; empty for Slurm's default.
         cpus_origin, mem_origin: where CPUs and memory come from, or why the job does not request them.
         backend: `nccl` or `gloo`, as the locked torch and the requested GPUs allow.
-        script, args, workdir: the program: its paths are absolute, its arguments literal. If script, module, entry and
-            session are all missing, the nodes are checked and nothing is launched.
+        script, args, workdir: the program, its arguments and its working directory. Paths are absolute, and arguments
+            are literal. If script, module, entry and session are all missing, the nodes are only checked.
         module: the Python module that torchrun starts instead of a script. `script` is then the file of the module, or
             empty if the file is not known.
         entry: the console script of the environment that is started instead of a script. `script` is then empty.
@@ -482,7 +483,7 @@ class Manifest:
             any text.
         secrets: variables whose values the nodes read.
         secret_values: the user's file with the values of the secrets from `env:`; see `records/secret_file.py`.
-        spare: the number of nodes allocated beyond `nodes`, which replace nodes that the gate rejects.
+        spare: the number of additional nodes in the allocation. They replace nodes that the gate rejects.
         retry_excluding: how often the job starts again without the nodes that the gate rejected.
         modules: environment modules that the batch script loads.
         module_paths: folders that `module use` adds before the modules are loaded.
@@ -490,7 +491,8 @@ class Manifest:
         setup: lines of shell that the batch script runs once, before the check.
         rendezvous_host: pattern of the host name by which nodes reach each other, with `{node}` for Slurm's name of the
             node; empty if Slurm's name itself is used.
-        imported: one sentence for each setting or bind that the node made from the modules; not in the file.
+        imported: one sentence for each setting or bind that the node made from the modules. The login node does not
+            write this key.
         source: the copy of the code; None if the script runs in the project folder (`--workdir live`).
         data: the data that the nodes compare before the training.
         submitted_in: the folder in which the user submitted the run.
@@ -571,7 +573,7 @@ class Manifest:
 
     @property
     def launches(self) -> bool:
-        """Whether the run launches a program or a session; if not, the nodes are only checked."""
+        """Whether the run launches a program or a session. If it launches nothing, the nodes are only checked."""
         return bool(self.script or self.module or self.entry or self.session)
 
     @property

@@ -3,8 +3,8 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. The ranks write these files (incontainer/start_hook), so
 this reader limits sizes and counts. A line in another form is recorded as a problem, and raises no error.
 
-One file for each rank and attempt: `metrics/attempt-K/rank-R.jsonl`. K is the number of the attempt (0 is the first),
-R is the global rank. Each line is one JSON object with `kind`:
+There is one file for each rank and attempt: `metrics/attempt-K/rank-R.jsonl`. K is the number of the attempt (0 is the
+first), R is the global rank. Each line is one JSON object with `kind`:
 
 `start`: a process of this rank begins. This line is the first of the file. Each restart by torchrun repeats the line.
     {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4}
@@ -16,10 +16,11 @@ R is the global rank. Each line is one JSON object with `kind`:
     `unknown`.
 `loss`: the scalar on which `backward` was called.
     {"kind": "loss", "step": 11, "index": 0, "name": "loss", "value": "0x1.9p+1", "dtype": "float32", "used": true}
-    `step`: the optimizer step that this loss leads to; the first step is 1. `index`: the place of this loss among the
-    calls of `backward` for this step; several calls mean gradient accumulation or several losses. `used`: false if the
-    gradients were set to zero before an optimizer used them; then `index` is -1. `scale`: the factor of a GradScaler,
-    by which the recorded value was divided (a float as text); the key is missing without a GradScaler.
+    `step`: the optimizer step that follows this loss; the first step is 1. `index`: the number of this call of
+    `backward` among the calls for this step, from 0. Several calls mean gradient accumulation or several losses.
+    `used`: false if the gradients were set to zero before an optimizer used them; then `index` is -1. `scale`: the
+    factor of a GradScaler (a float as text). The recorded value was divided by this factor. The key is missing without
+    a GradScaler.
 `metric`: a value that the script gave to `hpcenv.training.log_metrics`. `step` is the number that the script gave.
     {"kind": "metric", "step": 11, "name": "accuracy", "value": "0x1.8p-1", "dtype": "float64"}
 `parameters`: sha256 over the bytes of all parameters of all optimizers, in order, after an optimizer step.
@@ -57,9 +58,10 @@ KINDS: tuple[MetricKind, ...] = ("loss", "metric", "parameters")
 
 # A damaged file has many bad lines, and the first of them are enough for a reader.
 _MOST_PROBLEMS = 20
-# Larger numbers of a JSON file are not exact in every program (RFC 8259, section 6).
+# Some programs do not read larger numbers in a JSON file exactly (RFC 8259, section 6).
 _LARGEST = 1 << 53
-# `read_last` reads at most so many bytes at the end of a file (some hundred steps), and at most so many files.
+# `read_last` reads at most this number of bytes at the end of a file (some hundred steps), and at most this number of
+# files.
 _END = 64 << 10
 _MOST_FILES = 64
 
@@ -77,7 +79,7 @@ class Recorded:
         step: optimizer step; for a metric, the number that the script gave.
         value: text in the file; `number` returns the float.
         dtype: for example `float32`; `int` for a whole number; `sha256` for parameters.
-        index: for a loss, its place among the calls of `backward` for this step; -1 if no optimizer used the loss.
+        index: for a loss, the number of its call of `backward` in this step; -1 if no optimizer used the loss.
         used: for a loss, whether an optimizer used its gradients.
         process: number of the process that wrote this record, 0 for the first process in the file.
         at: for parameters, why the parameters were hashed at that time.
@@ -97,7 +99,7 @@ class Recorded:
 
     @property
     def label(self) -> str:
-        """The name. If one step has several losses, the place among them is added: `loss[1]`."""
+        """The name. If one step has several losses, their index is added from the second loss on: `loss[1]`."""
         return f"{self.name}[{self.index}]" if self.index > 0 else self.name
 
 
@@ -106,7 +108,7 @@ class RankProcess:
     """One process of a rank.
 
     Attributes:
-        restart: how often torchrun had started the ranks before.
+        restart: how many times torchrun had started the ranks before.
         started, ended: in seconds since the epoch; `ended` is None if the process did not end normally.
         before: optimizer steps of the training before this process. `before` is None if this number is unknown, so that
             the count begins at 0.
@@ -133,7 +135,7 @@ class RankMetrics:
     Attributes:
         processes: in the order of their starts; more than one if torchrun started the rank again.
         records: in the order of the file.
-        notes: what the records do not show, in words.
+        notes: sentences about something that the records do not show.
         problems: the first lines of the file that could not be read, with the reasons.
         cut: whether the last line has no line end, because the rank was killed while it wrote.
     """
@@ -183,7 +185,7 @@ def _read_end(path: Path) -> dict[str, float]:
         content = read_end(path, most=_END)
     except OSError:
         return {}
-    # Only the last line of each name and index counts. To decode every line would take ten times as long.
+    # Only the last line of each name and index is decoded. Decoding every line would take ten times as long.
     lines = {
         (line.partition(b'"name": ')[2].partition(b', "')[0], line.partition(b'"index": ')[2].partition(b",")[0]): line
         for line in content.split(b"\n")[:-1]

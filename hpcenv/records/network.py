@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Every value is text, a number or a tuple, so that equal nodes have equal values. So the decision is computed once for
-all equal nodes.
+Every value is text, a number or a tuple, so that equal nodes have equal values. Then the decision is computed only once
+for all equal nodes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class NetworkLink:
     Attributes:
         kind: `ethernet`, `infiniband` (IPoIB), `loopback` or `other`.
         state: operstate of the kernel: `up`, `down`, `unknown`.
-        speed_mbit: link speed; None if the kernel does not know the speed. For IPoIB, the speed of the RDMA port under
-            the interface.
+        speed_mbit: link speed; None if the kernel does not report the speed. For IPoIB, this is the speed of the RDMA
+            port under the interface.
         driver: kernel driver of the device; empty for an interface without a device (bridge, veth, bond).
         bus, numa: PCI address and NUMA node of the device; empty and None if they are unknown.
     """
@@ -105,7 +105,7 @@ class CxiDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPlace:
-    """One GPU: its place, and how many NVLink or xGMI links to other GPUs are up.
+    """One GPU: its PCI address, its NUMA node, and how many NVLink or xGMI links to other GPUs are up.
 
     Attributes:
         links: number of links that are up; None if it could not be read.
@@ -156,7 +156,7 @@ class Fabric:
         unknown: parts that could not be read, each `PART: REASON`.
     """
 
-    # This part is large, and equal on most nodes of a job.
+    # The record is large, and equal on most nodes of a job. So the codec decodes equal records only once.
     DECODED_ONCE: ClassVar = True
 
     schema: int = FABRIC_SCHEMA
@@ -210,7 +210,7 @@ class NetworkRow:
         rule: id of the rule; empty if the value was only given.
         source: the document from which the rule comes, with its date.
         evidence: the facts that the rule was applied to.
-        nodes: the nodes to which it applies; empty for all.
+        nodes: the nodes to which this row applies; empty for all nodes.
     """
 
     action: Literal["set", "host", "given", "skip"]
@@ -244,7 +244,7 @@ class SettingEffect:
             could not be read.
         where, found: the place that was read, and its content.
         why, todo: the consequence if the setting is ignored, and what to do in that case.
-        nodes: the nodes to which it applies; empty for all.
+        nodes: the nodes to which this comparison applies; empty for all nodes.
     """
 
     name: str

@@ -52,8 +52,8 @@ class NodeExit:
     Attributes:
         status: exit status of torchrun; if a signal ended torchrun, 128 + the signal's number.
         asked_to_end: name of the signal that asked the launch on this node to end; empty without such a signal.
-            A node with such a signal ended because another node failed or because the job was cancelled, so the node's
-            status says nothing about the training.
+            Such a node ended because another node failed or because the job was cancelled. So the node's status says
+            nothing about the training.
         stopped: why the training was asked to save its state and end; empty without such a request. `unknown`: Slurm
             gave no reason for the request.
         saved: whether the script reported that it saved its state (`hpcenv.training`).
@@ -66,8 +66,8 @@ class NodeExit:
             environment was compared, or if a SIF needs no second comparison.
         detail: further information, in words.
         refused: whether the launch step refused to start, so that no line of the script ran on this node.
-        differences: if the launch step refused because of libraries that torch had loaded: how they differ from the
-            locked libraries.
+        differences: how the libraries that torch had loaded differ from the locked libraries, if the launch step
+            refused to start for this reason.
         full: why nothing could be written to the run folder when this node ended; empty if writing was possible.
         alone: whether no rank of the whole run joined a process group. `alone` is also False if this is not known.
         port_errors: error counters of RDMA ports that grew while the ranks ran.

@@ -1,4 +1,4 @@
-"""The name of a package's field: `packages.NAME`, which must not be mistaken for a key of [packages].
+"""The name of a package's field: `packages.NAME`. This name must differ from the names of the keys of [packages].
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -17,7 +17,7 @@ KEYS = frozenset(
 
 
 def package_field(name: str) -> str:
-    """Return the field of a package: `packages.numpy`, but `packages.count (package)`.
+    """Return the field of a package, for example `packages.numpy`; for a name in `KEYS`, `packages.count (package)`.
 
     Args:
         name: normalised name of the distribution; it never has a blank.

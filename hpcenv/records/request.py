@@ -1,4 +1,4 @@
-"""The record of a request: the options of a submission, so that `hpcenv rerun` can submit the same run again.
+"""The record of a request: the options of a submission. With this record, `hpcenv rerun` submits the same run again.
 
 Runs on: LOGIN NODE.
 """

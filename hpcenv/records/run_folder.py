@@ -1,4 +1,4 @@
-"""The names of the files of a run. No other module contains these names.
+"""The names of the files in a run folder. No other module contains these names.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 """
@@ -33,7 +33,7 @@ class RunFolder:
 
     @property
     def requirements(self) -> Path:
-        """The packages of the lockfile as pip reads them, for people and other tools, but not for hpcenv."""
+        """The packages of the lockfile in pip's format, for people and other tools. hpcenv does not read this file."""
         return self.path / "requirements.txt"
 
     @property
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def sweep(self) -> Path:
-        """File in the folder that holds the run folders of a sweep."""
+        """File in the folder that contains the run folders of a sweep."""
         return self.path / "sweep.json"
 
     @property
@@ -64,7 +64,7 @@ class RunFolder:
         return self.code / "hpcenv.zip"
 
     def shared_archive(self, sha256: str) -> Path:
-        """The archive with this content in the folder of runs, to which all runs with this content have hard links."""
+        """The archive with this content in the folder of runs. All runs with this content have hard links to it."""
         return self.path.parent / ".data" / f"sha256-{sha256}.zip"
 
     @property
@@ -79,7 +79,7 @@ class RunFolder:
 
     @property
     def other_folder(self) -> Path:
-        """The copy of the working directory, if it is outside of the folder of the code."""
+        """The copy of the working directory, if the working directory is outside of the folder of the code."""
         return self.path / "work"
 
     def parts_of_copy(self) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ class RunFolder:
 
     @property
     def waiting(self) -> Path:
-        """Why a run without Slurm has not begun: it waits for GPUs. The file is removed when the run has its GPUs."""
+        """Why a run without Slurm still waits for GPUs. The file is removed when the run has its GPUs."""
         return self.path / "waiting.json"
 
     @property
@@ -198,7 +198,7 @@ class RunFolder:
 
     @property
     def session(self) -> Path:
-        """What the nodes report about a session: a file for each node."""
+        """What the nodes report about a session, with one file for each node."""
         return self.path / "session"
 
     @property
@@ -223,7 +223,7 @@ class RunFolder:
 
     @property
     def hub(self) -> Path:
-        """The cache folder for a hub's library, with the repositories that hpcenv.toml names, each at its commit."""
+        """The cache folder for a hub's library. It contains the repositories of hpcenv.toml, each at its commit."""
         return self.path / "hub"
 
     @property
@@ -236,7 +236,7 @@ class RunFolder:
 
     @property
     def started(self) -> Path:
-        """Marker that the batch script began; names the attempt and the batch node."""
+        """File that shows that the batch script has begun. It names the attempt and the batch node."""
         return self.path / "started.json"
 
     @property
@@ -246,7 +246,7 @@ class RunFolder:
 
     @property
     def finished(self) -> Path:
-        """Exit status of the batch script, written at its very end."""
+        """Exit status of the batch script, which writes this file last."""
         return self.path / "finished.json"
 
     def facts_of(self, node: str) -> Path:
@@ -278,11 +278,11 @@ class RunFolder:
 
     @property
     def session_end(self) -> Path:
-        """Marker that a session must end, upon which the program that keeps the job of the session open ends."""
+        """File that requests the end of a session. When it exists, the program that keeps the job open ends."""
         return self.session / "end"
 
     def session_start_of(self, node: str) -> Path:
-        """Marker of the launch step: the start gate has let this node pass."""
+        """File of the launch step. It shows that this node has passed the start gate."""
         return self.session / f"{node}.start"
 
     def session_of(self, node: str) -> Path:
@@ -292,7 +292,7 @@ class RunFolder:
         return self.env / f"{node}.json"
 
     def ray_of(self, rendezvous: str) -> Path:
-        """The prefix of two files: `.token` has Ray's token and is removed; `.ended` says that the script has ended."""
+        """The prefix of two files: `.token` contains Ray's token, and `.ended` shows that the script has ended."""
         return self.env / f"ray-{rendezvous}"
 
     @property
@@ -313,7 +313,7 @@ class RunFolder:
         return self.stopping / f"saved-{node}"
 
     def gpus_of(self, node: str, local_rank: int | None) -> Path:
-        """The GPUs that torch saw before the first rank started; with `--launcher srun`, a file for each task."""
+        """The GPUs that torch saw before the first rank started. With `--launcher srun`, each task has its own file."""
         return self.ranks / node / ("gpus.json" if local_rank is None else f"gpus.{local_rank}.json")
 
     def metrics_of(self, attempt: int, rank: int) -> Path:
@@ -335,7 +335,7 @@ class RunFolder:
         return self.homes / node
 
     def of_one_attempt(self) -> tuple[Path, ...]:
-        """Files of an attempt that the next attempt must not mistake for its own files."""
+        """Files of one attempt. They are moved away before the next attempt, which writes files with the same names."""
         return (
             *(self.facts, self.modules, self.stage, self.verdict, self.preflight, self.env, self.exits, self.ranks),
             *(self.smoke, self.smoke_result, self.stopping, self.session, self.started, self.finished),

@@ -149,9 +149,9 @@ class Sample:
     Attributes:
         at: when the interval of the sample ended, in seconds since the epoch.
         seconds: length of this interval.
-        least, most: in a summary, the least and greatest values of the minute; `gpus`, `node` and `ranks` then hold the
-            means. None in a single sample.
-        ended: only in the last record of a file that has no figures: why no sample follows.
+        least, most: in a summary, the least and greatest values of the minute. `gpus`, `node` and `ranks` then contain
+            the means. In a single sample, `least` and `most` are None.
+        ended: why no sample follows. Only the last record of a file has this text; such a record has no values.
     """
 
     at: float
@@ -187,7 +187,7 @@ def samples_line(sample: Sample) -> str:
 
 
 def read_samples(path: Path, *, node: str, attempt: int) -> NodeSamples:
-    """Return the samples in the file of one node; a line that is not a sample is left out, and `problem` says so."""
+    """Return the samples in the file of one node. Lines that are not samples are left out; `problem` reports them."""
     samples, problem = [], ""
     try:
         for line in read_lines(path):
@@ -204,13 +204,13 @@ def read_samples(path: Path, *, node: str, attempt: int) -> NodeSamples:
 
 
 def read_attempt(run: RunFolder, attempt: int) -> Iterator[NodeSamples]:
-    """Yield the samples of each node in one attempt, by the names of the nodes; nothing if none were taken."""
+    """Yield the samples of each node in one attempt, sorted by node. Without samples, yield nothing."""
     for path in sorted(run.samples_of(attempt, "x").parent.glob("*.jsonl")):
         yield read_samples(path, node=path.name.removesuffix(".jsonl"), attempt=attempt)
 
 
-# At most so many bytes at the end of a file are read at once, so that a page with 64 nodes appears in seconds. With 8
-# GPUs and a sample each 10 s, 15 minutes have 0.5 MB.
+# At most this number of bytes at the end of a file is read at once, so that a page with 64 nodes appears in seconds.
+# With 8 GPUs and a sample every 10 s, the samples of 15 minutes have 0.5 MB.
 _MOST_AT_ONCE = 1 << 20
 
 
@@ -218,7 +218,7 @@ class NewSamples:
     """Reads the samples of an attempt again and again. Each call reads only the new part of each file.
 
     Args of the constructor:
-        seconds: samples of a node that are this much older than its newest sample are forgotten.
+        seconds: a sample is removed if it is older than the node's newest sample by more than this time.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -226,7 +226,7 @@ class NewSamples:
         self._files: dict[Path, tuple[int, NodeSamples]] = {}
 
     def read(self, run: RunFolder, attempt: int) -> list[NodeSamples]:
-        """Return the newest samples of each node, by the names of the nodes."""
+        """Return the newest samples of each node, sorted by node."""
         paths = sorted(run.samples_of(attempt, "x").parent.glob("*.jsonl"))
         return [self._node(path, attempt) for path in paths]
 
@@ -237,7 +237,7 @@ class NewSamples:
         try:
             with path.open("rb") as file:
                 end = file.seek(0, io.SEEK_END)
-                if end < position:  # another file has its name
+                if end < position:  # the file was replaced by another file with the same name
                     position, found = 0, nothing
                 begin = max(position, end - _MOST_AT_ONCE)
                 file.seek(begin)
@@ -276,7 +276,7 @@ class NewSamples:
 
 
 def _begin_of(line: bytes, oldest: Sample) -> float:
-    """Return when the interval of the first sample in a file began. If this line is damaged, `oldest` counts."""
+    """Return when the interval of the first sample in a file began. If this line is damaged, use `oldest`."""
     with suppress(RecordInvalid, UnicodeDecodeError):
         oldest = decode_record(Sample, line.decode("utf-8"), origin="the first sample")
     return oldest.at - oldest.seconds

@@ -1,8 +1,8 @@
-"""The file that keeps the values of `env:NAME` secrets from submission to launch, and that only its user can read.
+"""The file with the values of the `env:NAME` secrets of a run. Only the user who submitted the run can read this file.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. Each run has its own file. The file is in the user's state
-folder, because others may be able to read the run folder. The file is written before the job is queued, read at each
-launch, and removed when the run has ended. No message contains a value.
+folder, because other users may be able to read the run folder. The file is written before the job is queued, read at
+each launch, and removed when the run has ended. No message contains a value.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write(state: Path, run_folder: str, values: Mapping[str, str]) -> None:
     aside = path.with_suffix(f".{os.getpid()}.new")
     text = json.dumps({"schema": _SCHEMA, "run_folder": run_folder, "values": dict(values)})
     try:
-        # The file has these permissions from its first byte on.
+        # The file gets these permissions when it is created, before any value is written.
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(text + "\n")
             file.flush()

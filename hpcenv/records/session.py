@@ -38,11 +38,11 @@ class SessionOptions:
 
     Attributes:
         name: name of the session. All runs with this name belong to one session, and run one after the other.
-        folder: folder on the shared disk, which only this user can read and which is kept after the run. See
+        folder: folder on the shared disk. Only this user can read it, and it is kept after the run. See
             `SessionFolder`.
         services: programs that the first node starts.
-        allow_port: whether a service may listen on 127.0.0.1 of the node, if it can have no separate network.
-        ends_unused: the session ends after so many seconds without a shell (`hpcenv shell`); 0 for never.
+        allow_port: whether a service may listen on 127.0.0.1 of the node, if the service cannot get a separate network.
+        ends_unused: the session ends after this number of seconds without a shell (`hpcenv shell`); 0 for never.
     """
 
     name: str
@@ -56,7 +56,7 @@ class SessionOptions:
 class SessionFolder:
     """The files of a session that are kept over all its runs. Only the user of the session can read these files.
 
-    These files include the host key, so a laptop that knows the host key of a session can also connect to the session's
+    These files include the host key. So a laptop that has connected to one run of a session can also connect to the
     next run.
     """
 
@@ -106,7 +106,7 @@ class NodeFolder:
 
     @property
     def empty_home(self) -> Path:
-        """HOME of the login shell that sshd starts: no startup file is in it."""
+        """HOME of the login shell that sshd starts. It contains no startup files."""
         return self.path / "empty"
 
     @property

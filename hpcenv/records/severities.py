@@ -20,13 +20,13 @@ ANY_NAME = "**"
 
 
 class Severities:
-    """Severities by field name. A rule with exactly the field's name counts, otherwise the first pattern that fits.
+    """Severities by field name. If a rule has exactly the field's name, it counts. Otherwise the first pattern counts.
 
     Args:
         rules: the rules from a manifest, or from `project.severities.resolve`.
 
     Raises:
-        RecordInvalid: there are no rules, so nothing can be judged.
+        RecordInvalid: there are no rules, so no field has a severity.
     """
 
     def __init__(self, rules: Iterable[FieldSeverity]) -> None:

@@ -25,7 +25,7 @@ class SmokeNode:
     Attributes:
         address, interface: the address and interface that hpcenv chose for sockets on this node.
         interfaces: interface -> its addresses, for all interfaces of the node that have an address.
-        speed_mbit: speed of `interface`; None if the kernel does not know the speed.
+        speed_mbit: speed of `interface`; None if the kernel does not report the speed.
         pair_port: TCP port on which this node can listen for one other node.
     """
 
@@ -48,8 +48,8 @@ class SmokePlan:
         start_seconds: time limit for the start of the container and for `import torch`.
         profile: profile of the network decision.
         network: `NCCL_NET` of the ranks; empty if not set.
-        gpudirect: whether on every node the network adapter can reach GPU memory.
-        rates_gbit: rate of all active RDMA and Slingshot adapters of a node together; 0 if the value is unknown.
+        gpudirect: whether the network adapter can reach GPU memory on every node.
+        rates_gbit: sum of the rates of all active RDMA and Slingshot adapters of a node; 0 if the value is unknown.
         skipped: ids of checks that must not run.
         settings: node -> variables of its ranks whose effect is visible in NCCL's log or in the loaded libraries.
     """
@@ -101,8 +101,8 @@ class PhaseResult:
     """One phase of the test in one rank, or the test of one pair.
 
     Attributes:
-        state: `end`, `failed`, or `running`: the phase has begun, and nothing more is known.
-        seconds: how long the phase took. For a phase that did not end, how long the test waited for the end.
+        state: `end`, `failed`, or `running`, which means that the phase has begun and nothing more is known.
+        seconds: how long the phase took. If the phase did not end, how long the test waited for the end.
         bus_gb_s: bus bandwidth of all_reduce, in 1e9 bytes per second; 0 if not measured.
     """
 
@@ -142,8 +142,8 @@ class SmokeReport:
         ended: how the test ended on this node. `done`: every rank gave its result and has ended. `failed`: a rank ended
             without a result. `timeout`: a phase took longer than its limit, and the ranks were killed. `unreachable`:
             no packet came back from the first node. `not-started`: the container or torch did not start. `stopped`: a
-            signal asked this step to end. `other-ended`: the ranks waited for the ranks of a node that could not
-            continue.
+            signal asked this step to end. `other-ended`: another node could not continue, so the ranks of this node
+            waited for its ranks.
         problem: the reason for the value of `ended`; empty for `done`.
         moved_bytes: how many bytes the interface sent and received in the last seconds before the ranks were killed;
             None if the value is unknown.

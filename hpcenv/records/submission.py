@@ -25,8 +25,8 @@ class Submission:
     nodes: int = 0
     """How many nodes were requested; 0 if not recorded."""
     verifies: bool = False
-    """Whether `hpcenv verify --nodes` submitted the job: it checks its nodes and trains nothing."""
+    """Whether `hpcenv verify --nodes` submitted the job. Such a job only checks its nodes."""
     after: tuple[str, ...] = ()
     """Names of the runs that had to complete first."""
     session: str = ""
-    """Name of the session that the run is; empty for any other run."""
+    """Name of the session if this run is a session; empty for all other runs."""

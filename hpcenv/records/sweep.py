@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpcenv.errors import UsageError
 
-# Slurm's MaxArraySize is 1001 by default, and the largest index is one less (slurm.conf(5), 22.05 to 26.05).
+# Slurm's MaxArraySize is 1001 by default, and the largest index is 1000 (slurm.conf(5), 22.05 to 26.05).
 MOST_ELEMENTS = 1000
 _HIGHEST_INDEX = 4_000_000
 
@@ -89,7 +89,7 @@ def of_sweep(words: Sequence[str], at_once: int | None) -> Elements:
             included).
 
     Raises:
-        UsageError: a word has neither of these forms, a name or value is given twice, or there are too many elements.
+        UsageError: a word has a different form, a name or value is given twice, or there are too many elements.
     """
     axes = [_axis(word) for word in words]
     names = tuple(axis.name for axis in axes)

@@ -3,13 +3,14 @@
 Runs on: LOGIN NODE. Standard library only. The ranks write these files (incontainer/start_hook/trace.py). A line in
 another form is recorded as a problem, and raises no error.
 
-One file for each rank and attempt: `trace/attempt-K/rank-R.jsonl`, at most 32 MiB. Each line is one JSON object:
+There is one file for each rank and attempt: `trace/attempt-K/rank-R.jsonl`, at most 32 MiB. Each line is one JSON
+object:
 
 `start`: a process of this rank begins. `first`, `last`: the first and last step to trace.
     {"kind": "start", "schema": 1, "restart": 0, "pid": 4711, "time": 1763877600.1, "world_size": 4,
      "first": 1, "last": 1}
-`begin`: a step begins. If the step before has no `end` line, its operations do not count. `resumed`: the step of the
-    checkpoint with which the process began, 0 without a checkpoint. The first step of a process also contains the
+`begin`: a step begins. If the previous step has no `end` line, its operations do not count. `resumed`: the step of the
+    checkpoint with which the process began; 0 without a checkpoint. The first step of a process also contains the
     operations that set up the model.
     {"kind": "begin", "resumed": 0}
 `op`: one operation, in the order of the calls.
@@ -58,7 +59,7 @@ class TracedTensor:
     Attributes:
         name: name of the argument or result in the schema of the operation; a number for a returned value.
         type: dtype, shape and device, for example `float32[16, 5] cuda`; `number` for a result that is not a tensor.
-        hash: hash of its bytes, or `-` without a hash; for the type `number`, the number as text.
+        hash: hash of the tensor's bytes, or `-` without a hash; for the type `number`, the number as text.
         each: for a list of tensors, the first digits of the hash of each tensor; empty if there are too many.
         types: for a list of tensors, the type of each tensor.
     """
@@ -75,7 +76,7 @@ class TracedOperation:
     """One operation.
 
     Attributes:
-        index: its place in the step, from 0.
+        index: the number of the operation in its step, from 0.
         name: torch's name, for example `aten.addmm.default`.
         module, module_class: name and class of the module that called the operation; empty outside of modules.
         at: `file:line` of the script; empty if the value is unknown.
@@ -111,8 +112,8 @@ class RankTrace:
     """What one rank traced in one attempt.
 
     Attributes:
-        steps: number -> step, only complete steps. Of a step that was traced twice, the later trace.
-        notes: what the trace does not show, in words.
+        steps: number -> step, for complete steps. If a step was traced twice, the later trace counts.
+        notes: sentences about something that the trace does not show.
         problems: lines of the file that could not be read, and whether the limit was reached.
     """
 

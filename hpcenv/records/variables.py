@@ -39,8 +39,8 @@ _NAME = re.compile(
 )
 # `secretKey` is read as `secret_Key`.
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# In the name of a variable, each part counts. TOKENIZERS_PARALLELISM, a setting of Hugging Face's tokenizers, holds no
-# token, and PWD is a folder.
+# In the name of a variable, each part counts. But TOKENIZERS_PARALLELISM is a setting of Hugging Face's tokenizers and
+# not a token, and PWD is a folder.
 _IN_VARIABLE = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _FOLDER = "PWD"
 
@@ -50,7 +50,8 @@ _IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 # In a URL of http, a user name without a password can be a token. In `ssh://git@host`, it is not a token.
 _PASSWORD = re.compile(r"(?<=http://)[^/@\s]+@|(?<=https://)[^/@\s]+@|(?<=://)[^/@:\s]*:[^/@\s]+@")
 
-# Variables of the libraries with which ranks communicate. If the user sets one anywhere, it wins over a detected one.
+# Variables of the libraries with which ranks communicate. If the user sets such a variable, this value is used in place
+# of the value that hpcenv detected.
 _TUNING = re.compile(r"((NCCL|GLOO|TORCH_NCCL|TORCH_FR|UCX|FI)_[A-Z0-9_]+|OMP_NUM_THREADS)\Z")
 
 
@@ -67,8 +68,8 @@ def names_credential(name: str) -> bool:
 def looks_like_credential(name: str) -> bool:
     """Return whether the name of a variable looks like the name of a credential.
 
-    This test finds more names than the test for options. A value that is missing in a record is no great loss, and an
-    environment variable is rarely a setting of the model.
+    This test finds more names than the test for options, because an environment variable is rarely a setting of the
+    model, and a record without its value is still useful.
     """
     return name != _FOLDER and (_IN_VARIABLE.search(name) is not None or names_credential(name))
 
@@ -100,5 +101,5 @@ def is_tuning(name: str) -> bool:
 
 
 def is_left_alone(name: str) -> bool:
-    """Return whether an empty variable means that neither a rule nor a file of the host may set the variable."""
+    """Return whether an empty value of this variable forbids that a rule or a file of the host sets the variable."""
     return name.startswith(("NCCL_", "FI_", "GLOO_"))

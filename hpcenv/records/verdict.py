@@ -15,13 +15,13 @@ from hpcenv.records.network import NetworkDecision
 Result = Literal["match", "mismatch", "unknown"]
 
 
-# With this text a finding begins if a node reported nothing because srun could not start on it.
+# The first words of a finding about a node that reported nothing because srun could not start there.
 SRUN_GAVE_UP = "srun could not start on this node"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One comparison that did not end in `match`, or whose result users should know.
+    """One comparison that users should know about, usually because its result is not `match`.
 
     Attributes:
         owner: for a check, where the cause is: `node` (hardware or a service of the node) or `user` (the user's job).
@@ -44,7 +44,7 @@ class NodeVerdict:
     """One node's result.
 
     Attributes:
-        compared: how many fields were compared; only fields that the node reported can be compared.
+        compared: the number of compared fields. Only fields that the node reported can be compared.
         sif: a text for people on how the SIF was checked; empty without a SIF.
     """
 
@@ -90,7 +90,7 @@ class Verdict:
         settings: node -> variables that hpcenv sets for the ranks of the node; credentials without their value.
         inherited: node -> variables of the job that the ranks of the node get and that can change results.
         launched: the nodes that train, in the order of their node ranks, without nodes that a spare node replaces.
-        notes: which data were compared, and which parts of the code were not.
+        notes: which data were compared, and which parts of the code were not compared.
         network: the reasons of the network settings; None in an old verdict, which did not record these reasons.
         preflight: which checks ran, with their results; None if no check ran.
     """
@@ -120,6 +120,6 @@ class Verdict:
 
     @property
     def of_checks(self) -> bool:
-        """Whether only checks (network, GPUs, files) stopped the run. A finding of a check has an owner."""
+        """Whether only checks stopped the run, for example of network, GPUs or files. Such findings have an owner."""
         blocking = [one for one in self.findings if one.severity == "must" and one.result == "mismatch"]
         return bool(blocking) and all(one.owner for one in blocking)
