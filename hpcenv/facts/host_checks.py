@@ -42,7 +42,7 @@ class AlreadyRead:
 
 
 def run(manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead) -> NodeChecks:
-    """Run those checks of this node's host that the run requests."""
+    """Run the checks that the run requests for the host of this node."""
     started = time.monotonic()
     asked = at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("host",))
     groups = [_CheckGroup(prefixes, measure, asked) for prefixes, measure in _groups(manifest, place, environ, seen)]

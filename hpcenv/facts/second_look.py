@@ -16,7 +16,8 @@ from hpcenv.facts.probe import read_look, run_probe
 from hpcenv.records.facts import Facts, Look
 from hpcenv.records.manifest import Manifest
 
-# The look itself takes a second or two. If the job ends in less than this time, the look is left out.
+# The second check takes one or two seconds. If less than this time is left until the end of the job, the check is left
+# out.
 SECONDS_NEEDED = 90.0
 _SECONDS = 60.0
 
@@ -75,7 +76,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
 
 
 def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
-    """Return lines for the log. A skipped check is named only in the report, not in the log."""
+    """Return lines for the log. If the check was skipped, only the report says so, not the log."""
     if look.changed:
         return (f"hpcenv: node {node}: the environment changed while it ran: {', '.join(look.changed)}",)
     return ()

@@ -513,7 +513,7 @@ def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str
     return {
         **cache_variables(manifest, {**kept, **given}, node=node.this_node.node),
         **given,
-        # Slurm (26.05) numbers all nodes of a step by the topology, including spare nodes. The ranks get the number from
+        # Slurm (26.05) numbers all nodes of a step by the topology, including spare nodes. The ranks get the number of
         # hpcenv instead, because the node of MASTER_ADDR must have number 0.
         **({"SLURM_NODEID": str(settings.node_rank)} if "SLURM_NODEID" in node.environ else {}),
         **_own_variables(node, watched_in),

@@ -3,8 +3,9 @@
 Runs on: COMPUTE NODE. Standard library only.
 
 Later steps and commands read one record for each node. So each task writes `exits/tasks/NODE.LOCAL-RANK.json` at its
-end, and then makes the node's record from all task records. Tasks of one node may end at the same time. The lock between
-these tasks is a Unix socket with an abstract name (unix(7)). The kernel removes the socket when its process ends.
+end, and then makes the node's record from all task records. Tasks of one node may end at the same time. The lock
+between these tasks is a Unix socket with an abstract name (unix(7)). The kernel removes the socket when its process
+ends.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Stop:
 
     @property
     def ends(self) -> float:
-        """The time when Slurm ends the job, in seconds since the epoch; if unknown, an estimate from the grace period."""
+        """The time when Slurm ends the job, in seconds since the epoch; if unknown, an estimate from `grace`."""
         known = None if self.answer is None else self.answer.ends
         return self._asked + self._manifest.stop.grace if known is None else known
 

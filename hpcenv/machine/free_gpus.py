@@ -80,7 +80,7 @@ def take(
     """
     found = look()
     if found.vendor == "amd":
-        return HeldGpus(note="the GPUs are AMD's, and hpcenv does not hand them out: other runs may use them, too")
+        return HeldGpus(note="hpcenv does not reserve AMD's GPUs: other runs may use the same GPUs")
     choice = _choice(found, environ, count)  # not empty, so the machine has a GPU
     turn, pause = _Turn(_uuids(found)[0], count), _PAUSE
     try:

@@ -143,7 +143,7 @@ def _of_amd(found: amd_gpus.AmdGpus) -> GpuFacts:
         if all(column):
             values[name] = column
         else:
-            unknown[name] = "the driver of AMD has no such word" if attribute == "brand" else found.reason
+            unknown[name] = "the driver of AMD reports no brand" if attribute == "brand" else found.reason
     health = tuple(_amd_health(gpu) for gpu in found.gpus)
     places = tuple(GpuPlace(bus=gpu.bus) for gpu in found.gpus)
     return GpuFacts(values=values, unknown=unknown, places=places, health=health, reason=found.reason, vendor="amd")
