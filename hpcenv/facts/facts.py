@@ -192,7 +192,7 @@ def _cause_in(stderr: str) -> str:
 
 
 class _Outside(threading.Thread):
-    """Reads host and network in a thread. Meanwhile, the step hashes the SIF, and starts and reads the container.
+    """Reads host and network in a thread, at the same time as the step reads the SIF and the container.
 
     A driver may take seconds to answer. The Python modules for this work are also loaded in this thread.
 
