@@ -88,8 +88,8 @@ class Status:
     """With this status, a step tells the batch script that the run has ended in an earlier job of its chain."""
 
     NOT_DONE = 101
-    """With this status, a step tells the batch script that the training has saved its state and is not complete, and
-    that the job is not queued again."""
+    """With this status, a step reports to the batch script: the training has saved its state and is not complete, but
+    the job is not queued again."""
 
     PIPE_CLOSED = 141
     """The reader of hpcenv's output closed the pipe, as in `hpcenv logs | head`: 128 + SIGPIPE."""
@@ -306,7 +306,7 @@ class RunNotFound(HpcenvError):
     """No run folder, job id or latest run matches.
 
     Attributes:
-        word: the typed text, which matches no run; None if the text names a folder that is not a run.
+        word: the typed text, if it matches no run; None if the text names a folder without a run.
     """
 
     code = "run-not-found"

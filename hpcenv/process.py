@@ -3,13 +3,12 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 Every call takes argv as a list and the environment as a mapping. So no call uses the environment of the caller by
-accident. Every call has a time limit, because Slurm commands are known to hang when slurmctld is busy. If a program
-fails, the error is a `ToolFailed` with argv, status and the end of stderr.
+accident. Every call has a time limit, because Slurm commands sometimes hang when slurmctld is busy. If a program fails,
+the error is a `ToolFailed` with argv, status and the end of stderr.
 
 Each program has its own session, so that the program can be killed together with its children. Every wait for a program
-has a time limit. Without a limit, the wait could hang, because a child may keep the output of the program open, and a
-process that hangs in the kernel does not end when it is killed. Only `run_in_terminal` has no time limit, because the
-user ends that program.
+has a time limit, for two reasons. A child may keep the output of the program open. A process that hangs in the kernel
+does not end when it is killed. Only `run_in_terminal` has no time limit, because the user ends that program.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ def _communicate(
                 raise reason
     is_late = not _has_ended(child)
     kill_session(child)
-    # A child that left the session may still hold the output open.
+    # A child that left the session may still keep the output open.
     out, err, _ = _exchange(child, _LOOK_SECONDS)
     if is_late or child.returncode is None:
         raise _timed_out(argv, timeout, err.decode(errors="replace"))

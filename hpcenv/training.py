@@ -95,8 +95,8 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
     beside a checkpoint (see `save`) is compared with this run: torch, world size, global batch, lockfile and code.
     Rank 0 writes each difference to stderr.
 
-    With several nodes, call this function on one rank and broadcast the result, because a shared file system may show
-    a new file to some nodes later than to others.
+    With several nodes, call this function on one rank and broadcast the result. A shared file system may show a new
+    file to some nodes later than to other nodes.
 
     Args:
         global_batch: number of samples in one optimizer step of all ranks, to compare it with the record.

@@ -203,7 +203,7 @@ class _Outside(threading.Thread):
     def __init__(
         self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str], look: places.FolderLook
     ) -> None:
-        # The thread is a daemon thread, so that a step that must end does not wait for a driver.
+        # The thread is a daemon thread. So a step that must end does not wait for a driver.
         super().__init__(name="hpcenv-outside", daemon=True)
         self.found = _Gathered()
         self.network = Network(first_node=place.nodes[0])
@@ -330,7 +330,7 @@ def _read_sif(
 ) -> None:
     """Check whether the file is the locked SIF. If it is, start the SIF and read the environment in it.
 
-    The file stays open from the check to the start, so the file that runs is the file that was checked.
+    The file stays open from the check to the start. So exactly the checked file is started.
     """
     path = staged.sif_path if staged.sif is not None else manifest.environment.sif
     try:
@@ -512,7 +512,7 @@ def _read_bind_content(manifest: Manifest, found: _Gathered) -> None:
 def compare_packages(
     locked: tuple[PackageExpectation, ...], answer: Mapping[str, Any], *, level: str
 ) -> list[Difference]:
-    """Return how the installed distributions differ from the locked ones. Pure.
+    """Return how the installed distributions differ from the locked distributions. Pure.
 
     The digests over all packages show only that something differs. This function shows which packages differ. If the
     packages could not be read, their count is unknown, and the result is empty.

@@ -1,7 +1,7 @@
 """Run the checks of one node on its host, before the verdict.
 
 Runs on: COMPUTE NODE. Standard library only. A check must not hang, and must not hide the result of another check. So
-each group has a thread with a time limit, and code that may wait for hardware or a file system runs in a child process.
+each group has a thread with a time limit. Code that may wait for hardware or a file system runs in a child process.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def wanted(manifest: Manifest) -> dict[str, dict[str, str]]:
 
 
 def compare(manifest: Manifest, loaded: Mapping[str, Any]) -> tuple[LoadedDifference, ...]:
-    """Return how the mapped libraries differ from the locked ones.
+    """Return how the mapped libraries differ from the locked libraries.
 
     Args:
         manifest: the run.

@@ -18,8 +18,8 @@ _DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # Types of IOMMU domains that translate addresses (Linux, sysfs-kernel-iommu_groups).
 _TRANSLATES = ("DMA", "DMA-FQ")
-# From the PCI Express Base Specification 5.0: the ids of capability 0x10 and of extended capability 0x000d; the bits of
-# the ACS control register that send requests and completions between devices to the CPU; the type of a switch's port.
+# From the PCI Express Base Specification 5.0: the id 0x10 of a capability, the id 0x000d of an extended capability, the
+# bits of the ACS control register that send requests and completions to the CPU, and the type of a switch's port.
 _EXPRESS, _ACS = 0x10, 0x0D
 _REDIRECTS = 0x4 | 0x8
 _SWITCH_PORT = 6

@@ -32,8 +32,8 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.text import plural
 
 # The child process. Its arguments are `write=FOLDER` or `look=FOLDER` for each folder, and `lustre=ROOT` or `gpfs=ROOT`
-# for a kind of file system (ROOT contains proc and sys). Each argument has its own thread, so that a folder that hangs
-# does not block the others. The child prints a line of JSON for each argument that got an answer.
+# for a kind of file system (ROOT contains proc and sys). Each argument has its own thread. So a folder that hangs does
+# not block the other folders. The child prints a line of JSON for each argument that got an answer.
 _CHILD = """\
 import glob, json, os, sys, threading, time
 lock = threading.Lock()
@@ -141,7 +141,7 @@ class FolderLook:
         written: the folders to which the run writes.
         child: the child process; None if there is no folder to look at, or if the child could not be started.
         kinds: kind of file system (`lustre`, `gpfs`) -> a folder on it.
-        systems: kind of file system -> what the child found about it. `systems` is complete after a call of `answers`.
+        systems: kind of file system -> the child's answer about it. `systems` is complete after a call of `answers`.
     """
 
     places: tuple[str, ...]

@@ -210,7 +210,7 @@ def run_text(
     Args:
         environment: the environment in which the program runs.
         environ: the environment variables of this process.
-        text: the text of the program, which is sent through stdin, so that no file has to be mounted.
+        text: the text of the program. The text is sent through stdin, so no file has to be mounted.
         words: the arguments of the program.
         seconds: time limit.
         variables: variables that will be set for the ranks.

@@ -42,7 +42,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         manifest: the run.
         facts: what the check step of this attempt found on this node.
         environ: the environment variables of the step.
-        asked: whether the job was asked to end, so that there is no time for a second check.
+        asked: whether the job was asked to end. If so, there is no time for a second check.
     """
     if manifest.environment.kind != "host" or manifest.probe_level == "record":
         return SecondLook()

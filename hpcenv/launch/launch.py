@@ -155,7 +155,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
     counters = _port_counters(node)
-    # The watch must not belong to the training, because processes that the training leaves running are killed.
+    # The watch must not belong to the training. At its end, all remaining processes of the training are killed.
     with watched(manifest, this_node, first=not node.local_rank, say=say):
         status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)
@@ -572,7 +572,7 @@ def _in_container(
 
 
 def _outliving(start: StartCommand, outside: Path) -> StartCommand:
-    """Return the start command, changed if needed so that its FUSE server survives the signals of Slurm."""
+    """Return the start command. If needed, change it so that its FUSE server survives the signals of Slurm."""
     fuse = outside / "fuse"
     fuse.mkdir()
     first = fuse_that_outlives(fuse, start.env)
@@ -600,7 +600,7 @@ def _cpus_of_ranks(node: _Node) -> tuple[str, ...]:
 
 
 def _hold(staged: Staged, stack: ExitStack) -> None:
-    """Lock the `.used` files of the copies on this node's disk, so that no other job removes a copy that is in use."""
+    """Lock the `.used` files of the copies on this node's disk. So no other job removes a copy that is in use."""
     for mark in staged.marks:
         try:
             descriptor = os.open(mark, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -40,8 +40,8 @@ class Ending:
         saved: whether the script reported that it saved its state.
         before: whether the attempt was stopped before the training started.
         cancelled: whether the job was cancelled before the training started.
-        unfinished: whether the training has more to do, because it saved its state, or because it only reacts
-            to signals (`--requeue always`). A script that ended on request without a report may have completed.
+        unfinished: whether the training is not complete. This holds if it saved its state, or if it only reacts to
+            signals (`--requeue always`). A script that ended on request without a report may have completed.
         again: whether the job is requeued.
         not_again: why an unfinished training is not requeued; empty in all other cases.
         without: nodes that the requeued job must not get.
@@ -118,7 +118,7 @@ def judge(
 
 
 def _after_no_training(manifest: Manifest, stopped: StopReason, *, attempt: int, next_link: bool) -> Ending:
-    """Return what follows an attempt that was stopped before the training started, so that nothing was saved.
+    """Return what follows an attempt that was stopped before the training started. Such an attempt saved nothing.
 
     After the time limit, only `--requeue always` requeues such an attempt, because the next attempt gets no more time.
     """

@@ -1,4 +1,4 @@
-"""The variables that tell the ranks, and `hpcenv.training` in them, about their run.
+"""The variables in which the ranks, and `hpcenv.training`, find the facts about their run.
 
 Runs on: COMPUTE NODE. Pure.
 """

@@ -20,7 +20,7 @@ from hpcenv.records.verdict import NodeSettings
 
 # The file in the run's copy of the code that starts a console script.
 _ENTRY = Path("hpcenv", "incontainer", "entry.py")
-# The program that runs until the session ends, so that the job does not end earlier.
+# The program that keeps the job of a session running until the session ends.
 _HOLD = Path("hpcenv", "incontainer", "hold.py")
 
 # The additional variables of a Slurm task. From these variables, Lightning, accelerate and MPI find out that each

@@ -324,8 +324,8 @@ def fuse_that_outlives(folder: Path, environ: Mapping[str, str]) -> str | None:
         folder: an empty folder of this job on this node.
         environ: environment variables; PATH is searched for squashfuse_ll.
 
-    Returns None if the folder is not needed, or cannot be made: there is no squashfuse_ll on PATH
-    (Apptainer may bring and prefer another one), or `folder` is mounted noexec.
+    Returns None if the folder is not needed or cannot be made. It cannot be made if there is no squashfuse_ll on PATH
+    (Apptainer may use a squashfuse_ll of its own package), or if `folder` is mounted noexec.
     """
     if _followed_by_cgroup():
         return None

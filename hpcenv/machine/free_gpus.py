@@ -2,7 +2,7 @@
 
 Runs on: COMPUTE NODE, the machine of `--cluster local`. Standard library only.
 
-A run holds a GPU (reserves it) with an abstract Unix socket. The name of the socket contains the GPU's UUID (unix(7)).
+A run reserves a GPU with an abstract Unix socket. The name of the socket contains the GPU's UUID (unix(7)).
 The kernel gives a name to only one socket. When the last process with the open socket ends, the kernel frees the name,
 even after SIGKILL. So hpcenv needs no daemon and no file that all users can write, and nothing must be removed later.
 The names are valid inside one network namespace.
@@ -39,11 +39,11 @@ _LONGEST_PAUSE = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class HeldGpus:
-    """GPUs that this process holds. They stay held until each process that inherited the sockets has ended.
+    """GPUs that this process has reserved. The reservation ends when each process that inherited the sockets has ended.
 
     Attributes:
         uuids: UUIDs of the GPUs, in the order of the PCI bus; empty for GPUs that hpcenv cannot reserve.
-        sockets: the sockets that hold the GPUs.
+        sockets: the sockets that reserve the GPUs.
         note: text about facts of the GPUs that are not known; empty if everything is known.
     """
 
@@ -133,12 +133,12 @@ def _uuids(found: GpuFacts) -> tuple[str, ...]:
 def _hold_free(
     choice: Mapping[str, str], count: int, ask_driver: Callable[[], dict[str, tuple[int, ...] | None]]
 ) -> HeldGpus | tuple[str, bool]:
-    """Hold GPUs that no run holds and no process uses.
+    """Reserve GPUs that no run has reserved and no process uses.
 
     If there are too few such GPUs, return the reason, and whether the driver was asked.
 
-    This function holds the GPUs first, and asks the driver afterwards. If the driver then reports a process on a held
-    GPU, this process does not belong to another run.
+    This function reserves the GPUs first, and asks the driver afterwards. If the driver then reports a process on a
+    reserved GPU, this process does not belong to another run.
     """
     held = {uuid: own for uuid in choice if (own := _bind(f"{_HOLDER}/{uuid}")) is not None}
     used: dict[str, tuple[int, ...] | None] = {}
@@ -210,7 +210,7 @@ class _Turn:
 
 
 def _who(name: str) -> str:
-    """Return user and process from the end of a socket's name; empty if the name does not contain them.
+    """Return user and process from the end of a socket's name; empty if the name does not contain these parts.
 
     The name may have any form, because any user can choose the name of a socket.
     """

@@ -184,7 +184,7 @@ class _Nvml:
 
 
 def _open() -> _Nvml | str:
-    """Return NVML, or the reason why it cannot be asked."""
+    """Return NVML, or the reason why NVML cannot be used."""
     try:
         import pynvml  # type: ignore[import-untyped]  # nodes may not have it
     except ImportError:

@@ -5,8 +5,8 @@ Runs on: COMPUTE NODE. Standard library, and pynvml (nvidia-ml-py) if it is inst
 The source is NVML. If NVML lists no GPUs, `nvidia-smi` is asked. If a node has no driver, the driver version is
 `absent`. A value that cannot be read is unknown, and the reason is recorded.
 
-NVML is loaded in a child process with a time limit, because a GPU that has fallen off the bus can hang or crash
-the process that queries it.
+NVML is loaded in a child process with a time limit. A GPU that has fallen off the bus can hang or crash the process
+that queries the GPU.
 """
 
 from __future__ import annotations
@@ -310,8 +310,8 @@ def _mode(cell: str) -> str:
 
 # -- NVML, in a child process -------------------------------------------------------------
 
-# The child gets the sys.path of this process, because on a node hpcenv is in the run folder, and pynvml is where the
-# user installed it.
+# The child gets the sys.path of this process. On a node, hpcenv is in the run folder, and pynvml is in the user's own
+# environment.
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hpcenv.machine import gpus; gpus.report_nvml()"
 
 
@@ -513,8 +513,8 @@ _BRANDS: tuple[str, ...] = (
     "titanrtx",
 )
 
-# A multiprocessor has 64 CUDA cores for these compute capabilities, and 128 for the others (CUDA Programming Guide,
-# Compute Capabilities). NVML reports the number of cores, but not the number of multiprocessors.
+# A multiprocessor has 64 CUDA cores for these compute capabilities, and 128 cores for all other compute capabilities
+# (CUDA Programming Guide). NVML reports the number of cores, but not the number of multiprocessors.
 _64_CORES = {(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)}
 _NEWEST_KNOWN = (12, 1)
 

@@ -57,8 +57,8 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
 
     Args:
         environ: environment variables of this process.
-        cluster: where the run was submitted to. The variables alone do not show where, because a Slurm job that is
-            submitted inside a local run inherits the variables of the local run, and vice versa.
+        cluster: the cluster of the run, Slurm or this machine. The variables alone do not show the cluster: a Slurm job
+            that is submitted inside a local run inherits the variables of the local run, and vice versa.
 
     Raises:
         NodesUnknown: this process does not run inside a job of this cluster.

@@ -386,7 +386,7 @@ def _jax_cuda(name: str) -> str:
 
 
 def _judge_jax(compat: Compat, asked: CompatQuestion, package: str, cuda: str) -> Judgement:
-    """Return whether JAX's plug-in, which compiles kernels when it runs, works with driver and GPU of the question."""
+    """Return whether JAX's plug-in works with driver and GPU of the question. It compiles kernels when it runs."""
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     judged = []
     if asked.driver:

@@ -438,8 +438,8 @@ def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
     except HpcenvError as error:
         return "", _reason(error)
     values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-    # The names of the settings show which runtime this is, because each runtime uses its own name in the names of its
-    # settings (`buildcfg` of Apptainer 1.4.5 and SingularityCE 4.5.1).
+    # The settings show which runtime this is, because their names contain the name of the runtime (`buildcfg` of
+    # Apptainer 1.4.5 and SingularityCE 4.5.1).
     name = "singularity" if "SINGULARITY_CONFDIR" in values else "apptainer"
     starter = os.path.join(values.get("LIBEXECDIR", ""), name, "bin", "starter-suid")
     try:

@@ -5,8 +5,8 @@ cannot be read, the result names the port.
 
 Sources: linux, Documentation/ABI/stable/sysfs-class-infiniband; NVIDIA, Understanding mlx5 Linux Counters; aws,
 efa_verbs.c and efa counters (2026-11). Counters that also grow in healthy fabrics are left out on purpose:
-`out_of_sequence` (adaptive routing), `port_xmit_discards` (congestion), `port_rcv_switch_relay_errors` and
-`VL15_dropped` (multicast, management), `req_cqe_error` (each end of a queue pair), and similar counters.
+`out_of_sequence` (adaptive routing), `port_xmit_discards` (congestion), `port_rcv_switch_relay_errors` (multicast),
+`VL15_dropped` (management), `req_cqe_error` (each end of a queue pair), and similar counters.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _free_ports(count: int) -> tuple[int, ...]:
 
 
 def is_free_port(port: int) -> bool:
-    """Return whether a port is free in IPv4, and in IPv6 if the node has it, because torch's store listens on both."""
+    """Return whether a port is free in IPv4 and, if the node has IPv6, in IPv6. torch's store listens on both."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:

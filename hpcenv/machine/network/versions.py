@@ -68,7 +68,7 @@ def _packages(tree: HostTree) -> Iterator[FabricVersion]:
 
 
 def _cray(tree: HostTree) -> Iterator[FabricVersion]:
-    """Yield the versions of HPE's libfabric, whose folders are named by their versions, and of HPE's driver."""
+    """Yield the versions of HPE's libfabric and of HPE's driver. A folder of this libfabric has its version as name."""
     for name in tree.names("/opt/cray/libfabric"):
         if re.match(r"\d", name):
             yield FabricVersion(name="libfabric", version=name, path=f"/opt/cray/libfabric/{name}")
