@@ -292,7 +292,7 @@ _MOST_NAMES = 5000
 def refused(path: Path, error: OSError, *, doing: str = "written") -> FileUnusable:
     """Return the error for an operation on `path` that the operating system refused."""
     why = error.strerror or str(error)
-    hint: Hint = "check its permissions, and those of the folders above it"
+    hint: Hint = "check the permissions of this path, and of the folders above it"
     if error.errno in FULL:
         with contextlib.suppress(OSError):
             folder = path if path.is_dir() else path.parent

@@ -134,7 +134,7 @@ def gather(
         node=place.node,
         attempt=place.attempt,
         network=outside.network,
-        # If both report a field, the host's value is used, so that the environment cannot change the value.
+        # If environment and host report the same field, the host's value is used. So the environment cannot change it.
         values=found.values | outside.found.values,
         unknown=found.unknown | outside.found.unknown,
         differences=tuple(found.differences),

@@ -65,9 +65,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         )
         found = read_look(answer)
         if found is None:
-            raise ValueError(
-                "the program in the container answered without the list of files that is compared with the first one"
-            )
+            raise ValueError("the second check gave no list of files to compare with the list of the first check")
         if found.digest == facts.look.digest:
             return SecondLook()
         return SecondLook(changed=_named(answer["look"], facts.look, found.files - facts.look.files))

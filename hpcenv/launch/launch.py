@@ -307,7 +307,7 @@ class _AtGate:
         if first.field == _CODE:
             return (NodesUnknown if first.unknown else NodeRejected)(
                 f"the run's copy of the code is not what the check found: {first.found}",
-                why="the ranks would run other files than those of the verdict",
+                why="the ranks would run files that differ from the files of the verdict",
                 hint="submit again; do not edit files in the run folder",
             )
         fields = ", ".join(difference.field for difference in self.blocking)

@@ -81,8 +81,8 @@ def read_tasks(run: RunFolder, this_node: ThisNode, *, count: int) -> tuple[Node
 def merge(records: Sequence[NodeExit]) -> NodeExit:
     """Return the record of a node, made from the records of its tasks. Pure.
 
-    If a task refused to start, the record of the node shows the end of this task. If not, the record shows the task
-    that failed first by itself. A task that was asked to end has the lowest priority, because another task caused this.
+    If a task refused to start, the record of the node shows the end of this task. If no task refused, the record shows
+    the task that failed first by itself. A task that was asked to end comes last, because another task caused its end.
     """
     failed = sorted((record for record in records if record.status != 0), key=_failed_at)
     by_itself = [record for record in failed if not record.asked_to_end]

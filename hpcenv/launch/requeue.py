@@ -159,7 +159,7 @@ def _not_requeued(ending: Ending, reason: str, refusal: str) -> Ending:
 
 
 def after_refusal(ending: Ending, refusal: str, *, next_link: bool) -> Ending:
-    """Return the ending of an attempt that should have been requeued, but was not, because the requeue was refused."""
+    """Return the ending of an attempt after the requeue of its job was refused."""
     return replace(ending, again=False, not_again=refusal if ending.unfinished and not next_link else "")
 
 

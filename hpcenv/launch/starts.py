@@ -171,7 +171,7 @@ def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log
         f"--log_dir={log_dir}",
         "--tee=3",
         *(["--module"] if first == "-m" else []),
-        # argparse removes the first `--`, which is this one. So a `--` among the script's arguments reaches the script.
+        # argparse removes only this first `--`. So a `--` among the script's arguments reaches the script.
         "--",
         *(rest if first == "-m" else [first, *rest]),
         *arguments(manifest, settings, nodes=nodes, log_dir=log_dir),

@@ -270,7 +270,7 @@ class Stop:
 def note_before_training(
     manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, number: int
 ) -> Reason | None:
-    """Ask Slurm why this job must end before its training started. Record the answer, which the job's last step reads.
+    """Ask Slurm why this job must end before its training started. Record the answer for the last step of the job.
 
     Args:
         manifest: manifest of the run.
@@ -325,7 +325,7 @@ def fuse_that_outlives(folder: Path, environ: Mapping[str, str]) -> str | None:
         environ: environment variables; PATH is searched for squashfuse_ll.
 
     Returns None if the folder is not needed or cannot be made. It cannot be made if there is no squashfuse_ll on PATH
-    (Apptainer may use a squashfuse_ll of its own package), or if `folder` is mounted noexec.
+    (Apptainer may bring and prefer a different squashfuse_ll), or if `folder` is mounted noexec.
     """
     if _followed_by_cgroup():
         return None

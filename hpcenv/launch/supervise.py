@@ -151,7 +151,7 @@ class _Ending:
             return
         asked = self._signals.asked_to_end
         if self._stop is not None and not self._stop.attend():
-            return  # after TERM: wait for Slurm's answer whether it is a cancel or a preemption
+            return  # after TERM, wait until Slurm answers whether the job is cancelled or preempted
         if self._is_stop():
             self._attend_stop()
         elif asked is not None:

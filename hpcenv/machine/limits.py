@@ -63,7 +63,7 @@ def check_processes(manifest: Manifest, proc: Path = Path("/proc")) -> CheckOutc
     if soft == resource.RLIM_INFINITY:
         return CheckOutcome(id=name, state="fine", found="unlimited")
     if os.geteuid() == 0:
-        return CheckOutcome(id=name, state="not-run", found="the limit does not hold for root")
+        return CheckOutcome(id=name, state="not-run", found="the limit does not apply to root")
     needed = _THREADS_PER_RANK * manifest.nproc_per_node
     # Counting the threads of this user takes some ms, so the threads are counted only if their number can matter.
     running = _threads_of_user(proc) if soft < _MANY_THREADS else 0

@@ -106,7 +106,7 @@ class Diagnosis:
 
 
 class _Notes:
-    """The facts and troubles that one part of the survey found."""
+    """The facts and problems that one part of the survey found."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -408,7 +408,7 @@ def _containers(environ: Mapping[str, str]) -> _Notes:
         found = runtime.identify(program, environ)
         notes.add(group, "runtime", f"{found} at {program}", f"{program} --version")
         if found.unusable:
-            notes.trouble("containers cannot start on this machine", found.unusable, "load the module of a newer one")
+            notes.trouble("containers cannot start on this machine", found.unusable, "load the module of a newer version")
     except HpcenvError as error:
         notes.add(group, "runtime", "", _reason(error))
         notes.trouble("nothing here starts containers", _reason(error), 'load its module, or use image = "host"')

@@ -21,7 +21,7 @@ from hpcenv.text import listed
 _FOLDER = "/sys/class/infiniband"
 # These counters mean that the link itself failed. A single error of this kind is too many.
 _LINK = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
-# A few of these errors in some days are usual.
+# A few of these errors within some days are normal.
 _PACKETS = (
     "symbol_error",
     "port_rcv_errors",
