@@ -104,7 +104,8 @@ def run(
         cwd: the folder in which the program runs.
         accept: exit statuses that are not an error.
         pass_fds: open files that the program inherits under the same numbers.
-        slow: seconds after which `explain` is called once; if `explain` returns an error, this error is raised.
+        slow: seconds after which `explain` is called once. If `explain` returns an error, this error is raised.
+        explain: function that returns the reason why the program is slow, as an error, or None.
 
     Raises:
         ToolMissing: the program does not exist.
@@ -396,7 +397,7 @@ def feed(
     which then stops the program. The program has ended when this function returns or raises.
 
     Args:
-        write: called once, in this thread. When `write` returns, the input of the program ends.
+        write: function that writes the input. It is called once, in this thread. When it returns, the input ends.
         timeout: seconds for the whole run.
 
     Raises:

@@ -104,7 +104,7 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
         return None
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     newest = provenance.newest_checkpoint(folder)
     if newest is None:
@@ -126,7 +126,7 @@ def _given_checkpoint() -> Path | None:
     given = _folder("HPCENV_RESUME_FROM")
     if given is None:
         return None
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     if given.name == provenance.CHECKPOINTS:
         newest = provenance.newest_checkpoint(given)
@@ -208,7 +208,7 @@ def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | Non
 
 
 def _write_record(checkpoint: Path, global_batch: int | None) -> None:
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     try:
         provenance.write_record(checkpoint, os.environ, global_batch=global_batch)
@@ -269,7 +269,7 @@ def environment() -> dict[str, Any]:
     script has not imported torch, the values that come from torch are None. `world_size`, `rank` and `node` describe
     this process.
     """
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     return {**provenance.environment(os.environ), **_seeds()}
 
@@ -327,7 +327,7 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
     """
     import torch
 
-    from hpcenv.incontainer.start_hook import seeds, switches  # every rank loads this module
+    from hpcenv.incontainer.start_hook import seeds, switches  # imported late, because every rank loads training.py
 
     hook = _start_hook()
     profile = determinism or (hook.options.profile if hook is not None else "seeded")
@@ -373,7 +373,7 @@ def _session() -> Any:
 
 
 def _metric(step: int, name: str, value: Any) -> dict[str, Any]:
-    from hpcenv.incontainer.start_hook.exact import exact  # every rank loads this module
+    from hpcenv.incontainer.start_hook.exact import exact  # imported late, because every rank loads training.py
 
     line = {"kind": "metric", "step": step, "name": name[:200]}
     dtype = str(getattr(value, "dtype", "")).replace("torch.", "")

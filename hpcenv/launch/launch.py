@@ -80,7 +80,7 @@ def launch(
         manifest: manifest of the run.
         this_node: this node and this attempt.
         environ: environment variables of the job step.
-        say: called with one line for the job's log.
+        say: function that writes one line to the job's log.
 
     Raises:
         NodeRejected, NodesUnknown, RecordInvalid: the gate did not let this node start in

@@ -70,9 +70,9 @@ def take(
     Args:
         count: how many GPUs the run needs.
         environ: environment variables. CUDA_VISIBLE_DEVICES limits the choice.
-        look: reads the GPUs of this machine.
-        on_wait: called with the reason for the wait, each time the GPUs were not free.
-        stopped: returns whether the run has to end.
+        look: function that reads the GPUs of this machine.
+        on_wait: function that gets the reason for the wait, each time the GPUs were not free.
+        stopped: function that returns whether the run has to end.
 
     Raises:
         NodeRejected: this machine has fewer GPUs.

@@ -61,7 +61,8 @@ class GpuWatch:
     """Asks NVML repeatedly for the use of all GPUs of the job.
 
     Args of the constructor:
-        processes: returns process id -> rank, for all processes of the job on this node; called at each query.
+        processes: function that returns process id -> rank, for all processes of the job on this node. Each query calls
+            this function.
     """
 
     def __init__(self, processes: Callable[[], Mapping[int, int]]) -> None:

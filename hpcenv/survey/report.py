@@ -408,7 +408,7 @@ def _containers(environ: Mapping[str, str]) -> _Notes:
         found = runtime.identify(program, environ)
         notes.add(group, "runtime", f"{found} at {program}", f"{program} --version")
         if found.unusable:
-            notes.trouble("containers cannot start on this machine", found.unusable, "load the module of a newer version")
+            notes.trouble("containers cannot start on this machine", found.unusable, "load a module of a newer version")
     except HpcenvError as error:
         notes.add(group, "runtime", "", _reason(error))
         notes.trouble("nothing here starts containers", _reason(error), 'load its module, or use image = "host"')
