@@ -110,7 +110,7 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
     if newest is None:
         newest = _given_checkpoint()
     if newest is not None and os.environ.get("RANK", "0") == "0":
-        # The script of this run may write its checkpoints without this module. Then they have no records.
+        # The script of this run may write its checkpoints without this module. Such checkpoints have no records.
         without_record = newest.parent == folder and not provenance.record_of(newest).exists()
         now = {**provenance.identity(os.environ), "global_batch": global_batch}
         for line in () if without_record else provenance.judge(newest, now):

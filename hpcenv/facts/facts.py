@@ -456,7 +456,7 @@ def _probe(
 def _read_mounts(
     manifest: Manifest, staged: Staged, environ: Mapping[str, str], answer: Mapping[str, Any], image_fd: int
 ) -> dict[str, Value]:
-    """Return two fields. One has unlocked mounts that hide code or the overlay, and missing mounts; one has the rest.
+    """Return two fields: missing mounts with unlocked mounts over code or the overlay; and all other unlocked mounts.
 
     Raises:
         HpcenvError, OSError, ValueError: the mounts cannot be read.

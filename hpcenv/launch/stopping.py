@@ -42,7 +42,7 @@ WARNING = signal.SIGUSR2
 
 # Slurm may send its warning up to a minute early (sbatch(1), --signal).
 _EARLY = 60.0
-# slurmctld normally answers in milliseconds. After this time, the ranks are stopped without its answer.
+# slurmctld normally answers in milliseconds. After this time, the ranks are stopped without the answer.
 _SECONDS_TO_ASK = 8.0
 # The record of the ranks' end waits at most this time for Slurm's answer, because Slurm may kill the step soon.
 _SECONDS_TO_SETTLE = 4.0
