@@ -1,7 +1,7 @@
 """hpcenv: environment lockfiles and a gate before multi-node training on Slurm.
 
-Importing this package imports nothing else; public names load on first use (PEP 562).
-The Python API uses the same words as the command line.
+`import hpcenv` loads only `hpcenv.version`. The module of a public name is loaded when the name is used for the first
+time (PEP 562). The Python API uses the same names as the command line.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{_WHERE[name]}.".startswith(f"{error.name}."):
             raise
-        # Ranks have only this file and `hpcenv.training` (submission/node_code.py).
-        text = f"hpcenv.{name} is not on the compute nodes, only hpcenv.training is: submit from a login node"
+        # The copy of hpcenv for the ranks has only this file and `hpcenv.training` (submission/node_code.py).
+        text = f"compute nodes have hpcenv.training, but not hpcenv.{name}: submit from a login node"
         if name == "submit":
             text += ", in the project: `hpcenv submit SCRIPT --nodes N --gpus G -- ARGUMENTS`"
         raise ModuleNotFoundError(text, name=error.name) from None

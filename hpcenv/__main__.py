@@ -1,4 +1,4 @@
-"""`hpcenv` and `python -m hpcenv`."""
+"""The start of the command line, for `hpcenv` and `python -m hpcenv`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcenv.cli import main as _main  # noqa: E402
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
-    """Send SIGINT again if a ^C came where Python cannot raise KeyboardInterrupt, for example in an import callback."""
+    """If a ^C came where Python cannot raise KeyboardInterrupt (for example, an import callback), send SIGINT again."""
     if problem.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(problem)
         return
@@ -24,7 +24,7 @@ def _unraisable(problem: sys.UnraisableHookArgs) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    # If the parent process ignores SIGINT (nohup, a job in the background), this process ignores it, too.
+    # If the parent process ignores SIGINT (nohup, a job in the background), this process also ignores SIGINT.
     if _handler is not signal.SIG_DFL:
         signal.signal(signal.SIGINT, _handler)
     sys.unraisablehook = _unraisable

@@ -30,27 +30,27 @@ with this file.
     |- PinsDiffer           21   installed packages differ from a pins file
     |- LintFailed           22   `image lint` found problems
     |- RunNotRunning        23   the command needs an active run
-    |- JobFailed            24   a function's run ended without a result
-    |- RunEndUnknown        25   the run that a command waited for ended, and its exit status is unknown
+    |- JobFailed            24   the run of a function ended without a result
+    |- RunEndUnknown        25   a run has ended, and a command that waited for it cannot read its exit status
     |- NotAccepted          29   the project asks for something that the user has not accepted
-    |- CannotStart          31   a job that a command waits for does not start as it is
+    |- CannotStart          31   Slurm will not start a job in its present form, and a command waits for the job
     |- NotComparable        42   two runs have no metric with the same steps
     |- BundleInvalid        45   a bundle cannot be used: changed, cut off, or not safe to unpack
     |- HashesUnproved       47   the hash of a wheel is required and not confirmed
-    |- DataUnavailable      48   data of a hub are missing, or differ from those of the hub
+    |- DataUnavailable      48   data of a hub are missing, or the local data differ from the data of the hub
     |- NodeRejected         90   in the job: a node differs from the lockfile
     |- NodesUnknown         91   in the job: a value that must match could not be read
     |- VerifyWarned         92   `verify --strict`: only fields of severity `warn` differ
-    |- NodesDisagree        93   nodes differ from each other, but each one matches the lockfile
+    |- NodesDisagree        93   nodes differ from each other, but each node matches the lockfile
     |- SetupFailed          94   in the job: a line of `setup` failed
     |- WaitTimeout         124   `wait --timeout`: the time is over, the run goes on
     `- Interrupted         130   the user interrupted (^C)
 
-27, 28 and 46 belonged to features that were removed: no new error gets these numbers.
+The numbers 27, 28 and 46 belonged to features that were removed. No new error gets these numbers.
 
-Training scripts are unlikely to use the numbers 90 to 94. So the exit status of a job tells whether
+Training scripts are unlikely to use the numbers 90 to 94. So the exit status of a job shows whether
 the gate stopped the job or the program failed. `submit --wait`, `rerun --wait` and `wait` end with
-the exit status of the run, which may be any number. The last line that they print names this number.
+the exit status of the run, which may be any number. The last line of their output names this number.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Status:
     """`hpcenv diagnose`: the logs do not name a cause for every run, or no run has failed."""
 
     WITHIN_TOLERANCE = 40
-    """`hpcenv compare` and `reproduce`: the results are within the tolerance, not equal to the last bit."""
+    """`hpcenv compare` and `reproduce`: the results are within the tolerance, but not equal to the last bit."""
 
     RESULTS_DIFFER = 41
     """`hpcenv compare` and `reproduce`: the results differ by more than the tolerance, or have different steps."""
@@ -88,14 +88,14 @@ class Status:
     """With this status, a step tells the batch script that the run has ended in an earlier job of its chain."""
 
     NOT_DONE = 101
-    """With this status, a step tells the batch script that the training saved itself, has more to do, and is not queued
-    again."""
+    """With this status, a step reports to the batch script: the training has saved its state and is not complete, but
+    the job is not queued again."""
 
     PIPE_CLOSED = 141
     """The reader of hpcenv's output closed the pipe, as in `hpcenv logs | head`: 128 + SIGPIPE."""
 
     TERMINATED = 143
-    """A run was stopped by TERM, or stopped and saved itself without being queued again: 128 + SIGTERM."""
+    """SIGTERM stopped a run, or a run saved its state and stopped, and is not queued again: 128 + SIGTERM."""
 
 
 class Command(tuple[str, ...]):
@@ -122,8 +122,8 @@ Hint: TypeAlias = "str | Command | tuple[str | Command, ...]"
 class HpcenvError(Exception):
     """What is wrong, why, and what to do next.
 
-    Do not change an error after it was raised. To give an error other texts, raise `error.changed(...)` from the old
-    error.
+    Do not change an error after it was raised. If an error needs different texts, raise `error.changed(...)` from the
+    old error.
 
     Args:
         what: one sentence without a final full stop. The sentence quotes the wrong value.
@@ -146,7 +146,7 @@ class HpcenvError(Exception):
         return render_hint(self.hint_parts) or None
 
     def changed(self, *, what: str | None = None, why: str | None = None, hint: Hint | None = None) -> Self:
-        """Return a copy of this error with other texts; None keeps a text."""
+        """Return a copy of this error with different texts. A text stays as it is if its argument is None."""
         error = copy.copy(self)
         error.what = self.what if what is None else what
         error.why = self.why if why is None else why
@@ -170,7 +170,7 @@ def _parts(hint: Hint | None) -> tuple[str | Command, ...]:
 
 
 def render_hint(parts: tuple[str | Command, ...]) -> str:
-    """Return a hint as text. A command within text is put between backticks; a command alone is not."""
+    """Return a hint as text. A command inside a text gets backticks; a command without a text gets no backticks."""
     if len(parts) == 1:
         return str(parts[0])
     return "".join(f"`{part}`" if isinstance(part, Command) else part for part in parts)
@@ -205,7 +205,7 @@ class LockfileInvalid(HpcenvError):
 
 
 class LockfileNewer(HpcenvError):
-    """The lockfile was written with a newer schema than this hpcenv knows."""
+    """The schema of the lockfile is newer than the schema of this hpcenv."""
 
     code = "lockfile-newer"
     exit_status = 6
@@ -231,7 +231,7 @@ class ToolFailed(HpcenvError):
     Args:
         argv: the program and its arguments.
         status: exit status of the program; None if hpcenv stopped it at the time limit.
-        stderr: the end of what the program wrote to standard error.
+        stderr: the end of the standard error of the program.
     """
 
     code = "tool-failed"
@@ -254,7 +254,7 @@ class ToolFailed(HpcenvError):
 
 
 class ImageUnavailable(HpcenvError):
-    """The image reference does not resolve: it is unknown, the registry is down, or access is denied."""
+    """The image reference cannot be resolved: the image is unknown, the registry is down, or access is denied."""
 
     code = "image-unavailable"
     exit_status = 10
@@ -306,7 +306,7 @@ class RunNotFound(HpcenvError):
     """No run folder, job id or latest run matches.
 
     Attributes:
-        word: the typed text, which matches no run; None if the text names a folder that is not a run.
+        word: the typed text, if it matches no run; None if the text names a folder without a run.
     """
 
     code = "run-not-found"
@@ -350,7 +350,7 @@ class HashesUnproved(HpcenvError):
 
 
 class DataUnavailable(HpcenvError):
-    """Data of a hub were not fetched, were changed after they were fetched, or are refused by the hub."""
+    """Data of a hub were not fetched, were changed after they were fetched, or cannot be fetched from the hub."""
 
     code = "data-unavailable"
     exit_status = 48
@@ -392,21 +392,21 @@ class NotAccepted(HpcenvError):
 
 
 class CannotStart(HpcenvError):
-    """`wait`, `logs -f`, `submit --wait`: Slurm does not start the job as it is. The job stays in the queue."""
+    """`wait`, `logs -f`, `submit --wait`: Slurm will not start the job in its present form. The job stays queued."""
 
     code = "cannot-start"
     exit_status = 31
 
 
 class NotComparable(HpcenvError):
-    """Two runs have no metric with the same steps, so nothing can be said about their results."""
+    """Two runs have no metric with the same steps, so their results cannot be compared."""
 
     code = "not-comparable"
     exit_status = 42
 
 
 class BundleInvalid(HpcenvError):
-    """A bundle cannot be used: it was changed, cut off, or would write outside its folder."""
+    """A bundle cannot be used: it was changed, it was cut off, or it would write outside its folder."""
 
     code = "bundle-invalid"
     exit_status = 45

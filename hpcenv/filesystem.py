@@ -34,7 +34,7 @@ _LOCAL_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")  # noqa: S1
 
 @dataclass(frozen=True, kw_only=True)
 class Visibility:
-    """Whether other nodes see a path.
+    """The visibility of a path on other nodes.
 
     Attributes:
         shared: whether other nodes see the path; None if this machine cannot know it.
@@ -56,7 +56,7 @@ class Mount:
 
     @property
     def network(self) -> bool:
-        """Whether other machines are known to see the same files."""
+        """True if other machines see the same files; False if they do not, or if this is not known."""
         return self.kind in _NETWORK
 
 
@@ -65,7 +65,7 @@ def visibility(path: Path, *, home: Path) -> Visibility:
 
     For some file systems the answer is certain. For a local disk the answer is uncertain, because this machine may
     export the disk to the nodes. A path on the same device as the home folder counts as shared, because most sites
-    share the home folders, and a cluster of one machine needs no sharing.
+    share the home folders. On a cluster of one machine, nothing has to be shared.
     """
     place = _existing(path)
     mount = mount_of(place)
@@ -86,8 +86,8 @@ def visibility(path: Path, *, home: Path) -> Visibility:
 
 
 def _existing(path: Path) -> Path:
-    # os.path never raises here. Path.resolve and Path.exists raise for loops of links and for
-    # folders that the user may not enter.
+    # The functions of os.path raise no error here. Path.resolve and Path.exists raise an error for loops of links, and
+    # for folders that the user may not enter.
     place = Path(os.path.realpath(path))
     while not os.path.exists(place):
         place = place.parent
@@ -99,7 +99,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def mount_of(path: Path) -> Mount | None:
-    """Return the mount that `path` is on: the longest mount point counts, and, of equal mount points, the last mount.
+    """Return the mount that contains `path`: the mount with the longest mount point, and the last such mount.
 
     Args:
         path: absolute and without links; the path may be missing.
@@ -126,7 +126,7 @@ def _unescape(text: str) -> str:
 def file_time(folder: Path) -> float:
     """Return the current time by the clock that sets file times in `folder`.
 
-    On a network file system this is the server's clock.
+    On a network file system, the clock of the server sets the file times.
 
     Raises:
         OSError: no file can be written into `folder`.
@@ -138,7 +138,7 @@ def file_time(folder: Path) -> float:
             os.write(fd, b"\n")  # on NFS, a write sets the file time to the server's time, not to this machine's time
             os.fsync(fd)
         except OSError as error:
-            # On a full disk, the time of the empty file is good enough: `prune` must work there most of all.
+            # On a full disk, the time of the empty file is exact enough. `prune` must work on a full disk, too.
             if error.errno not in FULL:
                 raise
         return os.fstat(fd).st_mtime
@@ -147,12 +147,12 @@ def file_time(folder: Path) -> float:
         os.unlink(probe)
 
 
-# --- how much fits in --------------------------------------------------------------------
+# --- how much space is left --------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """How many bytes the caller may still write.
+    """The number of bytes that the caller may still write.
 
     Attributes:
         free: free bytes of the file system, for users without privileges.
@@ -173,9 +173,9 @@ class Space:
 def space(folder: Path) -> Space:
     """Return how many bytes may be written into `folder`.
 
-    The quota comes from the command that belongs to the file system, if this machine has it: `lfs`, `mmlsquota` or
-    `quota`. The command has five seconds to answer. `free` already includes project quotas of XFS and ext4, if the site
-    has configured them so.
+    The quota comes from the command for the type of the file system (`lfs`, `mmlsquota` or `quota`), if this machine
+    has the command. The command has five seconds to answer. If the site has configured project quotas of XFS or ext4
+    so, `free` already includes these quotas.
 
     Raises:
         OSError: the folder does not exist.
@@ -211,12 +211,12 @@ def _quota_commands(place: Path, mount: Mount) -> list[_QuotaCommand]:
 
 
 def _left(used: str, soft: str, hard: str) -> int | None:
-    """Return how many bytes a quota leaves; None if there is no limit.
+    """Return how many more bytes a quota allows; None if there is no limit.
 
-    The arguments are columns of a quota command, in KiB.
+    The arguments are columns in the output of a quota command, in KiB.
 
-    A limit of 0 means "no limit". If a hard limit is set, it is used instead of the soft limit: a user who exceeds only
-    the soft limit can still write during the grace period, usually for days.
+    A limit of 0 means "no limit". If a hard limit is set, it is used instead of the soft limit. A user who exceeds only
+    the soft limit can still write during the grace period, which usually has several days.
     """
     try:
         taken, limit = int(used.rstrip("*")), int(hard) or int(soft)
@@ -292,7 +292,7 @@ _MOST_NAMES = 5000
 def refused(path: Path, error: OSError, *, doing: str = "written") -> FileUnusable:
     """Return the error for an operation on `path` that the operating system refused."""
     why = error.strerror or str(error)
-    hint: Hint = "check its permissions, and those of the folders above it"
+    hint: Hint = "check the permissions of this path, and of the folders above it"
     if error.errno in FULL:
         with contextlib.suppress(OSError):
             folder = path if path.is_dir() else path.parent
@@ -340,7 +340,7 @@ def _megabytes(count: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """The users whose folders are trusted, so that hpcenv may run programs from these folders.
+    """The users that hpcenv trusts. hpcenv may run programs from the folders of these users.
 
     Attributes:
         owners: ids of trusted users, in addition to the caller and root.
@@ -383,8 +383,8 @@ def user_name(uid: int) -> str:
 def require_trusted(folder: Path, trust: Trust) -> None:
     """Refuse a folder that an untrusted user owns, may write to, or may replace.
 
-    A parent folder that a group may write to is accepted, because project folders usually are like this. If a member of
-    the group replaces `folder`, the new folder has another owner, so it is refused.
+    A parent folder is accepted even if a group may write to it, because many project folders have this permission. If a
+    member of the group replaces `folder`, the new folder belongs to that member, so this function refuses it.
 
     Raises:
         FileUnusable: the folder is not trusted; the error names its mode and owner, and has a hint.

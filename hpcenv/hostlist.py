@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable
 
-# Slurm allows 64K nodes (MAX_SLURM_NODES, 24.11). DNS allows names of 255 characters.
+# Slurm allows at most 64K nodes (MAX_SLURM_NODES, 24.11). A name in DNS has at most 255 characters.
 _MOST_NODES = 65536
 _LONGEST_NAME = 255
 
@@ -18,8 +18,8 @@ _LONGEST_NAME = 255
 def expand_hostlist(text: str) -> tuple[str, ...]:
     """Expand Slurm's host list expression, for example `n[1-3,07],gpu1`.
 
-    `scontrol show hostnames` is not used, because scontrol may be missing on this node. Invalid text
-    is refused, because with a wrong result the nodes could use different rendezvous endpoints.
+    `scontrol show hostnames` is not used, because scontrol may be missing on this node. Invalid text is refused,
+    because a wrong result could make the nodes use different rendezvous endpoints.
 
     Raises:
         ValueError: unbalanced brackets, an invalid range, or a node named twice.
@@ -39,7 +39,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 def fold_hostlist(names: Iterable[str]) -> str:
     """Return names as a host list expression, for example `n[1-3,7],gpu1`. `expand_hostlist` does the reverse.
 
-    Names that differ only in their last number become one item, at the position of the first of these names.
+    Names that differ only in their last number become one item. This item is at the position of the first such name.
     """
     parts = [re.fullmatch(r"(.*?)([0-9]{0,9})([^0-9]*)", name, re.DOTALL) for name in dict.fromkeys(names)]
     split = [part.groups() for part in parts if part is not None]
@@ -92,7 +92,7 @@ def _expand_item(item: str) -> list[str]:
     groups: list[list[str]] = []
     for piece in pieces[1::2]:
         groups.append(_expand_group(piece))
-        # This check is in the loop, not after it, because many large groups would need gigabytes of memory.
+        # This check is inside the loop, because the loop could use gigabytes of memory before a check after it.
         if math.prod(map(len, groups)) > _MOST_NODES:
             raise ValueError(f"not a host list: more than {_MOST_NODES} nodes")
     numbered = itertools.product(*groups)

@@ -2,13 +2,13 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Every call takes argv as a list, the environment as a mapping (so that no call uses the environment of the caller by
-accident), and a time limit, because Slurm commands are known to hang when slurmctld is busy. A failure becomes a
-`ToolFailed` with argv, status and the end of stderr.
+Every call takes argv as a list and the environment as a mapping. So no call uses the environment of the caller by
+accident. Every call has a time limit, because Slurm commands sometimes hang when slurmctld is busy. If a program fails,
+the error is a `ToolFailed` with argv, status and the end of stderr.
 
 Each program has its own session, so that the program can be killed together with its children. Every wait for a program
-has a time limit, because a child may hold the output of the program open, and a process that hangs in the kernel does
-not end when it is killed. Only `run_in_terminal` has no time limit, because the user ends that program.
+has a time limit, for two reasons. A child may keep the output of the program open. A process that hangs in the kernel
+does not end when it is killed. Only `run_in_terminal` has no time limit, because the user ends that program.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from hpcenv.errors import HpcenvError, ToolFailed, ToolMissing
 # The end of a failed tool's output: enough for Apptainer's FATAL line and the lines before it, not a whole
 # build log.
 _TAIL_CHARACTERS = 4000
-# An argument for `start`. The caller then has the other end of the pipe.
+# A value for the streams of `start`. The caller of `start` gets the other end of the pipe.
 PIPE = subprocess.PIPE
 # The signals that ask a program to end.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The largest pipe on Linux for a process without privileges (fs.pipe-max-size), in bytes.
 _FEED_BUFFER = 1 << 20
-# How often a wait for output checks whether the program itself has ended.
+# A wait for output checks at this interval whether the program itself has ended.
 _LOOK_SECONDS = 0.2
-# How long a child of a program may keep the output open after the program has ended. Then the child is killed.
+# After a program has ended, its child may keep the output open for this time. After this time, the child is killed.
 _SECONDS_FOR_CHILDREN = 2.0
 # How long to wait after SIGKILL. A process that hangs in the kernel (state D) may take longer to end, but hpcenv does
 # not wait longer.
@@ -104,7 +104,8 @@ def run(
         cwd: the folder in which the program runs.
         accept: exit statuses that are not an error.
         pass_fds: open files that the program inherits under the same numbers.
-        slow: seconds after which `explain` is called once; if `explain` returns an error, this error is raised.
+        slow: seconds after which `explain` is called once. If `explain` returns an error, this error is raised.
+        explain: function that returns the reason why the program is slow, as an error, or None.
 
     Raises:
         ToolMissing: the program does not exist.
@@ -161,12 +162,12 @@ def _run(
         out, err = _communicate(child, argv, timeout, slow, explain)
     finally:
         kill_session(child)
-        # The files are not read to their end: a child of the program may keep them open.
+        # The pipes are not read to their end, because a child of the program may keep them open.
         for pipe in (child.stdout, child.stderr):
             if pipe is not None:
                 pipe.close()
     if child.returncode not in accept:
-        # Standard output is the reason only if standard error is empty.
+        # The error shows standard output only if standard error is empty.
         output = err.decode(errors="replace") or out[-4 * _TAIL_CHARACTERS :].decode(errors="replace")
         raise failed(Completed(argv=tuple(argv), status=child.returncode, stdout="", stderr=output))
     return out, err, child.returncode
@@ -216,7 +217,7 @@ def _communicate(
                 raise reason
     is_late = not _has_ended(child)
     kill_session(child)
-    # A child that left the session may still hold the output open.
+    # A child that left the session may still keep the output open.
     out, err, _ = _exchange(child, _LOOK_SECONDS)
     if is_late or child.returncode is None:
         raise _timed_out(argv, timeout, err.decode(errors="replace"))
@@ -235,7 +236,7 @@ _this_thread = threading.local()
 
 
 def stop_with(event: threading.Event) -> None:
-    """When `event` is set, kill the program that this thread waits for. For the threads of a pool."""
+    """When `event` is set, kill the program that this thread waits for. The threads of a pool use this function."""
     _this_thread.stop = event
 
 
@@ -245,14 +246,14 @@ def _is_stopped() -> bool:
 
 
 def kill_session(child: subprocess.Popen[bytes]) -> None:
-    """Kill a program that this module started, and its children; wait a few seconds for its end.
+    """Kill a program that this module started, and its children; wait a few seconds for the end of the program.
 
     If this process has already waited for the end of the program, nothing is killed, because another process may now
     have the same process id.
     """
     if child.returncode is not None:
         return
-    # Children are searched first: after the end of the program they can no longer be found as its children.
+    # Children are searched first. After the end of the program, they have a different parent and are not found.
     rest = below(child.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -350,7 +351,7 @@ def stream(
     cwd: Path | None = None,
     umask: int = -1,
 ) -> Completed:
-    """Run a long program, and call `on_line` with each line of its output at once.
+    """Run a long program, and call `on_line` with each line of its output as soon as the line is complete.
 
     Standard output and standard error are merged, in order. `timeout` is the limit for the whole run, in seconds.
     `umask` is the umask of the program; -1 means the umask of the caller.
@@ -396,13 +397,13 @@ def feed(
     which then stops the program. The program has ended when this function returns or raises.
 
     Args:
-        write: called once, in this thread. When `write` returns, the input of the program ends.
+        write: function that writes the input. It is called once, in this thread. When it returns, the input ends.
         timeout: seconds for the whole run.
 
     Raises:
         ToolMissing: the program does not exist.
-        ToolFailed: the program ended with a status that is not 0, or did not end in time. The program may end before
-            it has read all input.
+        ToolFailed: the program ended with a status that is not 0, or did not end in time. A program that fails may
+            have read only a part of its input.
         Exception: an exception of `write`. If the failure of the program caused this exception, ToolFailed is raised
             instead.
     """
@@ -446,9 +447,9 @@ class _Watched:
             self.child.wait(timeout=_SECONDS_AFTER_KILL)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the output of the program at once, until the output ends, or a short time after the program has ended.
+        """Yield each piece of the program's output as soon as it is written.
 
-        A child of the program that keeps the output open for longer is killed.
+        If a child keeps the output open after the program has ended, the child is killed after a short time.
         """
         output = cast("IO[bytes]", self.child.stdout).fileno()
         ended = None
@@ -482,7 +483,8 @@ def _watched(
 ) -> Iterator[_Watched]:
     """Start a program with merged standard output and error; kill it at the time limit, or if the block raises.
 
-    An exception of the block after the time limit is dropped, because `completed` raises ToolFailed.
+    If the block raises an exception after the time limit, this exception is dropped, because `completed` raises
+    ToolFailed.
     """
     options |= {"stdout": PIPE, "stderr": subprocess.STDOUT}
     child = _popen(argv, env=env, cwd=cwd, **options)
@@ -509,17 +511,18 @@ def _watched(
 def _feed_and_wait(watched: _Watched, write: Callable[[BinaryIO], None]) -> None:
     """Call `write`, close the pipe, and wait for the end of the program.
 
-    A program that ends early is no error here.
+    If the program fails before it has read all its input, this function raises no error. The caller checks the exit
+    status.
     """
     child = watched.child
     stdin = cast("BinaryIO", child.stdin)
-    # With the default size, the two processes would have to take turns every 64 KiB.
+    # With the default size of the pipe, one process would have to wait for the other after every 64 KiB.
     with contextlib.suppress(OSError):
         fcntl.fcntl(stdin, fcntl.F_SETPIPE_SZ, _FEED_BUFFER)
     try:
         write(stdin)
     except Exception as error:
-        # The pipe's reading end closes a moment before the child can be waited for.
+        # The reading end of the pipe closes a moment before the exit status of the child is available.
         if not _failed_within(child, 2.0 if _of_a_pipe(error) else 0.0):
             raise
     # The rest of the buffer may be padding that the child does not read. The exit status of the child shows whether it
@@ -605,7 +608,7 @@ def start(
     ignored: tuple[int, ...] = (),
     held_back: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session, which gets no signals of this terminal. The caller waits for its end.
+    """Start a program in its own session, so that it gets no signals of this terminal. The caller waits for its end.
 
     Args:
         stdin: an open file; by default the program has an empty input.

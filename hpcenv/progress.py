@@ -20,7 +20,8 @@ class Event:
 
     Attributes:
         phase: the part of the work.
-        what: what is worked on: the digest of a layer, or a path. For `note` and `wait`, a sentence for the user.
+        what: the object of the work, for example the digest of a layer, or a path. For `note` and `wait`, this is a
+            sentence for the user.
         done, total: progress in `unit`; `total` is None if the total is not known in advance. `done == total` ends the
             phase for this `what`.
         unit: `bytes`, `entries`, or empty if nothing is counted.
@@ -37,4 +38,4 @@ OnEvent = Callable[[Event], None]
 
 
 def ignore(_event: Event) -> None:
-    """Ignore an event: for callers that show no progress."""
+    """Ignore an event. Callers that show no progress pass this function."""

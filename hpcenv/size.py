@@ -16,7 +16,7 @@ def gigabytes(text: str) -> int | None:
 def shown(count: int) -> str:
     """Return a number of bytes as text for a reader: `812 bytes`, `1.7 kB`, `352.1 MB`.
 
-    Units are powers of 1000 (IEC 80000-13), as `df -H` and disk makers use them.
+    Units are powers of 1000 (IEC 80000-13). `df -H` and disk makers use the same units.
     """
     if count < 1000:
         return f"{count} bytes"

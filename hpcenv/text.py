@@ -10,15 +10,15 @@ import re
 import textwrap
 from collections.abc import Sequence, Sized
 
-# The width of the terminal, in columns, that every output must fit into.
+# Every output must fit into a terminal of this width, in columns.
 WIDTH = 80
 
 
 class Shown:
-    """A result whose repr fits on a screen: short values in full, and only the size or the type of a long value.
+    """A result with a repr that fits on a screen. Of a long value, the repr shows only the size or the type.
 
-    A subclass must use `dataclass(repr=False)`. A notebook shows what `str` returns, for example the text that the
-    command prints.
+    A subclass must use `dataclass(repr=False)`. A notebook shows the text that `str` returns, for example the output
+    of the command.
     """
 
     def __repr__(self) -> str:
@@ -61,10 +61,10 @@ def wrap(text: str, *, first: str = "", indent: int = 2, width: int = WIDTH, who
     Args:
         text: one paragraph.
         first: the beginning of the first line.
-        indent: spaces before each further line.
-        width: columns.
-        whole_words: do not break words, not even at hyphens or if they are longer than a line, and do not break text
-            between backticks. With unbroken words, the reader can copy a path or a command.
+        indent: number of spaces before each line except the first.
+        width: number of columns.
+        whole_words: do not break long words, words with hyphens, or text between backticks. The reader can then copy a
+            path or a command.
     """
     if whole_words:
         text = re.sub(r"`[^`\n]+`", lambda quoted: quoted[0].replace(" ", "\0"), text)

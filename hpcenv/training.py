@@ -55,7 +55,7 @@ class _State:
     Attributes:
         requested: whether a stop was requested.
         handles_term: whether the handler for SIGTERM is installed.
-        looked: time of the last look for the request file, in seconds of the monotonic clock.
+        looked: time when this process last searched the request file, in seconds of the monotonic clock.
         calls: number of calls of `stop_requested`.
         seeded: the seed, rank_seed and determinism that `seed_everything` set in this process.
     """
@@ -95,8 +95,8 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
     beside a checkpoint (see `save`) is compared with this run: torch, world size, global batch, lockfile and code.
     Rank 0 writes each difference to stderr.
 
-    With several nodes, call this function on one rank and broadcast the result, because a shared file system may show
-    a new file to some nodes later than to others.
+    With several nodes, call this function on one rank and broadcast the result. A shared file system may show a new
+    file to some nodes later than to other nodes.
 
     Args:
         global_batch: number of samples in one optimizer step of all ranks, to compare it with the record.
@@ -104,13 +104,13 @@ def resume_path(*, global_batch: int | None = None) -> Path | None:
     folder = _folder("HPCENV_CHECKPOINTS")
     if folder is None:
         return None
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     newest = provenance.newest_checkpoint(folder)
     if newest is None:
         newest = _given_checkpoint()
     if newest is not None and os.environ.get("RANK", "0") == "0":
-        # A script may write the checkpoints of its run itself, without records.
+        # The script of this run may write its checkpoints without this module. Such checkpoints have no records.
         without_record = newest.parent == folder and not provenance.record_of(newest).exists()
         now = {**provenance.identity(os.environ), "global_batch": global_batch}
         for line in () if without_record else provenance.judge(newest, now):
@@ -126,7 +126,7 @@ def _given_checkpoint() -> Path | None:
     given = _folder("HPCENV_RESUME_FROM")
     if given is None:
         return None
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     if given.name == provenance.CHECKPOINTS:
         newest = provenance.newest_checkpoint(given)
@@ -158,7 +158,7 @@ def checkpoint_path(step: int) -> Path | None:
 
 @contextlib.contextmanager
 def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | None]:
-    """Context manager that gives a path for a checkpoint (a file or a folder), which is complete after the block.
+    """Context manager that gives a path for a checkpoint, a file or a folder. After the block, it is complete.
 
         with training.saving(step) as path:
             torch.save(state, path)
@@ -208,11 +208,11 @@ def saving(step: int, *, global_batch: int | None = None) -> Iterator[Path | Non
 
 
 def _write_record(checkpoint: Path, global_batch: int | None) -> None:
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     try:
         provenance.write_record(checkpoint, os.environ, global_batch=global_batch)
-    except OSError as error:  # the checkpoint is complete, and more important than its record
+    except OSError as error:  # without a record, the checkpoint is still complete and useful
         _tell(f"the record of {checkpoint.name} could not be written: {error}")
 
 
@@ -265,11 +265,11 @@ def environment() -> dict[str, Any]:
 
     `run`, `attempt`, `fingerprint` (of the lockfile) and `commit` are None outside a run. `seed`, `rank_seed` and
     `determinism` are the present values of this rank. `torch`, `cuda`, `hip`, `cudnn`, `nccl`, `numpy` and `python` are
-    versions; `gpu` has the name, compute capability, memory in bytes and driver version of this rank's GPU. Values that
-    only torch knows are None if the script has not imported torch. `world_size`, `rank` and `node` describe this
-    process.
+    versions; `gpu` has the name, compute capability, memory in bytes and driver version of this rank's GPU. If the
+    script has not imported torch, the values that come from torch are None. `world_size`, `rank` and `node` describe
+    this process.
     """
-    from hpcenv.incontainer import provenance  # every rank loads this module
+    from hpcenv.incontainer import provenance  # imported late, because every rank loads training.py
 
     return {**provenance.environment(os.environ), **_seeds()}
 
@@ -286,11 +286,11 @@ def _seeds() -> dict[str, Any]:
 
 
 def log_metrics(step: int, **values: Any) -> None:
-    """Record metrics of this rank to the last bit. Outside a run that records metrics, this function does nothing.
+    """Record the exact metrics of this rank. Outside a run that records metrics, this function does nothing.
 
         training.log_metrics(step, loss=loss, accuracy=correct / total)
 
-    The loss on which `backward` is called is recorded without this function.
+    hpcenv also records the loss on which the script calls `backward`. The script need not log this loss.
 
     Args:
         step: number of the step, as the script counts.
@@ -308,8 +308,8 @@ def log_metrics(step: int, **values: Any) -> None:
 def seed_everything(seed: int | None = None, *, determinism: str | None = None) -> int:
     """Seed Python, NumPy and torch in this rank, and set the switches of a determinism profile.
 
-    In a run with a profile (`hpcenv submit --determinism bitwise`), hpcenv has already set seed and switches before the
-    script began. Call this function if the script chooses the seed. The function cannot set `PYTHONHASHSEED` and other
+    In a run with a profile (`hpcenv submit --determinism bitwise`), hpcenv sets the seed and the switches before the
+    script begins. Call this function if the script chooses the seed. The function cannot set `PYTHONHASHSEED` and other
     environment variables of the profile, because Python has already started.
 
     Args:
@@ -327,7 +327,7 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
     """
     import torch
 
-    from hpcenv.incontainer.start_hook import seeds, switches  # every rank loads this module
+    from hpcenv.incontainer.start_hook import seeds, switches  # imported late, because every rank loads training.py
 
     hook = _start_hook()
     profile = determinism or (hook.options.profile if hook is not None else "seeded")
@@ -355,13 +355,13 @@ def seed_everything(seed: int | None = None, *, determinism: str | None = None) 
 
 
 def _start_hook() -> Any:
-    """Return the hook's session of this rank; None without one. In a rank, the hook's modules have other names."""
+    """Return the session of the start hook in this rank, or None. Here the modules of the hook have other names."""
     module = sys.modules.get("_hpcenv_start_hook.session")
     return None if module is None else module.current()
 
 
 def _tell_pulse(*, begins: bool) -> None:
-    """Tell the watch that this rank saves a checkpoint. A rank that saves makes no step, but does not hang."""
+    """Tell the watch that this rank saves a checkpoint. During the save, the rank makes no step, but does not hang."""
     module = sys.modules.get("_hpcenv_start_hook.pulse")
     if module is not None:
         module.saves(begins)
@@ -373,7 +373,7 @@ def _session() -> Any:
 
 
 def _metric(step: int, name: str, value: Any) -> dict[str, Any]:
-    from hpcenv.incontainer.start_hook.exact import exact  # every rank loads this module
+    from hpcenv.incontainer.start_hook.exact import exact  # imported late, because every rank loads training.py
 
     line = {"kind": "metric", "step": step, "name": name[:200]}
     dtype = str(getattr(value, "dtype", "")).replace("torch.", "")
@@ -413,7 +413,7 @@ def _on_term(_number: int, _frame: Any) -> None:
 
 
 def _requested_here(*, looks: bool = True) -> bool:
-    """Look once a second for the request file, which a process on this node writes, so that it is visible at once."""
+    """Search the request file at most once a second. A process on this node writes it, so it is visible at once."""
     folder = _folder("HPCENV_STOP_FOLDER")
     due = time.monotonic() - _State.looked >= _SECONDS_BETWEEN_LOOKS
     if not _State.requested and looks and folder is not None and due:

@@ -1,4 +1,4 @@
-"""The facts that the check step collects on a node, and that a later step judges.
+"""The facts that the check step collects on a node. A later step compares these facts with the manifest.
 
 Runs on: COMPUTE NODE (for `verify` and `doctor` also elsewhere). Standard library, and pynvml in a separate process.
 """

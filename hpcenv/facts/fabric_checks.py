@@ -59,7 +59,7 @@ def _rates(ports: Sequence[RdmaPort]) -> CheckOutcome:
         if _active(port) and port.rate_gbit is not None and port.rate_gbit < best[(port.driver, port.layer)]
     ]
     if not best:
-        return CheckOutcome(id="ib.rate", state="not-run", found="no ACTIVE port tells its rate")
+        return CheckOutcome(id="ib.rate", state="not-run", found="no ACTIVE port reports its rate")
     if slow:
         found = ", ".join(f"{port.device}:{port.port} {port.rate_gbit:g} Gb/s" for port in slow)
         return CheckOutcome(id="ib.rate", state="failed", found=found, limit=f"{max(best.values()):g} Gb/s")

@@ -1,7 +1,7 @@
 """Facts of one node: the identity of the SIF, the content of the environment, and the host.
 
-Runs on: COMPUTE NODE. Each part is independent. A part that fails gives `unknown` with a reason, so that it does not
-hide what the other parts found.
+Runs on: COMPUTE NODE. Each part is independent. If a part fails, its facts are `unknown`, with a reason, and the facts
+of the other parts are kept.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def gather(
         node=place.node,
         attempt=place.attempt,
         network=outside.network,
-        # If both have a field, the host's value is used, so that the environment cannot replace it.
+        # If environment and host report the same field, the host's value is used. So the environment cannot change it.
         values=found.values | outside.found.values,
         unknown=found.unknown | outside.found.unknown,
         differences=tuple(found.differences),
@@ -164,7 +164,7 @@ def _timed(found: _Gathered, name: str, part: Callable[[], None], before: Callab
         if before is not None:
             before()
         part()
-    except Exception as error:  # noqa: BLE001  (whatever it is: it must not hide the other parts)
+    except Exception as error:  # noqa: BLE001  (no error may hide the results of other parts)
         found.unknown[name] = _reason(error)
     found.seconds[name] = round(time.monotonic() - started, 3)
 
@@ -192,7 +192,7 @@ def _cause_in(stderr: str) -> str:
 
 
 class _Outside(threading.Thread):
-    """Reads host and network in a thread, while the SIF is hashed and the container is started and read.
+    """Reads host and network in a thread, at the same time as the step reads the SIF and the container.
 
     A driver may take seconds to answer. The Python modules for this work are also loaded in this thread.
 
@@ -203,7 +203,7 @@ class _Outside(threading.Thread):
     def __init__(
         self, manifest: Manifest, place: ThisNode, environ: Mapping[str, str], look: places.FolderLook
     ) -> None:
-        # The thread is a daemon thread, so that a step that must end does not wait for a driver.
+        # The thread is a daemon thread. So a step that must end does not wait for a driver.
         super().__init__(name="hpcenv-outside", daemon=True)
         self.found = _Gathered()
         self.network = Network(first_node=place.nodes[0])
@@ -328,9 +328,9 @@ def _read_sif(
     probe: str,
     record_places: Sequence[Path],
 ) -> None:
-    """Check whether this is the locked SIF; only if it is, start the SIF and read the environment in it.
+    """Check whether the file is the locked SIF. If it is, start the SIF and read the environment in it.
 
-    The file stays open from the check to the start, so the file that runs is the file that was checked.
+    The file stays open from the check to the start. So exactly the checked file is started.
     """
     path = staged.sif_path if staged.sif is not None else manifest.environment.sif
     try:
@@ -368,7 +368,7 @@ def _read_sif(
 
 
 def _read_overlay(manifest: Manifest, overlay: Overlay, found: _Gathered, record_places: Sequence[Path]) -> bool:
-    """Check the overlay, and return whether it may be mounted. Programs of another overlay must not be started."""
+    """Check the overlay, and return whether it may be mounted. Only programs of the locked overlay may be started."""
     found.unknown["probe"] = SKIPPED_FOR_OVERLAY  # removed if the overlay is the locked one
     started = time.monotonic()
     try:
@@ -456,7 +456,7 @@ def _probe(
 def _read_mounts(
     manifest: Manifest, staged: Staged, environ: Mapping[str, str], answer: Mapping[str, Any], image_fd: int
 ) -> dict[str, Value]:
-    """Return two fields: mounts over files of the image that are not locked, and mounts at other places.
+    """Return two fields: missing mounts with unlocked mounts over code or the overlay; and all other unlocked mounts.
 
     Raises:
         HpcenvError, OSError, ValueError: the mounts cannot be read.
@@ -512,14 +512,14 @@ def _read_bind_content(manifest: Manifest, found: _Gathered) -> None:
 def compare_packages(
     locked: tuple[PackageExpectation, ...], answer: Mapping[str, Any], *, level: str
 ) -> list[Difference]:
-    """Return how the installed distributions differ from the locked ones. Pure.
+    """Return how the installed distributions differ from the locked distributions. Pure.
 
     The digests over all packages show only that something differs. This function shows which packages differ. If the
     packages could not be read, their count is unknown, and the result is empty.
     """
     if "packages.count" in answer.get("unknown", {}):
         return []
-    # If a package has no own reason, it gets the reason why the content of all packages could not be read.
+    # A package without a reason gets the reason why the content of all packages could not be read.
     unread = answer.get("unknown", {}).get("packages.content-digest")
     installed = {package["name"]: {"reason": unread, **_known(package)} for package in answer["packages"]}
     differences = []

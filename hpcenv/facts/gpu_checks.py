@@ -19,7 +19,7 @@ from hpcenv.machine.gpus import GpuFacts
 from hpcenv.records.checks import CheckOutcome
 from hpcenv.text import plural
 
-# The actions for which the driver asks (nvml.h, nvmlDeviceGpuRecoveryAction, CUDA 13.1).
+# The actions that the driver can require (nvml.h, nvmlDeviceGpuRecoveryAction, CUDA 13.1).
 _ACTIONS = {
     1: "reset the GPU",
     2: "reboot the node",
@@ -40,7 +40,7 @@ _FABRIC_DONE = 3
 
 @dataclass(frozen=True, kw_only=True)
 class GpuNode:
-    """What the checks of GPUs need to know about the node.
+    """The values of the node that the checks of GPUs need.
 
     Attributes:
         found: what NVML reported.

@@ -1,7 +1,7 @@
 """Run the checks of one node on its host, before the verdict.
 
 Runs on: COMPUTE NODE. Standard library only. A check must not hang, and must not hide the result of another check. So
-each group has a thread with a time limit, and code that may wait for hardware or a file system runs in a child process.
+each group has a thread with a time limit. Code that may wait for hardware or a file system runs in a child process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AlreadyRead:
 
 
 def run(manifest: Manifest, place: ThisNode, environ: Mapping[str, str], seen: AlreadyRead) -> NodeChecks:
-    """Run those checks of this node's host that the run requests."""
+    """Run the checks that the run requests for the host of this node."""
     started = time.monotonic()
     asked = at_level(manifest.preflight, gpus=manifest.gpus_per_node > 0, places=("host",))
     groups = [_CheckGroup(prefixes, measure, asked) for prefixes, measure in _groups(manifest, place, environ, seen)]

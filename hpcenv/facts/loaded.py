@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Pure, except for the table of libraries.
 
-The check step finds the file of each library by the rules of the loader. A library can also be loaded against these
-rules, for example by code in sitecustomize, by LD_AUDIT, or from a file of the host that --nv mounts. Such a library is
+The check step finds the file of each library by the rules of the loader. Other causes can make a process load a
+different file, for example code in sitecustomize, LD_AUDIT, or a file of the host that --nv mounts. This file is
 visible only in a process that has imported torch. The agent that starts torchrun is such a process.
 """
 
@@ -19,7 +19,7 @@ from hpcenv.records.facts import Difference
 from hpcenv.records.manifest import Manifest, Severity
 from hpcenv.records.severities import Severities
 
-# The libraries that are compared. Another version of one of them can change results or make a job hang.
+# The libraries that are compared. A different version of such a library can change results or make a job hang.
 COMPARED = ("nccl", "cudnn", "cublas", "cublaslt", "libtorch", "libtorch_cpu", "libtorch_cuda")
 _ABSENT = "absent"
 _NO_BUILD_ID = ("", "none")
@@ -54,7 +54,7 @@ def wanted(manifest: Manifest) -> dict[str, dict[str, str]]:
 
 
 def compare(manifest: Manifest, loaded: Mapping[str, Any]) -> tuple[LoadedDifference, ...]:
-    """Return how the mapped libraries differ from the locked ones.
+    """Return how the mapped libraries differ from the locked libraries.
 
     Args:
         manifest: the run.

@@ -20,14 +20,14 @@ from hpcenv.records.manifest import Manifest
 
 # The port on which NCCL's RAS threads listen (NCCL user guide, RAS, 2.24 and newer).
 _RAS_PORT = 28028
-# A port that is in no ephemeral range and belongs to no well-known service. Most likely the first node does not listen
-# on it, and refuses the connection. A refusal is an answer. A firewall gives no answer, or says that the host is
-# unreachable.
+# A port that is in no ephemeral range and belongs to no well-known service. Most likely, no process of the first node
+# listens on this port, and the node refuses the connection. A refusal is an answer. A firewall gives no answer, or says
+# that the host is unreachable.
 _PORT = 20998
-# All nodes of a job connect to the first node at the same time, so packets can be lost without a firewall. The kernel
-# sends such a packet again after 1 s and after 3 s (RFC 6298, section 2: the initial timeout is 1 s, and doubles).
+# All nodes of a job connect to the first node at the same time, so packets can be lost even without a firewall. The
+# kernel sends a lost packet again after 1 s and 3 s (RFC 6298, section 2: the initial timeout is 1 s, and doubles).
 _CONNECT_SECONDS = 4.0
-# When one address has answered, the other addresses get only a little time.
+# When one address has answered, the other addresses get only this additional time.
 _MORE_SECONDS = 0.1
 
 
@@ -50,7 +50,7 @@ def _one_machine(manifest: Manifest) -> str:
 
 
 def _own_name(manifest: Manifest) -> CheckOutcome:
-    """Check whether this node's own name resolves to loopback. Debian's installer writes such an entry (127.0.1.1)."""
+    """Check whether this node's own name resolves to loopback. Debian's installer writes this entry (127.0.1.1)."""
     name, why = "net.loopback", _one_machine(manifest)
     if why:
         return _not_run(name, why)
@@ -138,8 +138,8 @@ def connect_all(addresses: Sequence[str], port: int, *, seconds: float) -> tuple
     until = time.monotonic() + seconds
     while waiting:
         left = until - time.monotonic()
-        # This runs once more after the limit: on a busy node, an answer may have arrived that this process has not
-        # seen.
+        # This runs once more after the limit. On a busy node, an answer may have arrived before the limit although this
+        # process has not seen it.
         ready = _ended(waiting, max(left, 0.0))
         for descriptor in ready:
             address, opened = waiting.pop(descriptor)

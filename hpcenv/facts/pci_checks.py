@@ -18,8 +18,8 @@ _DEVICES = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # Types of IOMMU domains that translate addresses (Linux, sysfs-kernel-iommu_groups).
 _TRANSLATES = ("DMA", "DMA-FQ")
-# From the PCI Express Base Specification 5.0: the ids of capability 0x10 and of extended capability 0x000d; the bits of
-# the ACS control register that send requests and completions between devices to the CPU; the type of a switch's port.
+# From the PCI Express Base Specification 5.0: the id 0x10 of a capability, the id 0x000d of an extended capability, the
+# bits of the ACS control register that send requests and completions to the CPU, and the type of a switch's port.
 _EXPRESS, _ACS = 0x10, 0x0D
 _REDIRECTS = 0x4 | 0x8
 _SWITCH_PORT = 6
@@ -58,11 +58,11 @@ def _buses(fabric: Fabric) -> tuple[str, ...]:
 
 def _not_needed(fabric: Fabric, buses: Sequence[str], tree: HostTree, machine: str) -> str:
     if not fabric.gpus or len(buses) < 2:
-        return "there are no two GPUs, or GPU and RDMA adapter"
+        return "the node has no two GPUs, and no GPU with an RDMA adapter"
     if machine != "x86_64":
         return f"on {machine} an IOMMU that translates is usual, and the devices know the addresses (ATS)"
     if re.search(r"^flags\s*:.*\bhypervisor\b", tree.text("/proc/cpuinfo"), re.MULTILINE):
-        return "in a virtual machine the host decides it"
+        return "in a virtual machine, the host decides this"
     return ""
 
 
@@ -75,7 +75,7 @@ def _iommu(buses: Sequence[str], tree: HostTree) -> CheckOutcome:
         found = f"the IOMMU translates the addresses of {len(translated)} of {len(buses)} GPUs and adapters"
         return CheckOutcome(id=name, state="failed", found=found, limit="identity", note=", ".join(translated[:8]))
     unread = [bus for bus, kind in kinds.items() if not kind]
-    if unread:  # kernels before 5.11 do not tell the type
+    if unread:  # kernels before 5.11 do not report the type
         return CheckOutcome(id=name, state="unknown", found=f"the kernel does not tell the kind of {unread[0]}'s group")
     return CheckOutcome(id=name, state="fine", found="identity" if kinds else "no IOMMU")
 

@@ -1,10 +1,10 @@
-"""Checks of the folders that a run uses: do they answer, is there free space, does their clock agree with this node's?
+"""Checks of the folders that a run uses: do they answer, is there free space, does their clock agree with this node?
 
 Runs on: COMPUTE NODE. Standard library only.
 
 A file system that hangs blocks each process that uses it. So a child process looks at the folders, with a time limit.
-This process never waits longer than the time limit, even if the child survives SIGKILL (state D), and does not use a
-folder that hangs.
+This process itself does not use a folder that hangs. If the child survives SIGKILL (state D), this process stops
+waiting at the time limit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.text import plural
 
 # The child process. Its arguments are `write=FOLDER` or `look=FOLDER` for each folder, and `lustre=ROOT` or `gpfs=ROOT`
-# for a kind of file system (ROOT contains proc and sys). Each argument has its own thread, so that a folder that hangs
-# does not block the others. The child prints a line of JSON for each argument that got an answer.
+# for a kind of file system (ROOT contains proc and sys). Each argument has its own thread. So a folder that hangs does
+# not block the other folders. The child prints a line of JSON for each argument that got an answer.
 _CHILD = """\
 import glob, json, os, sys, threading, time
 lock = threading.Lock()
@@ -56,7 +56,7 @@ def lustre(root, answer):
                 answer["unread"].append(name)
     answer["unread"] = sorted(set(answer["unread"]) - set(answer["states"]))
 def gpfs(root, answer):
-    # A private proc, or one that hides the processes of others, does not show kthreadd either.
+    # A private /proc does not show kthreadd, nor does a /proc that hides the processes of other users.
     kernel = root + "/proc/2/comm"
     answer["all"], answer["daemon"] = os.path.exists(kernel) and text(kernel) == "kthreadd", False
     for path in glob.glob(root + "/proc/[0-9]*/comm"):
@@ -141,7 +141,7 @@ class FolderLook:
         written: the folders to which the run writes.
         child: the child process; None if there is no folder to look at, or if the child could not be started.
         kinds: kind of file system (`lustre`, `gpfs`) -> a folder on it.
-        systems: kind of file system -> what the child found about it. `systems` is complete after a call of `answers`.
+        systems: kind of file system -> the child's answer about it. `systems` is complete after a call of `answers`.
     """
 
     places: tuple[str, ...]
@@ -166,7 +166,7 @@ class FolderLook:
         missing = (
             FolderAnswer(hangs=True)
             if time.monotonic() >= until
-            else FolderAnswer(problem="the check of it ended early")
+            else FolderAnswer(problem="the check of this folder ended early")
         )
         answers = dict.fromkeys(self.places, missing)
         for line in lines:
@@ -181,7 +181,7 @@ class FolderLook:
     def within(self, path: str) -> Callable[[], None]:
         """Return a function that raises EnvironmentUnreadable if a path is in a folder that hangs.
 
-        To read a path in that folder would hang as well.
+        Reading a path in this folder would hang, too.
         """
 
         def require_answer() -> None:
@@ -294,7 +294,7 @@ def check_places(look: FolderLook, names: Mapping[str, str]) -> Iterator[CheckOu
     broken = [
         f"{names.get(place, 'folder')} {place}: {one.problem}"
         for place, one in answers.items()
-        if one.problem and place in look.written  # the gate compares the other folders
+        if one.problem and place in look.written  # the gate compares the folders that the run only reads
     ]
     yield _listed("fs.usable", broken, "", "", fine=plural(len(look.written), "folder"))
     yield from _room(look.written, answers, names)
@@ -324,7 +324,7 @@ def _room(
             little.append(what)
     if not known:
         for name in ("fs.full", "fs.space"):
-            yield CheckOutcome(id=name, state="unknown", found="no folder told how much space is free")
+            yield CheckOutcome(id=name, state="unknown", found="no folder reported how much space is free")
         return
     least = min(one.free or 0 for one in known.values()) >> 20
     yield _listed("fs.full", full, "", "", fine=f"{least} MiB at least")
@@ -354,7 +354,7 @@ def _servers(found: Mapping[str, Any], where: str) -> CheckOutcome:
     apart = [f"{server} {state}" for server, state in sorted(states.items()) if state not in _CONNECTED]
     if apart:
         return CheckOutcome(id="fs.lustre.servers", state="failed", found=", ".join(apart[:8]), note=where)
-    if unread or not states:  # since 2.12 these files are in debugfs, which root may read only
+    if unread or not states:  # since 2.12 these files are in debugfs, which only root may read
         return CheckOutcome(id="fs.lustre.servers", state="unknown", found="only root may read the states")
     return CheckOutcome(id="fs.lustre.servers", state="fine", found=f"{len(states)} servers")
 

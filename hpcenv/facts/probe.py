@@ -54,8 +54,8 @@ def read_answer(answer: Mapping[str, Any]) -> Inside:
 def _source(package: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, str]]:
     """Return the source of a package that has no digest, as fields, and the reasons for unknown fields.
 
-    With git, the source is the commit, whether files differ from the commit, and a digest of the difference. Without
-    git, it is the digest of the package's files.
+    With git, the fields are the commit, whether files differ from the commit, and a digest of the difference. Without
+    git, the only field is the digest of the package's files.
     """
     tables = (package.get(name) for name in ("git", "direct-url", "files"))
     git, direct, files = (table if isinstance(table, dict) else {} for table in tables)
@@ -90,7 +90,7 @@ def _started(environment: Environment) -> list[str]:
 
 
 def _site(environment: Environment) -> list[str]:
-    """Return the option that names the folder of an overlay's packages, because the image's Python does not know it."""
+    """Return the option with the folder of an overlay's packages, because the image's Python does not search it."""
     overlay = environment.overlay
     return ["--site", overlay.target] if overlay is not None and overlay.use == "packages" else []
 
@@ -210,7 +210,7 @@ def run_text(
     Args:
         environment: the environment in which the program runs.
         environ: the environment variables of this process.
-        text: the text of the program, which is sent through stdin, so that no file has to be mounted.
+        text: the text of the program. The text is sent through stdin, so no file has to be mounted.
         words: the arguments of the program.
         seconds: time limit.
         variables: variables that will be set for the ranks.

@@ -16,7 +16,8 @@ from hpcenv.facts.probe import read_look, run_probe
 from hpcenv.records.facts import Facts, Look
 from hpcenv.records.manifest import Manifest
 
-# The look itself takes a second or two. If the job ends in less than this time, the look is left out.
+# The second check takes one or two seconds. If less than this time is left until the end of the job, the check is left
+# out.
 SECONDS_NEEDED = 90.0
 _SECONDS = 60.0
 
@@ -41,7 +42,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         manifest: the run.
         facts: what the check step of this attempt found on this node.
         environ: the environment variables of the step.
-        asked: whether the job was asked to end, so that there is no time for a second check.
+        asked: whether the job was asked to end. If so, there is no time for a second check.
     """
     if manifest.environment.kind != "host" or manifest.probe_level == "record":
         return SecondLook()
@@ -64,9 +65,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
         )
         found = read_look(answer)
         if found is None:
-            raise ValueError(
-                "the program in the container answered without the list of files that is compared with the first one"
-            )
+            raise ValueError("the second check gave no list of files to compare with the list of the first check")
         if found.digest == facts.look.digest:
             return SecondLook()
         return SecondLook(changed=_named(answer["look"], facts.look, found.files - facts.look.files))
@@ -75,7 +74,7 @@ def look_again(manifest: Manifest, facts: Facts | None, environ: Mapping[str, st
 
 
 def in_words(look: SecondLook, node: str) -> tuple[str, ...]:
-    """Return lines for the log. A skipped check is named only in the report, not in the log."""
+    """Return lines for the log. If the check was skipped, only the report says so, not the log."""
     if look.changed:
         return (f"hpcenv: node {node}: the environment changed while it ran: {', '.join(look.changed)}",)
     return ()

@@ -1,4 +1,4 @@
-"""Starting the ranks, watching and stopping them, and what is recorded of their end.
+"""Start, watch and stop the ranks, and record how they ended.
 
 Runs on: COMPUTE NODE. Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Start a shell or a command in the environment of a run that runs on this node.
+"""Start a shell or a command in the environment of an active run on this node.
 
 Runs on: COMPUTE NODE, in a second job step next to the training. The command has the same SIF or host environment,
 binds, data and variables as the ranks. The command gets secrets only on request. RANK and similar variables are not
@@ -34,13 +34,13 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import SessionFolder
 from hpcenv.records.verdict import NodeSettings
 
-# bash if the image has it, else sh.
+# Start bash if the image has bash, else sh.
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What starts a command in the environment of the ranks.
+    """The values with which a command starts in the environment of the ranks.
 
     Attributes:
         pass_fds: open files that the program inherits under the same numbers.
@@ -80,7 +80,7 @@ def prepared(
     binds: Sequence[Bind] = (),
     own_network: bool = False,
 ) -> Iterator[Prepared]:
-    """Yield what starts `command` like the ranks. The folders and open files for the command exist inside the block.
+    """Yield the values with which `command` starts like a rank. Its folders and open files exist inside the block.
 
     Args:
         run: the run folder.
@@ -151,7 +151,7 @@ def _start_command(
     stack: ExitStack,
     binds: Sequence[Bind],
 ) -> tuple[StartCommand, tuple[int, ...]]:
-    """Return the command line that starts the command like the ranks, and the open files that it inherits."""
+    """Return the command line that starts the command like a rank, and the open files that the command inherits."""
     if manifest.environment.kind == "host":
         start = build_start_command(
             manifest.environment, command, workdir=manifest.workdir, variables=variables, inherited=environ,
@@ -213,7 +213,7 @@ def _same_sif(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterat
 
 @contextlib.contextmanager
 def _tmp(this_node: ThisNode) -> Iterator[str]:
-    """Return the folder that is /tmp for the ranks on this node; a new folder if that folder is not found."""
+    """Return the folder that is /tmp for the ranks on this node. If it is not found, return a new folder."""
     folders: list[str] = []
     prefix = f"{JOB}{this_node.job_id}-"
     for folder in {tempfile.gettempdir(), "/tmp"}:  # noqa: S108  (where the launch step may have made it)

@@ -1,8 +1,8 @@
-"""Where the ranks of a host environment keep what torch and Triton compile.
+"""The folders for code that torch and Triton compile in the ranks of a host environment.
 
 Runs on: COMPUTE NODE. All environments of a user share the default folders: `/tmp/torchinductor_USER`, `~/.triton` and
-`~/.cache/torch_extensions` (torch 2.13, Triton 3.4). With these default folders, code that another environment compiled
-would run. In a SIF no such code can run, because home and /tmp belong to the run.
+`~/.cache/torch_extensions` (torch 2.13, Triton 3.4). With these default folders, the ranks could run code that a
+different environment compiled. In a SIF this cannot happen, because home and /tmp belong to the run.
 """
 
 from __future__ import annotations

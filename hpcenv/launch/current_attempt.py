@@ -1,10 +1,10 @@
-"""Whether this process belongs to the current attempt of the run, and which nodes Slurm has lost.
+"""Check whether this process belongs to the current attempt of the run, and find the nodes that Slurm has lost.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-A node that loses its network keeps running. Slurm marks it as down and requeues the job, and the
-next attempt may already train on other nodes while processes of the old attempt still run. The old
-processes must not write into the records of the next attempt, and they should end.
+A node that loses its network keeps running. Slurm marks this node as down and requeues the job. Then the next attempt
+may already train on other nodes while processes of the old attempt still run. The old processes must not write into the
+records of the next attempt, and they should end.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hpcenv.records.run_folder import RunFolder
 
 _SECONDS_TO_ASK = 10.0
 _SECONDS_BETWEEN_LOOKS = 5.0
-# The end must be seen twice: a new attempt moves files, and one check may fall between two moves.
+# Two checks must see the end. A new attempt moves files, and a single check may happen between two moves.
 _LOOKS = 2
 _LONGEST_REASON = 200
 
 
 def is_current_attempt(run: RunFolder, this_node: ThisNode) -> bool:
-    """Return whether the run folder still belongs to this attempt; True if its start record cannot be read."""
+    """Return whether the run folder still belongs to this attempt; True if the start record cannot be read."""
     try:
         started = read_json(run.started)
         return (started["attempt"], started["job_id"]) == (this_node.attempt, this_node.job_id)
@@ -59,7 +59,7 @@ class AttemptWatch:
         self._run = run
         self._this_node = this_node
         self._pause = pause
-        # In a thread, because a file system that hangs must not block the wait for torchrun.
+        # The check runs in a thread, because a file system that hangs must not block the wait for torchrun.
         threading.Thread(target=self._look, name="hpcenv-watch", daemon=True).start()
 
     def _look(self) -> None:

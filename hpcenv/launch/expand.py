@@ -1,6 +1,6 @@
-"""What `submit --expand` replaces in the arguments of a program, for example `{master_addr}`.
+"""The names that `submit --expand` replaces in the arguments of a program, for example `{master_addr}`.
 
-Runs on: COMPUTE NODE, and on the login node, which refuses names that do not exist. Standard library only. Pure.
+Runs on: COMPUTE NODE. The login node uses this module to refuse unknown names. Standard library only. Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-# Name -> what it stands for. docs/how-to/start.md has these rows, and a test compares them.
+# Name -> its meaning. docs/how-to/start.md has the same rows, and a test compares them.
 NAMES = {
     "master_addr": "address of the first node, for the rendezvous",
     "master_port": "free TCP port on the first node, chosen for this attempt",

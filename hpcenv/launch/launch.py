@@ -61,7 +61,7 @@ _MOST_COUNTERS = 8
 
 _CODE = "code.digest"
 
-# The path of a socket has at most 107 bytes (unix(7)). The name of our folder and Ray's names below it need up to 86.
+# The path of a socket has at most 107 bytes (unix(7)). Our folder's name and Ray's names in it need up to 86 bytes.
 _LONGEST_ABOVE_RAY = 20
 
 GATE_STATUSES = (NodeRejected.exit_status, NodesUnknown.exit_status)
@@ -80,7 +80,7 @@ def launch(
         manifest: manifest of the run.
         this_node: this node and this attempt.
         environ: environment variables of the job step.
-        say: called with one line for the job's log.
+        say: function that writes one line to the job's log.
 
     Raises:
         NodeRejected, NodesUnknown, RecordInvalid: the gate did not let this node start in
@@ -102,7 +102,7 @@ class Begun:
 
     Attributes:
         child: apptainer, or the agent on the host.
-        gate: its start gate.
+        gate: the start gate of the agent.
         before: descendants of this process that ran before the agent was started.
     """
 
@@ -155,7 +155,7 @@ def _train(node: _Node, signals: Signals, stack: ExitStack) -> int:
         _record(node, _exit_record(manifest, this_node, status, started, signals))
         return status
     counters = _port_counters(node)
-    # The watch must not belong to the training, because processes that the training leaves running are killed.
+    # The watch must not belong to the training. At its end, all remaining processes of the training are killed.
     with watched(manifest, this_node, first=not node.local_rank, say=say):
         status = supervise(begun.child, signals, gate=begun.gate, stop=stop, watch=AttemptWatch(run, this_node))
     killed = processes.end_rest(begun.before)
@@ -189,7 +189,7 @@ def _record_end(node: _Node, ended: NodeExit, signals: Signals, stop: Stop) -> N
     run, this_node, say = node.run, node.this_node, node.say
     ranks = rank_errors.read_ranks(run, this_node.node, status=ended.status, local_rank=node.local_rank)
     ended = replace(ended, ranks=ranks.failed, detail=ranks.detail, alone=ranks.alone)
-    _record(node, ended)  # this comes first: Slurm may end this step soon
+    _record(node, ended)  # this is the first action, because Slurm may end this step soon
     for line in rank_errors.in_words(ranks, this_node.node) if signals.asked_to_end is None else ():
         say(line)
     if node.local_rank:
@@ -264,7 +264,8 @@ def _what_to_load(node: _Node) -> dict[str, object]:
 class _AtGate:
     """Judges what this node's agent reports at its start gate: the loaded libraries and the GPUs.
 
-    The first node also checks the run's copy of the code again, once per job, because time has passed since the check.
+    The first node also checks the run's copy of the code again. This happens once per job, because the files may have
+    changed since the check step.
 
     Attributes:
         settings: settings of this node; None until they are read.
@@ -291,7 +292,7 @@ class _AtGate:
         if is_first and not self.blocking:
             self.blocking = _changed_code(self._node)
         if manifest.session is not None and not self.blocking:
-            # The session opens now, and not before (sessions/door.py).
+            # With this start record, users can connect to the session from now on (sessions/door.py).
             start = RunFolder(Path(manifest.run_folder)).session_start_of(self._node.this_node.node)
             start.parent.mkdir(exist_ok=True)
             start.touch()
@@ -306,7 +307,7 @@ class _AtGate:
         if first.field == _CODE:
             return (NodesUnknown if first.unknown else NodeRejected)(
                 f"the run's copy of the code is not what the check found: {first.found}",
-                why="the ranks would run other files than those of the verdict",
+                why="the ranks would run files that differ from the files of the verdict",
                 hint="submit again; do not edit files in the run folder",
             )
         fields = ", ".join(difference.field for difference in self.blocking)
@@ -413,7 +414,7 @@ def begin(
         nodes: number of nodes that take part.
         stack: stack of the caller; at its end, everything that this function opens is closed and removed.
         ranks: folder for the records and the output of the ranks.
-        output: file for what the agent and its ranks print.
+        output: file for the output of the agent and its ranks.
 
     Raises:
         NodeRejected, NodesUnknown, FileUnusable, ToolMissing: the ranks cannot be started from the checked SIF.
@@ -439,7 +440,7 @@ def _begin(
         nodes: number of nodes that take part.
         stack: stack of the caller; at its end, everything that this function opens is closed and removed.
         judge: function that gets the report of the agent and returns whether the ranks may start.
-        output: file for what the agent and its ranks print; None for the output of this process.
+        output: file for the output of the agent and its ranks; None for the output of this process.
     """
     manifest, sif = node.manifest, None
     if manifest.environment.kind == "sif":
@@ -512,7 +513,8 @@ def _variables(node: _Node, settings: NodeSettings, watched_in: str) -> dict[str
     return {
         **cache_variables(manifest, {**kept, **given}, node=node.this_node.node),
         **given,
-        # Slurm (26.05) numbers all nodes of a step by the topology, also spare nodes. But MASTER_ADDR is on node 0.
+        # Slurm (26.05) numbers all nodes of a step by the topology, including spare nodes. The ranks get the number of
+        # hpcenv instead, because the node of MASTER_ADDR must have number 0.
         **({"SLURM_NODEID": str(settings.node_rank)} if "SLURM_NODEID" in node.environ else {}),
         **_own_variables(node, watched_in),
         **secret.read_all(manifest.secrets, node.environ, node=node.this_node.node, kept=manifest.secret_values),
@@ -570,7 +572,7 @@ def _in_container(
 
 
 def _outliving(start: StartCommand, outside: Path) -> StartCommand:
-    """Return the start command, changed if needed so that its FUSE server survives the signals of Slurm."""
+    """Return the start command. If needed, change it so that its FUSE server survives the signals of Slurm."""
     fuse = outside / "fuse"
     fuse.mkdir()
     first = fuse_that_outlives(fuse, start.env)
@@ -598,12 +600,12 @@ def _cpus_of_ranks(node: _Node) -> tuple[str, ...]:
 
 
 def _hold(staged: Staged, stack: ExitStack) -> None:
-    """Lock the `.used` files of the copies on this node's disk, so that no other job removes a copy that is in use."""
+    """Lock the `.used` files of the copies on this node's disk. So no other job removes a copy that is in use."""
     for mark in staged.marks:
         try:
             descriptor = os.open(mark, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # the copy is already open, or its user will report that it is missing
+            continue  # the copy is already open, or the code that uses the copy will report that it is missing
         stack.callback(os.close, descriptor)
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -674,7 +676,7 @@ def _opened(node: _Node, checked: CheckedSif, name: str, changed: NodeRejected) 
     Args:
         node: the launch on this node.
         checked: path and identity of the file that the check step verified.
-        name: what messages call the file.
+        name: the name of the file in messages.
         changed: error to raise if the opened file is another file.
     """
     try:
@@ -760,7 +762,7 @@ def _is_checked_file(descriptor: int, checked: CheckedSif) -> bool:
     if checked.lasting:
         return True
     try:
-        # On this file system, `stat` may not show a change: compare the bytes.
+        # On this file system, `stat` may not show a change, so all bytes are hashed.
         return sif_check.full_sha256(descriptor)[0] == checked.sha256
     except HpcenvError:
         return False

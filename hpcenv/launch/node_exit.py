@@ -2,9 +2,10 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Readers know one record for each node. So each task that ends writes `exits/tasks/NODE.LOCAL-RANK.json`, and then makes
-the node's record from all task records. Tasks of one node may end at the same time. The lock between them is a Unix
-socket with an abstract name (unix(7)), which disappears with its process.
+Later steps and commands read one record for each node. So each task writes `exits/tasks/NODE.LOCAL-RANK.json` at its
+end, and then makes the node's record from all task records. Tasks of one node may end at the same time. The lock
+between these tasks is a Unix socket with an abstract name (unix(7)). The kernel removes the socket when its process
+ends.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def read_tasks(run: RunFolder, this_node: ThisNode, *, count: int) -> tuple[Node
 def merge(records: Sequence[NodeExit]) -> NodeExit:
     """Return the record of a node, made from the records of its tasks. Pure.
 
-    The record of the node shows the end of a task that refused to start, or else of the task that failed first by
-    itself. Tasks that were asked to end come later, because they ended because of another task.
+    If a task refused to start, the record of the node shows the end of this task. If no task refused, the record shows
+    the task that failed first by itself. A task that was asked to end comes last, because another task caused its end.
     """
     failed = sorted((record for record in records if record.status != 0), key=_failed_at)
     by_itself = [record for record in failed if not record.asked_to_end]

@@ -21,14 +21,15 @@ from pathlib import Path
 
 from hpcenv import filesystem
 
-# The first part of the names: of the folder of a session, and of the folder that is /tmp in the container of a job.
+# The beginnings of the folder names: for the folder of a session, and for the folder that is /tmp in a job's container.
 SESSION, JOB = "hpcenv-session-", "hpcenv-job-"
-# The whole names, with the random end of tempfile or the digest of the run. A user's own folder may begin like ours.
+# A whole name ends with the random characters of tempfile, or with the digest of the run. The beginning alone is not
+# enough, because the name of a user's own folder may begin in the same way.
 _OURS = re.compile(rf"(?:{SESSION}|{JOB}(?:local-)?[\d_+]+-)(?:[a-z0-9_]{{8}}|[0-9a-f]{{16}})")
 
 
 def places() -> tuple[str, ...]:
-    """Return the folders of temporary files on local disks. On a shared disk, locks of several nodes would mix."""
+    """Return the folders for temporary files on local disks. On a shared disk, nodes would see locks of other nodes."""
     names = dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm"))  # noqa: S108  (the names below have mode 0700)
     mounts = {name: filesystem.mount_of(Path(os.path.realpath(name))) for name in names}
     return tuple(name for name, mount in mounts.items() if mount is not None and not mount.network)
@@ -39,7 +40,7 @@ def in_use(path: str | Path) -> Iterator[None]:
     """Mark a folder as in use during the block. Several processes can use one folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        with contextlib.suppress(OSError):  # the file system has no locks: then the folder is not removed
+        with contextlib.suppress(OSError):  # if the file system has no locks, no job removes the folder
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -49,13 +50,13 @@ def in_use(path: str | Path) -> Iterator[None]:
 def remove_left() -> None:
     """Remove the folders of this user's earlier jobs on this node that no process uses.
 
-    An empty folder is left alone, because another job may have made it at this moment, and may not have locked it yet.
+    An empty folder is not removed, because another job may have just made the folder and not locked it yet.
     """
     found: list[Path] = []
     with contextlib.suppress(OSError):  # the node has no folder for temporary files
         found = [path for place in places() for path in Path(place).glob("hpcenv-*") if _OURS.fullmatch(path.name)]
     for path in found:
-        with contextlib.suppress(OSError):  # another job of this user may just end
+        with contextlib.suppress(OSError):  # another job of this user may be removing the folder now
             status = path.lstat()
             is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
             if is_ours and (lock := locked(path)) is not None:

@@ -17,12 +17,12 @@ import sys
 import time
 from typing import Any, Mapping  # noqa: UP035  (Python 3.8)
 
-# Names that each run folder has as links into the exported folder.
+# In each run folder, these names are links into the exported folder.
 _SHARED = ("code", "inside", "start-hook", "lock.toml")
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Print the run folder of this job; return 91, and print the reason, if it cannot be made."""
+    """Make and print the run folder of this job. If it cannot be made, print the reason and return 91."""
     folder = os.path.abspath(arguments[0])
     job = environ.get("SLURM_JOB_ID", "")
     run = os.path.join(folder, "runs", job)
@@ -86,7 +86,7 @@ def moved(manifest: dict[str, Any], folder: str, run: str, job: str, environ: Ma
 
 
 def link(target: str, path: str) -> None:
-    """Make a symbolic link, unless an interrupted start has made it already."""
+    """Make a symbolic link. If an interrupted start has already made this link, do nothing."""
     if not os.path.lexists(path):
         os.symlink(target, path)
 

@@ -1,4 +1,4 @@
-"""Find out whether an earlier job of this run has finished the training: then this job has nothing to do.
+"""Find out whether an earlier job of this run has finished the training. If so, this job has nothing to do.
 
 Runs on: COMPUTE NODE (the batch node), as the first step of the batch script. Standard library only.
 """
@@ -16,7 +16,7 @@ from hpcenv.records.run_folder import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousJob:
-    """What the previous job of a chain, or the previous attempt of this job, has left.
+    """The result of the previous job of a chain, or of the previous attempt of this job.
 
     Attributes:
         over: whether the run has ended. If the run has ended, this job ends at once, with `status`.
@@ -48,10 +48,10 @@ def number_in_chain(run: RunFolder, *, job_id: str, restarts: int) -> int:
 def read_previous_job(manifest: Manifest, run: RunFolder, *, attempt: int) -> PreviousJob:
     """Return whether the run has ended before this job started.
 
-    The run has ended if an earlier job of the chain finished the training. Slurm may also start a job again that has
-    already ended. Slurm may requeue a preempted job a second time if its script took long to end, although the next
-    start has completed in between (seen: 24.11). Slurm also requeues a preempted job that hpcenv has already requeued
-    (`requeue.slurm_does_it`).
+    The run has ended if an earlier job of the chain finished the training. Slurm may also start a job again after the
+    job has ended, for two reasons. If the script of a preempted job takes long to end, Slurm may requeue the job a
+    second time after the next start has completed (seen: 24.11). Slurm also requeues a preempted job that hpcenv has
+    already requeued (`requeue.slurm_does_it`).
     """
     if attempt == 0 and manifest.chain < 2:
         return PreviousJob(over=False)
@@ -70,7 +70,7 @@ def read_previous_job(manifest: Manifest, run: RunFolder, *, attempt: int) -> Pr
 
 
 def is_over(finished: Mapping[str, object]) -> bool:
-    """Whether an attempt ended by itself, with any status, so that a later job has nothing to do.
+    """Return whether an attempt ended by itself, with any status. If so, a later job has nothing to do.
 
     Args:
         finished: content of `finished.json`; empty if there is no such file, because a node failed.

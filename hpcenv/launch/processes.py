@@ -23,7 +23,7 @@ _MARKS = frozenset({b"LOCAL_RANK", b"HPCENV_RAY_SCRIPT"})
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent ends: prctl(2), Linux 3.4.
+    """Make this process the new parent of each descendant whose parent ends (prctl(2), Linux 3.4).
 
     Without this call, init would become the parent of these descendants, and this process could no longer find them.
     """
@@ -58,7 +58,7 @@ def end_rest(before: Iterable[int], *, grace: float = 2.0) -> int:
     """Wait for the remaining descendants of this process, kill the rest, and return how many were killed.
 
     Args:
-        before: processes that ran before the training; they and their descendants are left alone.
+        before: processes that ran before the training. These processes and their descendants are not killed.
         grace: seconds in which the processes may end by themselves, as the FUSE server of a SIF does.
     """
     killed: set[int] = set()

@@ -1,7 +1,7 @@
 """Read how the ranks of this node ended: the agent's record, error files, standard error, and kills by the kernel.
 
-Runs on: COMPUTE NODE. Standard library only. The training writes the records and error files, so this module limits how
-much it reads, and a file with unexpected content counts as missing.
+Runs on: COMPUTE NODE. Standard library only. The training can write anything into the records and error files. So this
+module reads only a limited number of bytes, and a file with unexpected content counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpcenv.text import cut, visible_ascii
 _STDERR_BYTES = 256 * 1024
 _MESSAGE = 500
 _TRACEBACK = 16 * 1024
-# If more lines than this follow a traceback, that exception did not end the program.
+# If more lines than this follow a traceback, the program continued after this exception.
 _LINES_AFTER = 20
 _LINES_OF_MESSAGE = 10
 
@@ -50,7 +50,7 @@ class Ranks:
     Attributes:
         failed: the ranks that failed, in the order of their ends.
         detail: error of torchrun itself; empty without one.
-        alone: True if no rank has joined a process group; False also means unknown.
+        alone: True if no rank has joined a process group; False if a rank has joined, or if this is unknown.
     """
 
     failed: tuple[RankExit, ...] = ()

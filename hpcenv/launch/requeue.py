@@ -40,8 +40,8 @@ class Ending:
         saved: whether the script reported that it saved its state.
         before: whether the attempt was stopped before the training started.
         cancelled: whether the job was cancelled before the training started.
-        unfinished: whether the training has more to do, because it saved its state, or because it only reacts
-            to signals (`--requeue always`). A script that ended on request without a report may have been finished.
+        unfinished: whether the training is not complete. This holds if it saved its state, or if it only reacts to
+            signals (`--requeue always`). A script that ended on request without a report may have completed.
         again: whether the job is requeued.
         not_again: why an unfinished training is not requeued; empty in all other cases.
         without: nodes that the requeued job must not get.
@@ -96,7 +96,7 @@ def judge(
     # One node may know the reason, while another node got no answer from Slurm.
     stopped: StopReason = next((word for word in known if word != "unknown"), known[0] if known else "")
     saved = any(record.saved for record in exits)
-    # If a node failed, srun asked the other nodes to end: that is not a request to end the job.
+    # If a node failed, srun asked the other nodes to end. Such a request does not count as a request to end the job.
     asked = any(record.asked_to_end for record in exits) and first_failure.first_status(exits) is None
     if not stopped and saved and asked:
         # `scontrol requeue` or `scancel` by hand: the script ends with 0, but its training is not finished.
@@ -108,7 +108,7 @@ def judge(
         # The next attempt would also do nothing.
         return _not_requeued(replace(ending, unfinished=True), _REASONS[stopped], "--idle-end")
     if stopped == "hang":
-        # Ranks that hang cannot save their state. They are stopped only if [watch] on-stall asks for it.
+        # Ranks that hang cannot save their state. They are stopped only if [watch] on-stall requires this.
         ending = replace(ending, unfinished=True)
         if manifest.watch is None or manifest.watch.on_stall != "requeue":
             return _not_requeued(ending, _REASONS[stopped], "[watch] on-stall")
@@ -118,7 +118,7 @@ def judge(
 
 
 def _after_no_training(manifest: Manifest, stopped: StopReason, *, attempt: int, next_link: bool) -> Ending:
-    """Return what follows an attempt that was stopped before the training started, so that nothing was saved.
+    """Return what follows an attempt that was stopped before the training started. Such an attempt saved nothing.
 
     After the time limit, only `--requeue always` requeues such an attempt, because the next attempt gets no more time.
     """
@@ -132,7 +132,7 @@ def _after_no_training(manifest: Manifest, stopped: StopReason, *, attempt: int,
 
 
 def _requeued(manifest: Manifest, ending: Ending, reason: str, *, attempt: int, next_link: bool) -> Ending:
-    """Requeue the job, unless another job of the chain continues the run or the options forbid it."""
+    """Requeue the job. If another job of the chain continues the run, or the options forbid a requeue, do not."""
     options, at_limit = manifest.stop, ending.stopped == "time-limit"
     if at_limit and next_link:
         return _continued_by_chain(ending, reason)
@@ -145,7 +145,7 @@ def _requeued(manifest: Manifest, ending: Ending, reason: str, *, attempt: int, 
         refusal = "max-requeues"
     if not refusal:
         return replace(ending, again=True, why=f"{reason}: the job is requeued")
-    # The next job of a chain continues a stopped run, whatever stopped it (`previous_job.is_over`).
+    # The next job of a chain continues a stopped run, independent of the reason for the stop (`previous_job.is_over`).
     return _continued_by_chain(ending, reason) if next_link else _not_requeued(ending, reason, refusal)
 
 
@@ -159,7 +159,7 @@ def _not_requeued(ending: Ending, reason: str, refusal: str) -> Ending:
 
 
 def after_refusal(ending: Ending, refusal: str, *, next_link: bool) -> Ending:
-    """Return the ending of an attempt that should have been requeued, but was not, because the requeue was refused."""
+    """Return the ending of an attempt after the requeue of its job was refused."""
     return replace(ending, again=False, not_again=refusal if ending.unfinished and not next_link else "")
 
 
@@ -188,9 +188,9 @@ def _after_rejection(manifest: Manifest, verdict: Verdict | None, *, retried: in
 def slurm_does_it(environ: Mapping[str, str]) -> bool:
     """Return whether Slurm itself requeues this preempted job when its script ends.
 
-    With PreemptMode=REQUEUE, Slurm requeues the job, whatever the exit status of the script is. If hpcenv requeued the
-    job too, Slurm would requeue the job once more after the job has completed (both seen with 24.11). With preempt/qos,
-    the mode of the QOS is not visible here, and the result is False.
+    With PreemptMode=REQUEUE, Slurm requeues the job after any exit status of the script. If hpcenv also requeued the
+    job, Slurm would requeue the job once more after the job has completed (both seen with 24.11). With preempt/qos, the
+    mode of the QOS is not visible here, and the result is False.
     """
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     partition = environ.get("SLURM_JOB_PARTITION", "")
@@ -296,7 +296,7 @@ def note_retry(run: RunFolder, this_node: ThisNode, without: Sequence[str]) -> N
 
 
 def has_next_link(run: RunFolder, manifest: Manifest, job_id: str) -> bool:
-    """Whether another job of this run's chain follows this one."""
+    """Return whether another job of this run's chain follows this job."""
     if manifest.chain < 2:
         return False
     try:

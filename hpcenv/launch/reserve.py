@@ -1,8 +1,9 @@
 """Reserve space and file names in the run folder, so that the end of a run can be recorded on a full disk.
 
 Runs on: COMPUTE NODE. Standard library only. Each node has one small file whose disk space is reserved. The batch
-script has such a file, too. On a full disk, a record is written into this file, which then gets the name of the record.
-The reserved file is not removed first, because another process could then take the free space (seen: the inode).
+script has such a file, too. On a full disk, a record is written into this file. Then the file is renamed to the name of
+the record. The reserved file is not removed first, because another process could then take the free space or the free
+inode (seen for the inode).
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import Path
 from hpcenv.records.files import write_text
 from hpcenv.records.run_folder import RunFolder
 
-# This has room for a record with the tracebacks of some ranks.
+# This size is enough for a record with the tracebacks of some ranks.
 _BYTES = 64 * 1024
-# More nodes than this would cost too much time and space.
+# Space is reserved for at most this number of nodes, because more would need too much time and space.
 _MOST_NODES = 64
 BATCH = "batch-script"
 # No space, or quota exceeded.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# With less than this, a training cannot write its log any more.
+# If fewer bytes than this are free, a training can no longer write its log.
 _LITTLE = 256 * 1024
 
 
@@ -34,7 +35,7 @@ def make(run: RunFolder, nodes: Sequence[str]) -> None:
         # A folder needs blocks and an inode, too.
         run.exits.mkdir(exist_ok=True)
         for name in (BATCH, *nodes[:_MOST_NODES]):
-            # Random bytes: a file system that compresses would reserve nothing for zeros.
+            # The bytes are random, because a file system that compresses would reserve nothing for zeros.
             (run.reserved / name).write_bytes(os.urandom(_BYTES))
 
 
@@ -54,13 +55,13 @@ def write(run: RunFolder, name: str, text: str, path: Path) -> None:
         except OSError as again:
             if again.errno not in _FULL:
                 raise
-            # A file system that copies on write needs a free block even here.
+            # A file system that copies on write needs a free block even to overwrite a file.
             (run.reserved / name).unlink(missing_ok=True)
             write_text(text, path)
 
 
 def _write_into(reserved: Path, content: bytes, path: Path) -> None:
-    """Write `content` over the bytes of a reserved file, which then gets the name `path`."""
+    """Write `content` over the bytes of a reserved file, and rename the file to `path`."""
     fd = os.open(reserved, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(fd, "wb", closefd=True) as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""The variables that tell the ranks, and `hpcenv.training` in them, about their run.
+"""The variables in which the ranks, and `hpcenv.training`, find the facts about their run.
 
 Runs on: COMPUTE NODE. Pure.
 """
@@ -31,7 +31,7 @@ def run_variables(manifest: Manifest, *, attempt: int) -> dict[str, str]:
 
 
 def commit_of(source: Source | None) -> str:
-    """Return the commit of the code, with a digest of the difference if files differ from it. Empty without git."""
+    """Return the commit of the code, and a digest of the changes if files differ from it. Return "" without git."""
     if source is None or not source.commit:
         return ""
     return f"{source.commit}-dirty.{source.diff_sha256[:_DIGITS]}" if source.dirty else source.commit

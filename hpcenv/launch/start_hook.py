@@ -15,7 +15,7 @@ from hpcenv.records.run_folder import RunFolder
 _VARIABLE = "HPCENV_START_HOOK"
 
 
-# Folder for the error files of ranks that a program of the user starts. It is in the folder of the node's ranks.
+# Folder for the error files of ranks that the user's program starts. This folder is in the folder of the node's ranks.
 ERRORS = "errors"
 
 
@@ -34,7 +34,7 @@ def variables(manifest: Manifest, *, node: str, cpus: Sequence[str] = (), watch:
     Args:
         manifest: manifest of the run.
         node: name of the node.
-        cpus: for each local rank, the CPUs to which it is bound; empty text for a rank that is not bound.
+        cpus: for each local rank, the CPUs to which the rank is bound; empty text for a rank that is not bound.
         watch: path at which the ranks see the folder for their pulses; empty if the ranks are not watched.
     """
     if manifest.launch.launcher == "ray":

@@ -20,11 +20,11 @@ from hpcenv.records.verdict import NodeSettings
 
 # The file in the run's copy of the code that starts a console script.
 _ENTRY = Path("hpcenv", "incontainer", "entry.py")
-# The file that holds the job of a session.
+# The program that keeps the job of a session running until the session ends.
 _HOLD = Path("hpcenv", "incontainer", "hold.py")
 
-# The variables that a Slurm task gets in addition: with them, Lightning, accelerate and MPI know that each process is a
-# task of srun (srun(1), OUTPUT ENVIRONMENT VARIABLES; Slurm 22.05 to 26.05).
+# The additional variables of a Slurm task. From these variables, Lightning, accelerate and MPI find out that each
+# process is a task of srun (srun(1), OUTPUT ENVIRONMENT VARIABLES; Slurm 22.05 to 26.05).
 _OF_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE",
     "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
     "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "SLURM_MPI_TYPE",
@@ -55,7 +55,7 @@ def launcher_words(
         nodes: number of nodes that train.
         ranks: folder for the output of the ranks; None for the folder of the training.
         local_rank: the only rank that the agent starts; None for all ranks of the node.
-        memory: what Slurm gave to the job on this node, in MiB; 0 if the value is unknown.
+        memory: memory of the job on this node, in MiB; 0 if the value is unknown.
         ray_folder: folder for the files of Ray on this node.
     """
     log_dir = str((ranks or RunFolder(Path(manifest.run_folder)).ranks) / settings.node)
@@ -122,7 +122,7 @@ def task_variables(manifest: Manifest, environ: Mapping[str, str]) -> dict[str, 
 
 
 def python_words(manifest: Manifest) -> list[str]:
-    """Return Python's arguments for a rank, which is a script, a module, a console script, or holds a session."""
+    """Return Python's arguments for a rank: a script, a module, a console script, or the program of a session."""
     if manifest.session is not None:
         run = RunFolder(Path(manifest.run_folder))
         return [str(run.code / _HOLD), str(run.session_end)]
@@ -157,11 +157,10 @@ def arguments(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir
 def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log_dir: str) -> list[str]:
     """Return the arguments of torchrun on one node.
 
-    `is_host` and `--local-addr` are given, because torch would compare host names to find these values,
-    which fails with several network cards (pytorch#73656). torch 1.10 to 2.15 accepts the option
-    names with underscores, except `--local_addr` (see incontainer/agent.py). The output of each
-    rank goes to a separate file and, with the rank as prefix, to the log. The user's options
-    come first: argparse uses the last value of a repeated option.
+    `is_host` and `--local-addr` are given, because torch would compare host names to find these values. This comparison
+    fails with several network cards (pytorch#73656). torch 1.10 to 2.15 accepts the option names with underscores,
+    except `--local_addr` (see incontainer/agent.py). The output of each rank goes to a separate file and, with the rank
+    as prefix, to the log. The user's options come first, because argparse uses the last value of a repeated option.
     """
     first, *rest = python_words(manifest)
     return [
@@ -172,7 +171,7 @@ def torchrun_argv(manifest: Manifest, settings: NodeSettings, *, nodes: int, log
         f"--log_dir={log_dir}",
         "--tee=3",
         *(["--module"] if first == "-m" else []),
-        # argparse removes the first `--`, which is this one. So a `--` among the script's arguments reaches the script.
+        # argparse removes only this first `--`. So a `--` among the script's arguments reaches the script.
         "--",
         *(rest if first == "-m" else [first, *rest]),
         *arguments(manifest, settings, nodes=nodes, log_dir=log_dir),

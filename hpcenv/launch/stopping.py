@@ -2,11 +2,10 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Behaviour of Slurm 24.11 (seen in the testbed, 2026-11): before the time limit, and before a
-preemption if the site sets `send_user_signal`, the job's steps get the signal of `--signal`. On
-other sites, the steps of a preempted job get TERM at once. In both cases, `scontrol show job` then shows the end time
-in EndTime, and PreemptTime for a preemption. At this end time all processes get TERM, and, after KillWait (30 s by
-default), KILL.
+Behaviour of Slurm 24.11 (seen in the testbed, 2026-11): Before the time limit, the job's steps get the signal of
+`--signal`. If the site sets `send_user_signal`, they also get this signal before a preemption. On other sites, the
+steps of a preempted job get TERM at once. In all cases, `scontrol show job` then shows the end time in EndTime, and
+PreemptTime for a preemption. At this end time all processes get TERM, and, after KillWait (30 s by default), KILL.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ WARNING = signal.SIGUSR2
 
 # Slurm may send its warning up to a minute early (sbatch(1), --signal).
 _EARLY = 60.0
-# slurmctld normally answers in milliseconds. After this time, the ranks are stopped without its answer.
+# slurmctld normally answers in milliseconds. After this time, the ranks are stopped without the answer.
 _SECONDS_TO_ASK = 8.0
-# The record of the ranks' end waits no longer than this for Slurm's answer, because Slurm may kill the step soon.
+# The record of the ranks' end waits at most this time for Slurm's answer, because Slurm may kill the step soon.
 _SECONDS_TO_SETTLE = 4.0
 # Nodes ask one after the other, because a thousand requests at once would overload slurmctld.
 _SECONDS_BETWEEN_NODES = 0.02
-# How long a task waits for Slurm's answer to another task of its node.
+# Pause between two reads of the request file, in which a task finds Slurm's answer to the first task of its node.
 _SECONDS_BETWEEN_LOOKS = 0.1
 # Time between the request to end and the kill, if ranks hang or do nothing. Ranks that can still save their state may
 # do so in this time.
@@ -58,7 +57,7 @@ _SECONDS_AFTER_WATCH = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnd:
-    """Slurm's answer to why and when a job must end.
+    """Slurm's answer to the question why and when a job must end.
 
     Attributes:
         reason: why the job must end.
@@ -153,7 +152,7 @@ class Stop:
 
     @property
     def ends(self) -> float:
-        """When Slurm ends the job, in seconds since the epoch; estimated from the grace period if unknown."""
+        """The time when Slurm ends the job, in seconds since the epoch; if unknown, an estimate from `grace`."""
         known = None if self.answer is None else self.answer.ends
         return self._asked + self._manifest.stop.grace if known is None else known
 
@@ -271,7 +270,7 @@ class Stop:
 def note_before_training(
     manifest: Manifest, this_node: ThisNode, environ: Mapping[str, str], *, number: int
 ) -> Reason | None:
-    """Ask Slurm why this job must end before its training started. Record the answer, which the job's last step reads.
+    """Ask Slurm why this job must end before its training started. Record the answer for the last step of the job.
 
     Args:
         manifest: manifest of the run.
@@ -325,8 +324,8 @@ def fuse_that_outlives(folder: Path, environ: Mapping[str, str]) -> str | None:
         folder: an empty folder of this job on this node.
         environ: environment variables; PATH is searched for squashfuse_ll.
 
-    Returns None if the folder is not needed, or cannot be made: there is no squashfuse_ll on PATH
-    (Apptainer may bring and prefer another one), or `folder` is mounted noexec.
+    Returns None if the folder is not needed or cannot be made. It cannot be made if there is no squashfuse_ll on PATH
+    (Apptainer may bring and prefer a different squashfuse_ll), or if `folder` is mounted noexec.
     """
     if _followed_by_cgroup():
         return None

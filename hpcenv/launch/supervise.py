@@ -2,11 +2,11 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Signals go to the ranks, not to torchrun: torchrun would end its ranks at once and then itself.
-incontainer/agent.py makes torchrun ignore the signals that Slurm may send to every process of a
-step (proctrack/linuxproc), so that torchrun ends after its ranks. The ranks inherit that USR1 and USR2 are ignored, so
-these signals do not kill a rank without a handler. Every wait has a limit: ranks that do not end get TERM and then
-KILL, before Slurm kills the job.
+Signals go to the ranks and not to torchrun, because torchrun would end its ranks at once and then itself. Slurm may
+send signals to every process of a step (proctrack/linuxproc). incontainer/agent.py makes torchrun ignore these signals,
+so that torchrun ends after its ranks. The ranks also ignore USR1 and USR2 until they set a handler, because they
+inherit this from torchrun. Every wait has a limit. Ranks that do not end get TERM and then KILL, before Slurm kills the
+job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcenv.launch.stopping import WARNING, Stop
 # Signals that the user may send with `scancel --signal`. They are forwarded unchanged.
 _FOR_RANKS = (signal.SIGUSR1,)
 
-# Slurm sends CONT before every other signal, and submitit prints a warning for each of them.
+# Slurm sends CONT before every other signal, and submitit prints a warning for each CONT.
 _SILENT = (signal.SIGCONT,)
 
 # Pause between two checks that the container still runs while it waits at its start gate.
@@ -104,8 +104,8 @@ def supervise(
         child: torchrun.
         signals: the signals of this process.
         gate: start gate where the agent waits before the training starts; None if the agent does not wait.
-        stop: finds out why and when the job must end; None if nothing can tell the reason.
-        watch: knows whether the attempt has ended. After the end of the attempt, torchrun is ended as after TERM.
+        stop: finds out why and when the job must end; None if the reason cannot be found out.
+        watch: checks whether the attempt has ended. After the end of the attempt, torchrun is ended as after TERM.
         seconds_after_term: seconds from the request to end until torchrun and all its descendants
             are killed, unless Slurm gives a later end.
     """
@@ -151,7 +151,7 @@ class _Ending:
             return
         asked = self._signals.asked_to_end
         if self._stop is not None and not self._stop.attend():
-            return  # after TERM: wait for Slurm's answer whether it is a cancel or a preemption
+            return  # after TERM, wait until Slurm answers whether the job is cancelled or preempted
         if self._is_stop():
             self._attend_stop()
         elif asked is not None:

@@ -26,7 +26,7 @@ from hpcenv.machine.tree import HostTree
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PROCESSES = "/sys/class/kfd/kfd/proc"
 _DEVICES = "/sys/bus/pci/devices"
-# Programs of ROCm that know the product's name, the newer program first.
+# Programs of ROCm that report the product's name, the newer program first.
 _TOOLS = (
     ("amd-smi", ("static", "--asic", "--bus", "--json")),
     ("rocm-smi", ("--showproductname", "--showbus", "--json")),
@@ -56,7 +56,7 @@ class AmdGpus:
     Attributes:
         gpus: the GPUs; None if they could not be listed.
         reason: why GPUs or values are missing.
-        problem: a GPU that does not answer; empty without such a GPU.
+        problem: text about a GPU that does not answer; empty without such a GPU.
     """
 
     gpus: tuple[AmdGpu, ...] | None
@@ -69,7 +69,7 @@ def read(tree: HostTree, environ: Mapping[str, str]) -> AmdGpus:
 
     Args:
         tree: folder of the host's files.
-        environ: environment for the programs of ROCm. These programs are asked if the driver does not report the
+        environ: environment for the programs of ROCm. These programs are started only if the driver does not report the
             product's name.
     """
     nodes = tree.names(_NODES)
@@ -144,8 +144,8 @@ def _gpu(tree: HostTree, bus: str, node: str, properties: Mapping[str, str], nam
         "compute-capability": _target(_number(properties, "gfx_target_version")),
         "memory-mib": str(memory >> 20) if memory else "",
         "sm-count": str(_number(properties, "simd_count") // per_unit) if per_unit else "",
-        # SPX means that the GPU is whole. CPX, DPX and others mean that it is split, as with MIG. A GPU without the
-        # file cannot be split.
+        # SPX means that the GPU is whole. CPX, DPX and other values mean that it is split, as with MIG. If there is no
+        # such file, the GPU cannot be split.
         "mig": "unsupported" if not partition else "disabled" if partition == "SPX" else "enabled",
         "ecc": "unsupported" if errors is None else "enabled",
     }

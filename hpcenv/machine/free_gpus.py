@@ -1,14 +1,15 @@
-"""GPUs of a machine without Slurm: a run waits for free GPUs in a queue, takes them, and keeps them until it ends.
+"""GPUs of a machine without Slurm: a run waits for free GPUs in a queue, and reserves them until the run ends.
 
 Runs on: COMPUTE NODE, the machine of `--cluster local`. Standard library only.
 
-A run holds a GPU with an abstract Unix socket whose name contains the GPU's UUID (unix(7)). The kernel gives a name to
-only one socket. The kernel frees the name when the last process that has the socket open has ended, even after SIGKILL.
-So no daemon is needed, no file that all users can write, and nothing must be removed. The names belong to a network
-namespace.
+A run reserves a GPU with an abstract Unix socket. The name of the socket contains the GPU's UUID (unix(7)).
+The kernel gives a name to only one socket. When the last process with the open socket ends, the kernel frees the name,
+even after SIGKILL. So hpcenv needs no daemon and no file that all users can write, and nothing must be removed later.
+The names are valid inside one network namespace.
 
-A run that waits has a socket, too. The name of this socket contains the time at which the run asked, and
-/proc/net/unix shows the names of all users. So each run knows which runs asked earlier. Only the first run takes GPUs.
+A run that waits has a socket, too. The name of this socket contains the time at which the run requested GPUs.
+/proc/net/unix shows the socket names of all users. So each run can see which runs requested GPUs earlier. Only the
+first run of the queue takes GPUs.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _LONGEST_PAUSE = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class HeldGpus:
-    """GPUs that this process holds. Processes that inherit the sockets hold them, too, until the last of them ends.
+    """GPUs that this process has reserved. The reservation ends when each process that inherited the sockets has ended.
 
     Attributes:
-        uuids: UUIDs of the GPUs, in the order of the PCI bus; empty for GPUs that hpcenv does not hand out.
-        sockets: the sockets that hold the GPUs.
-        note: what is not known about the GPUs; empty if everything is known.
+        uuids: UUIDs of the GPUs, in the order of the PCI bus; empty for GPUs that hpcenv cannot reserve.
+        sockets: the sockets that reserve the GPUs.
+        note: text about facts of the GPUs that are not known; empty if everything is known.
     """
 
     uuids: tuple[str, ...] = ()
@@ -64,14 +65,14 @@ def take(
     on_wait: Callable[[str], None],
     stopped: Callable[[], object],
 ) -> HeldGpus | None:
-    """Take free GPUs after the runs that asked earlier have got GPUs. Return None if this run has to end.
+    """Wait until the earlier runs in the queue have their GPUs, and take free GPUs. Return None if this run must end.
 
     Args:
         count: how many GPUs the run needs.
         environ: environment variables. CUDA_VISIBLE_DEVICES limits the choice.
-        look: reads the GPUs of this machine.
-        on_wait: called with the reason for the wait, each time the GPUs were not free.
-        stopped: returns whether the run has to end.
+        look: function that reads the GPUs of this machine.
+        on_wait: function that gets the reason for the wait, each time the GPUs were not free.
+        stopped: function that returns whether the run has to end.
 
     Raises:
         NodeRejected: this machine has fewer GPUs.
@@ -79,7 +80,7 @@ def take(
     """
     found = look()
     if found.vendor == "amd":
-        return HeldGpus(note="the GPUs are AMD's, and hpcenv does not hand them out: other runs may use them, too")
+        return HeldGpus(note="hpcenv does not reserve AMD's GPUs: other runs may use the same GPUs")
     choice = _choice(found, environ, count)  # not empty, so the machine has a GPU
     turn, pause = _Turn(_uuids(found)[0], count), _PAUSE
     try:
@@ -109,7 +110,7 @@ def _choice(found: GpuFacts, environ: Mapping[str, str], count: int) -> dict[str
             named = visible(uuids, {uuid: uuid for uuid in uuids}, environ, (VARIABLE,))
         except LookupError as error:
             raise NodesUnknown("the GPUs for this run are not known", why=str(error)) from error
-        # A split GPU is left out: a process can use only one part of it, and names this part.
+        # A split GPU is left out, because a process can use only one part of the GPU, and must name this part.
         split = dict(zip(uuids, modes, strict=False)) if isinstance(modes, tuple) else {}
         choice = {uuid: str(uuids.index(uuid)) for uuid in named if split.get(uuid) != "enabled"}
     if len(choice) < count:
@@ -132,12 +133,12 @@ def _uuids(found: GpuFacts) -> tuple[str, ...]:
 def _hold_free(
     choice: Mapping[str, str], count: int, ask_driver: Callable[[], dict[str, tuple[int, ...] | None]]
 ) -> HeldGpus | tuple[str, bool]:
-    """Hold GPUs that no run holds and no process uses.
+    """Reserve GPUs that no run has reserved and no process uses.
 
     If there are too few such GPUs, return the reason, and whether the driver was asked.
 
-    The GPUs are held first, and the driver is asked afterwards. So a process that the driver names for a held GPU is
-    not from another run.
+    This function reserves the GPUs first, and asks the driver afterwards. If the driver then reports a process on a
+    reserved GPU, this process does not belong to another run.
     """
     held = {uuid: own for uuid in choice if (own := _bind(f"{_HOLDER}/{uuid}")) is not None}
     used: dict[str, tuple[int, ...] | None] = {}
@@ -209,9 +210,9 @@ class _Turn:
 
 
 def _who(name: str) -> str:
-    """Return user and process from the end of a socket's name; empty if the name does not contain them.
+    """Return user and process from the end of a socket's name; empty if the name does not contain these parts.
 
-    Any user can choose a name.
+    The name may have any form, because any user can choose the name of a socket.
     """
     match = re.search(r"/([0-9]{1,10})/([0-9]{1,10})(/[0-9]{1,4})?\Z", name)
     if match is None:

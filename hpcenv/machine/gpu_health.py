@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE. Standard library. The caller passes pynvml as an argument.
 
-If a GPU or its driver does not have a query, the query is `unsupported`. A missing query is no error, because many GPUs
-lack some of the queries (consumer cards, MIG, vGPU).
+If a GPU or its driver does not support a query, the query is `unsupported`. This is no error, because many GPUs do not
+support all queries (consumer cards, MIG, vGPU).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 # The class has no __eq__, so two GPUs are never equal, and a GPU can be the key of a dictionary.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GpuHealth:
-    """What one GPU reports about its health. A query without an answer is in `unsupported` or in `unread`.
+    """The health of one GPU, as the GPU reports it. A query without an answer is in `unsupported` or in `unread`.
 
     Attributes:
         bus: address on the PCI bus, in the format of /sys/bus/pci; empty if the value is unknown.
         uuid: UUID of the GPU; empty if the value is unknown.
         numbers: query -> numbers that answer this query; see QUERIES.
-        unsupported: queries that this GPU or its driver does not have.
+        unsupported: queries that this GPU or its driver does not support.
         unread: query -> why this query could not be read.
     """
 
@@ -131,8 +131,8 @@ def _processes(pynvml: Any, handle: Any) -> list[int]:
 
 # Query -> the function that asks it. A comment says what the numbers mean.
 QUERIES: dict[str, Callable[[Any, Any], list[int]]] = {
-    # The action that the driver asks for before the GPU is used again (nvml.h, nvmlDeviceGpuRecoveryAction). 0 means
-    # no action.
+    # The driver requires this action before the GPU is used again (nvml.h, nvmlDeviceGpuRecoveryAction). 0 means no
+    # action.
     "recovery": _recovery,
     "ecc-uncorrected": _ecc("UNCORRECTED"),
     "ecc-corrected": _ecc("CORRECTED"),

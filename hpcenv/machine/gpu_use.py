@@ -1,12 +1,12 @@
-"""What the GPUs of this node do now, as NVML reports it.
+"""The present use of the GPUs of this node, as NVML reports it.
 
 Runs on: COMPUTE NODE. Standard library, and pynvml (nvidia-ml-py) if it is installed.
 
 A GPU that has fallen off the bus can hang the thread that queries it. So a separate thread asks the GPUs, and the
 caller waits only a limited time for the answer.
 
-If a GPU is split (MIG), each part that this process may use counts as a GPU. NVML gives no use of a part, and the
-power, clocks and errors of the whole GPU are also those of other jobs, so these values are unknown.
+If a GPU is split (MIG), each part that this process may use counts as a GPU. NVML does not report how busy a part is.
+Power, clocks and errors of the whole GPU also come from other jobs. So all these values are unknown for a part.
 
 The units and names of the calls are from the NVML API reference (docs.nvidia.com/deploy/nvml-api, R580). All calls
 gave an answer on an H200 with driver 580.159.04 (docs/gpu-checks.md).
@@ -35,7 +35,7 @@ _SLOW = {
     0x2: "applications-clocks", 0x4: "power-cap", 0x8: "hw-slowdown", 0x10: "sync-boost", 0x20: "sw-thermal",
     0x40: "hw-thermal", 0x80: "hw-power-brake", 0x100: "display-clocks",
 }  # fmt: skip
-# A field of GpuUse, and how NVML is asked for it.
+# Field of GpuUse -> the call of NVML that reads the field.
 _QUERIES: dict[str, Callable[[Any, Any], object]] = {
     "uuid": lambda n, gpu: _text(n.nvmlDeviceGetUUID(gpu)),
     "use": lambda n, gpu: n.nvmlDeviceGetUtilizationRates(gpu).gpu,
@@ -52,16 +52,17 @@ _QUERIES: dict[str, Callable[[Any, Any], object]] = {
     "energy": lambda n, gpu: n.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
 }
 
-# What is asked of a part of a split GPU.
+# The fields that are read for a part of a split GPU.
 _OF_A_PART = ("uuid", "memory", "memory_total")
 _PART = "NVML does not give this value for a part of a GPU (MIG)"
 
 
 class GpuWatch:
-    """Asks NVML repeatedly what all GPUs of the job do.
+    """Asks NVML repeatedly for the use of all GPUs of the job.
 
     Args of the constructor:
-        processes: returns process id -> rank, for all processes of the job on this node; called at each query.
+        processes: function that returns process id -> rank, for all processes of the job on this node. Each query calls
+            this function.
     """
 
     def __init__(self, processes: Callable[[], Mapping[int, int]]) -> None:
@@ -72,7 +73,7 @@ class GpuWatch:
         threading.Thread(target=self._answer, name="hpcenv-gpus", daemon=True).start()
 
     def look(self, seconds: float) -> tuple[GpuUse, ...] | str:
-        """Return what each GPU does, or the reason why this is unknown.
+        """Return the use of each GPU, or the reason why the use is unknown.
 
         Args:
             seconds: the longest time to wait for the driver.
@@ -119,7 +120,7 @@ class _Nvml:
         found = tuple(self._one(index, gpu, whole, processes) for index, (gpu, whole) in enumerate(self._gpus))
         if not processes or any(gpu.ranks for gpu in found) or not any(gpu.others for gpu in found):
             return found
-        # If the whole job is in a container, NVML may report other process ids than the job sees.
+        # If the whole job is in a container, the process ids from NVML may differ from the process ids in the job.
         why = "NVML names no process of the ranks by its number here"
         return tuple(replace(gpu, others=None, unknown={**gpu.unknown, "ranks": why}) for gpu in found)
 
@@ -184,7 +185,7 @@ class _Nvml:
 
 
 def _open() -> _Nvml | str:
-    """Return NVML, or the reason why it cannot be asked."""
+    """Return NVML, or the reason why NVML cannot be used."""
     try:
         import pynvml  # type: ignore[import-untyped]  # nodes may not have it
     except ImportError:
@@ -197,7 +198,7 @@ def _open() -> _Nvml | str:
                 gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
                 bus = pynvml.nvmlDeviceGetPciInfo(gpu)
             except pynvml.NVMLError as error:
-                # nvmlDeviceGetCount_v2 counts GPUs that this process must not use.
+                # nvmlDeviceGetCount_v2 also counts GPUs that this process must not use.
                 if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                     return f"NVML: GPU {index}: {error}"
                 continue
@@ -231,7 +232,7 @@ def _reasons(bits: int) -> tuple[str, ...]:
 
 
 def _dcgm_runs() -> bool:
-    """Whether DCGM's daemon runs on this node, as far as this user can see processes."""
+    """Return whether DCGM's daemon is among the processes of this node that this user can see."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if (Path("/proc") / pid / "comm").read_text(encoding="utf-8", errors="replace").strip() == _DCGM:

@@ -3,10 +3,10 @@
 Runs on: COMPUTE NODE. Standard library, and pynvml (nvidia-ml-py) if it is installed.
 
 The source is NVML. If NVML lists no GPUs, `nvidia-smi` is asked. If a node has no driver, the driver version is
-`absent`. Everything that cannot be read is unknown, with the reason.
+`absent`. A value that cannot be read is unknown, and the reason is recorded.
 
-NVML is loaded in a child process with a time limit, because a GPU that has fallen off the bus can hang or crash
-the process that queries it.
+NVML is loaded in a child process with a time limit. A GPU that has fallen off the bus can hang or crash the process
+that queries the GPU.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ def read(
     """Return driver version, CUDA driver API version and GPUs of this node.
 
     The fields are `host.driver-version`, `host.cuda-driver-version` and `host.gpu-count`. Further fields have one text
-    for each GPU: `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`, `-sm-counts`, `-mig` and `-ecc`
-    (`enabled`, `disabled`, `unsupported`) and `-brands`. GPUs that the job must not use (cgroup) are not counted. The
-    GPUs are in the order of the PCI bus. For AMD's GPUs, the compute capability is the target (`gfx90a`), and driver
-    version and CUDA driver API version are `absent`.
+    for each GPU: `host.gpu-models`, `-uuids`, `-compute-capabilities`, `-memory-mib`, `-sm-counts`, `-mig`, `-ecc` and
+    `-brands`. The texts of `-mig` and `-ecc` are `enabled`, `disabled` or `unsupported`. GPUs that the job must not use
+    (cgroup) are not counted. The GPUs are in the order of the PCI bus. For AMD's GPUs, the compute capability is the
+    target (`gfx90a`), and driver version and CUDA driver API version are `absent`.
 
     Args:
         environ: environment of the child processes.
@@ -123,7 +123,7 @@ def read(
         nothing: dict[str, Any] = dict.fromkeys(_FIELDS.values(), ())
         return GpuFacts(values={_DRIVER: "absent", _CUDA: "absent", _COUNT: 0, **nothing})
     nvml = _ask_nvml(environ, seconds)
-    # If a query hangs in the driver, nvidia-smi would hang, too, so it is not asked.
+    # If a query hangs in the driver, nvidia-smi would hang, too. So nvidia-smi is not started in this case.
     if nvml.gpus is not None or nvml.problem or nvml.hangs:
         return _facts(nvml)
     return _facts(_merged(nvml, _ask_nvidia_smi(environ, seconds)))
@@ -143,7 +143,7 @@ def _of_amd(found: amd_gpus.AmdGpus) -> GpuFacts:
         if all(column):
             values[name] = column
         else:
-            unknown[name] = "the driver of AMD has no such word" if attribute == "brand" else found.reason
+            unknown[name] = "the driver of AMD reports no brand" if attribute == "brand" else found.reason
     health = tuple(_amd_health(gpu) for gpu in found.gpus)
     places = tuple(GpuPlace(bus=gpu.bus) for gpu in found.gpus)
     return GpuFacts(values=values, unknown=unknown, places=places, health=health, reason=found.reason, vendor="amd")
@@ -229,7 +229,7 @@ def _number(text: str, least: int, most: int) -> bool:
     return text.isdecimal() and least <= int(text) <= most
 
 
-# If a value is outside of these limits, a structure was misread or the driver is broken. Then no value is better.
+# If a value is outside of these limits, a structure was misread or the driver is broken. Such a value is dropped.
 _PLAUSIBLE: dict[str, Callable[[str], bool]] = {
     "model": lambda text: 0 < len(text) <= 128 and text.isprintable() and not text.startswith("["),
     "uuid": lambda text: re.fullmatch(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text) is not None,
@@ -262,8 +262,8 @@ _SMI = {
     "driver_version": "driver",
     "memory.total": "memory-mib",
     "ecc.mode.current": "ecc",
-    # Old versions refuse these fields (mig before R450, compute_cap before R510). So these fields are the last ones,
-    # which can be left out.
+    # Old versions refuse these fields (mig before R450, compute_cap before R510). So these fields are at the end, and
+    # can be left out.
     "mig.mode.current": "mig",
     "compute_cap": "compute-capability",
 }
@@ -310,13 +310,13 @@ def _mode(cell: str) -> str:
 
 # -- NVML, in a child process -------------------------------------------------------------
 
-# The child gets the sys.path of this process, because on a node hpcenv is in the run folder, and pynvml is where the
-# user installed it.
+# The child gets the sys.path of this process. On a node, hpcenv is in the run folder, and pynvml is in the user's own
+# environment.
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hpcenv.machine import gpus; gpus.report_nvml()"
 
 
 def _ask_nvml(env: Mapping[str, str], seconds: float) -> _Answer:
-    """Return what the child process reported, even if it hung or crashed after a part of its report."""
+    """Return what the child process reported, even if the child hung or crashed after a part of its report."""
     argv = [sys.executable, "-I", "-B", "-c", _CHILD, json.dumps(sys.path)]
     output, why, hangs = _run(argv, env, seconds)
     report: dict[str, Any] = {}
@@ -400,14 +400,14 @@ def _report_gpus(pynvml: Any) -> None:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         except pynvml.NVMLError as error:
-            # nvmlDeviceGetCount_v2 counts GPUs that this process must not use.
+            # nvmlDeviceGetCount_v2 also counts GPUs that this process must not use.
             if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
                 _report(problem=f"GPU {index}: {error}")
             continue
         gpus.append((_bus(pynvml, handle, index), _gpu(pynvml, handle), handle))
     gpus.sort(key=lambda parts: parts[0])
     _report(gpus=[gpu for _, gpu, _ in gpus])
-    # The health is asked last. If a query hangs or crashes, the facts above are already reported.
+    # The health is read last. If a query hangs or crashes, the facts above are already reported.
     _report(health=[gpu_health.ask(pynvml, handle) for _, _, handle in gpus])
 
 
@@ -492,7 +492,7 @@ def _clique(pynvml: Any, handle: Any) -> str:
 
 _MODE = {0: "disabled", 1: "enabled"}
 
-# Brands in NVML's order (nvml.h, nvmlBrandType_t), as NVIDIA_REQUIRE_CUDA spells them.
+# Brands in NVML's order (nvml.h, nvmlBrandType_t), in the spelling of NVIDIA_REQUIRE_CUDA.
 _BRANDS: tuple[str, ...] = (
     "unknown",
     "quadro",
@@ -513,8 +513,8 @@ _BRANDS: tuple[str, ...] = (
     "titanrtx",
 )
 
-# A multiprocessor has 64 CUDA cores for these compute capabilities, and 128 for the others (CUDA Programming Guide,
-# Compute Capabilities). NVML reports the number of cores, but not the number of multiprocessors.
+# A multiprocessor has 64 CUDA cores for these compute capabilities, and 128 cores for all other compute capabilities
+# (CUDA Programming Guide). NVML reports the number of cores, but not the number of multiprocessors.
 _64_CORES = {(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)}
 _NEWEST_KNOWN = (12, 1)
 

@@ -2,7 +2,7 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Facts are read independently. If a fact cannot be read, it is unknown, with the reason, and all other facts
+Facts are read independently. If a fact cannot be read, the fact is unknown, its reason is recorded, and all other facts
 are still read. A new fact needs a function here, a line in `FACTS`, and a row in project/fields.py.
 """
 
@@ -111,7 +111,7 @@ def _glibc(_: Host) -> str:
 
 
 def _apptainer(host: Host) -> str:
-    """Return a version: `1.5.3` for Apptainer, `singularity-ce 4.2.1` for SingularityCE; `absent` without them."""
+    """Return a version: `1.5.3` for Apptainer, `singularity-ce 4.2.1` for SingularityCE; else `absent`."""
     output = _version(host.apptainer, host)
     if output is None:
         return "absent"
@@ -158,7 +158,7 @@ def _shm_mib(host: Host) -> int:
 def _rdma(host: Host) -> tuple[str, ...]:
     """Return a text such as `mlx5_0:1 ACTIVE 400 Gb/sec (4X NDR) InfiniBand` for every port of every device.
 
-    If the kernel has no RDMA support, the folder `infiniband` does not exist, and there is no device.
+    If the kernel has no RDMA support, the folder `infiniband` does not exist, and the result is empty.
     """
     classes = host.sys / "class"
     if "infiniband" not in os.listdir(classes):
@@ -172,7 +172,7 @@ def _rdma(host: Host) -> tuple[str, ...]:
 
 
 def _port(device: str, folder: Path, port: str) -> str:
-    # `4: ACTIVE`
+    # The file contains a text such as `4: ACTIVE`.
     state = _line(folder / "state").rpartition(":")[2].strip()
     return f"{device}:{port} {state} {_line(folder / 'rate')} {_line(folder / 'link_layer')}"
 

@@ -1,4 +1,4 @@
-"""Find out which glibc is needed by libraries of the host that get into containers, from the driver and from binds.
+"""Find the glibc version that the host's libraries in a container need: libraries of the driver, and of binds.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
@@ -25,7 +25,7 @@ from hpcenv.records.manifest import Bind, Manifest
 
 IMAGE_GLIBC = "system.glibc"
 
-# Those bound libraries that a training loads. Libraries for graphics are left out.
+# The bound libraries that a training loads. Libraries for graphics are left out.
 _OF_NVIDIA = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so", "libnvidia-nvvm", "libnvidia-gpucomp.so")
 _OF_AMD = ("libamd", "libhip", "libhsa-runtime64.so", "libroc", "librccl.so", "libdrm.so", "libdrm_amdgpu.so")
 _LDCONFIG = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
@@ -34,7 +34,7 @@ _MOST_LIBRARIES = 256
 _ROW = re.compile(r"\s+(\S+) \(([^)]*)\) => (/.*)")
 _WORD_OF_MACHINE = {"x86_64": "x86-64", "aarch64": "AArch64"}
 _VERSION = re.compile(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?")
-# A marker that the loader knows since 2.36 (glibc NEWS, DT_RELR).
+# A marker that the loader supports since glibc 2.36 (glibc NEWS, DT_RELR).
 _MARKERS = {"GLIBC_ABI_DT_RELR": (2, 36)}
 
 _Glibc = tuple[int, int]
@@ -42,10 +42,10 @@ _Glibc = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class HostLibraries:
-    """What was read from the host's libraries.
+    """The versions that were read from the host's libraries.
 
     Attributes:
-        needs: path of a library -> the newest glibc that it needs.
+        needs: path of a library -> the newest glibc that the library needs.
         problem: why some libraries could not be read; empty if all were read.
     """
 
@@ -53,7 +53,7 @@ class HostLibraries:
     problem: str = ""
 
     def too_new(self, image: _Glibc) -> tuple[str, ...]:
-        """Return in words which libraries need a newer glibc than the image has, the newest first."""
+        """Return texts about the libraries that need a newer glibc than the image has, the newest glibc first."""
         rows = sorted(self.needs.items(), key=lambda row: row[1], reverse=True)
         return tuple(f"{path} needs glibc {_words(need)}" for path, need in rows if need > image)
 
@@ -66,7 +66,7 @@ def check_glibc(
     Args:
         manifest: the manifest of the run.
         environ: environment variables of the step.
-        hanging: returns the folder of a path if the folder does not answer; empty if it answers.
+        hanging: a function that returns the folder of a path if this folder does not answer; else an empty text.
     """
     environment = manifest.environment
     locked = next((one.value for one in manifest.expectations if one.field == IMAGE_GLIBC), None)
@@ -120,7 +120,7 @@ def _words(version: _Glibc) -> str:
 
 
 def read_driver(*, nvidia: bool, amd: bool, path: str = "") -> HostLibraries:
-    """Return which glibc is needed by those libraries of the driver that a container gets.
+    """Return which glibc the libraries of the driver need that Apptainer binds into a container.
 
     Args:
         nvidia, amd: whether the container gets libraries of NVIDIA's driver, and of ROCm.
@@ -154,7 +154,7 @@ def listed_libraries(listed: str, names: Sequence[str], *, machine: str) -> tupl
 def read_binds(
     binds: Iterable[Bind], library_path: str, hanging: Callable[[str], str] = lambda _path: ""
 ) -> HostLibraries:
-    """Return which glibc is needed by libraries of binds: single files, and folders that the loader searches first.
+    """Return which glibc the libraries of binds need. A bind is a file, or a folder that the loader searches first.
 
     Args:
         binds: the binds of project, user and site.
@@ -212,7 +212,7 @@ def read_needs(paths: Iterable[str]) -> HostLibraries:
 
 
 def _need(path: str) -> _Glibc | None:
-    """Return the newest glibc that a library needs; None for a linker script, or a library without a needed version."""
+    """Return the newest glibc that a library needs; None for a linker script, or a library that needs no version."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,7 +1,7 @@
 """The cgroups of Slurm's jobs. Runs on: COMPUTE NODE. Standard library only.
 
-Slurm names a job's cgroup `job_N`. Since Slurm 26.05, with cgroup v2, the name is the job's SLUID (release notes). With
-`CgroupJobIdPaths=yes` in cgroup.conf (26.05.2), the cgroup's name is `job_N` again.
+Slurm names a job's cgroup `job_N`. Since Slurm 26.05, with cgroup v2, the name is the job's SLUID instead (release
+notes). With `CgroupJobIdPaths=yes` in cgroup.conf (26.05.2), the name is `job_N` again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def steps_of(own: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def is_followed(own: str) -> bool:
-    """Return whether Slurm tracks a process with a cgroup, which is the freezer of v1, or any cgroup of v2."""
+    """Return whether Slurm tracks a process with a cgroup: the freezer of cgroup v1, or any cgroup of v2."""
     return any(not kinds or "freezer" in kinds for kinds, _ in steps_of(own))
 
 

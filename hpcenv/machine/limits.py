@@ -26,7 +26,7 @@ _MANY_THREADS = 65536
 # Since this version, NCCL gives its threads a stack that is large enough.
 _STACK_OF_ITS_OWN = (2, 28)
 _SHM_BYTES = 2**30
-# Slurm also counts memory that the kernel keeps for itself (RealMemory), so a little less memory is usual.
+# RealMemory in Slurm includes memory that the kernel keeps for itself. So a node usually has a little less memory.
 _USUAL_PART = 0.9
 
 
@@ -63,9 +63,9 @@ def check_processes(manifest: Manifest, proc: Path = Path("/proc")) -> CheckOutc
     if soft == resource.RLIM_INFINITY:
         return CheckOutcome(id=name, state="fine", found="unlimited")
     if os.geteuid() == 0:
-        return CheckOutcome(id=name, state="not-run", found="the limit does not hold for root")
+        return CheckOutcome(id=name, state="not-run", found="the limit does not apply to root")
     needed = _THREADS_PER_RANK * manifest.nproc_per_node
-    # Counting the threads of this user takes some ms, so it is done only if the number can matter.
+    # Counting the threads of this user takes some ms, so the threads are counted only if their number can matter.
     running = _threads_of_user(proc) if soft < _MANY_THREADS else 0
     return CheckOutcome(
         id=name,
@@ -87,7 +87,7 @@ def _threads_of_user(proc: Path) -> int:
 
 
 def check_stack(manifest: Manifest) -> CheckOutcome:
-    """Check for a stack without a limit. glibc then gives threads only 2 MB, which is too little before NCCL 2.28."""
+    """Check whether the stack has no limit. glibc then gives a thread only 2 MB, too little for NCCL before 2.28."""
     name = "sys.stack"
     if manifest.backend != "nccl":
         return CheckOutcome(id=name, state="not-run", found="the backend is gloo")
@@ -132,7 +132,7 @@ def check_shm(manifest: Manifest, folder: Path) -> Iterator[CheckOutcome]:
 
 
 def job_memory(environ: Mapping[str, str]) -> int:
-    """Return the memory that Slurm gave to the job on this node, in MiB; 0 if unknown, or for the whole memory.
+    """Return the memory of the job on this node in MiB; 0 if it is unknown, or if the job has the whole memory.
 
     Slurm sets SLURM_MEM_PER_NODE, or SLURM_MEM_PER_CPU if the job or the cluster counts memory for each CPU (sbatch(1),
     OUTPUT ENVIRONMENT VARIABLES, Slurm 24.11).

@@ -18,7 +18,8 @@ from hpcenv.records.facts import RankCpus
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.network import Fabric
 
-# A rank is not bound if the binding would leave it less than this part of its even share of the job's CPUs.
+# The equal share of a rank is the number of the job's CPUs, divided by the number of ranks. If a binding would leave a
+# rank fewer CPUs than this part of the equal share, the rank is not bound.
 _LEAST_PART = 0.5
 
 
@@ -122,7 +123,7 @@ def _near(buses: Sequence[str], allowed: set[int], tree: HostTree) -> tuple[tupl
 
 
 def parse_list(text: str) -> set[int]:
-    """Return the numbers of a list such as `0-3,8` (Linux, bitmap list format); empty for another text."""
+    """Return the numbers of a list such as `0-3,8` (Linux, bitmap list format); empty if the text is no such list."""
     if not re.fullmatch(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*", text):
         return set()
     found: set[int] = set()

@@ -39,7 +39,7 @@ class ThisNode:
         return self.nodes.index(self.node)
 
 
-# Variables that `--cluster local` sets instead of Slurm.
+# Variables that `--cluster local` sets in place of Slurm's variables.
 LOCAL_NODE = "HPCENV_LOCAL_NODE"
 LOCAL_NODES = "HPCENV_LOCAL_NODES"
 LOCAL_JOB = "HPCENV_LOCAL_JOB"
@@ -57,8 +57,8 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
 
     Args:
         environ: environment variables of this process.
-        cluster: where the run was submitted to. The variables alone do not show where, because a Slurm job that is
-            submitted inside a local run inherits the variables of the local run, and vice versa.
+        cluster: the cluster of the run, Slurm or this machine. The variables alone do not show the cluster: a Slurm job
+            that is submitted inside a local run inherits the variables of the local run, and vice versa.
 
     Raises:
         NodesUnknown: this process does not run inside a job of this cluster.
@@ -90,7 +90,7 @@ def find_this_node(environ: Mapping[str, str], *, cluster: Literal["slurm", "loc
 
 
 def find_local_rank(environ: Mapping[str, str], *, cluster: Literal["slurm", "local"]) -> int:
-    """Return the number that this task of the launch step has on its node, from 0 (SLURM_LOCALID, srun(1)).
+    """Return the number of this task on its node. The first task has number 0 (SLURM_LOCALID, srun(1)).
 
     Raises:
         NodesUnknown: this process is not a task of a launch step.

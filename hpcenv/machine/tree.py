@@ -110,7 +110,7 @@ class RecordedTree(HostTree):
 
 
 class TracedTree(HostTree):
-    """Reads the files of a host, and remembers what it has read, so that it can be recorded.
+    """Reads the files of a host, and remembers the content of these files for a recording.
 
     Attributes:
         files: path -> content of every file that was read. If a file was only listed, its content is empty.

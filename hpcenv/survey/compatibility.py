@@ -40,7 +40,7 @@ MACHINES = (X86_64, AARCH64)
 
 @dataclass(frozen=True, kw_only=True)
 class CompatQuestion:
-    """A question about versions that should run together. A part that is empty does not count.
+    """A question about versions that should run together. Empty parts are ignored.
 
     Attributes:
         gpu: name of the GPU as NVIDIA or Slurm writes it, for example `A100`.
@@ -82,7 +82,7 @@ class CompatCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildAnswer:
-    """Whether one torch build runs with the versions in the question.
+    """The answer whether one torch build runs with the versions in the question.
 
     Attributes:
         cuda: CUDA release of the build; `cpu` for a build without CUDA.
@@ -139,7 +139,7 @@ def compat(
     """Return which versions run together, from hpcenv's table (`hpcenv compat`). No cluster is needed.
 
     Args:
-        gpu, driver, torch, cuda, python, machine, cuda_compat: as in `CompatQuestion`; an empty value does not count.
+        gpu, driver, torch, cuda, python, machine, cuda_compat: as in `CompatQuestion`; empty values are ignored.
         packages: further packages, each as NAME==VERSION (`--with`).
         today: today's date, for a note on the age of the table; None for no note.
 
@@ -280,9 +280,7 @@ def _about_versions(compat: Compat, asked: CompatQuestion, gpu: GpuModel | None)
     branch = (numbers(asked.driver) or (0,))[0]
     if branch > compat.newest_branch:
         what = compat.missing(f"driver branch {branch}")
-        why = (
-            f"the newest there is {compat.newest_branch}; newer drivers run older CUDA as long as they support the GPU"
-        )
+        why = f"its newest branch is {compat.newest_branch}; a newer driver runs older CUDA if it supports the GPU"
         yield CompatCheck(part="driver", result="unknown", what=what, why=why, hint=_RENEW)
 
 
@@ -388,7 +386,7 @@ def _jax_cuda(name: str) -> str:
 
 
 def _judge_jax(compat: Compat, asked: CompatQuestion, package: str, cuda: str) -> Judgement:
-    """Return whether JAX's plug-in, which compiles kernels when it runs, works with driver and GPU of the question."""
+    """Return whether JAX's plug-in works with driver and GPU of the question. It compiles kernels when it runs."""
     gpu = gpu_by_name(compat, asked.gpu) if asked.gpu else None
     judged = []
     if asked.driver:

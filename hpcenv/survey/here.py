@@ -1,7 +1,8 @@
 """Run the preflight checks of this machine: the checks that are useful before a job, or outside of a job.
 
 Runs on: LOGIN NODE, or any machine. Inside a job on a compute node, all quick checks of the host run, with the numbers
-of that job. Elsewhere, only checks run whose result is also valid for jobs, or for runs on this machine.
+of nodes, ranks and GPUs of that job. Elsewhere, a check runs only if its result is also valid for jobs, or for runs on
+this machine.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def seen_in_file(path: Path) -> SeenMachine:
     found = seen_in_facts(load_record(Facts, path))
     if found is None:
         raise RecordInvalid(
-            f"`{path}` says nothing of the node's network hardware",
-            why="it was written by an hpcenv that did not record it",
+            f"`{path}` has no data about the node's network hardware",
+            why="an older hpcenv wrote this file, and did not record the network hardware",
         )
     return found
 

@@ -106,7 +106,7 @@ class Diagnosis:
 
 
 class _Notes:
-    """The facts and troubles that one part of the survey found."""
+    """The facts and problems that one part of the survey found."""
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -182,7 +182,7 @@ def _slurm(
     notes.add("Slurm", "version", version, how)
     number = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
     if version and number < _OLDEST:
-        notes.trouble(f"Slurm {version} is older than any that hpcenv was tried with", how, "ask for 22.05 or later")
+        notes.trouble(f"hpcenv was never tried with a Slurm as old as {version}", how, "ask for 22.05 or later")
     if not version:
         notes.trouble(
             "there is no Slurm here", how, "load the module that provides sbatch, or use --cluster local", blocking=True
@@ -195,8 +195,8 @@ def _slurm(
             notes.add("Slurm", what, "", _reason(error))
         if version:
             why = _reason(error)
-            remedy = error.hint or "`scontrol ping` tells whether it is up"
-            notes.trouble("Slurm does not tell its configuration", why, remedy)
+            remedy = error.hint or "`scontrol ping` shows whether it is up"
+            notes.trouble("Slurm does not report its configuration", why, remedy)
         return notes, {}
     for what, key, unset in _CONFIGURED:
         if key.lower() in found:
@@ -209,7 +209,7 @@ def _slurm(
         notes.trouble(
             "Slurm queues jobs that can never start",
             "EnforcePartLimits is NO",
-            "nothing: `hpcenv submit` compares with the partition itself, sbatch does not",
+            "nothing: `hpcenv submit` checks whether the partition can start the job; sbatch does not",
         )
     return notes, found
 
@@ -229,7 +229,7 @@ def _version(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 # Settings that can contain the switch for the signal before preemption, from slurm.conf(5) of 24.11 and 26.05. The
-# second one is for 22.05, which does not know PreemptParameters (testbed, 2026-11-20).
+# second setting is for Slurm 22.05, which has no PreemptParameters (testbed, 2026-11-20).
 _SIGNAL_SWITCHES = (
     ("PreemptParameters", "send_user_signal"),
     ("SlurmctldParameters", "preempt_send_user_signal"),
@@ -338,7 +338,7 @@ def _accounting(environ: Mapping[str, str], *, there: bool) -> tuple[_Notes, tup
             notes.trouble(
                 "sacct does not answer",
                 reason,
-                "nothing: states of ended jobs come from the run's own records; those before them are not known",
+                "nothing: hpcenv reads how a job ended from the run's records; without a record, the end is not known",
             )
         return notes, ()
     notes.add("Slurm", "accounting", "yes", "sacct answers")
@@ -408,10 +408,10 @@ def _containers(environ: Mapping[str, str]) -> _Notes:
         found = runtime.identify(program, environ)
         notes.add(group, "runtime", f"{found} at {program}", f"{program} --version")
         if found.unusable:
-            notes.trouble("containers cannot start on this machine", found.unusable, "load the module of a newer one")
+            notes.trouble("containers cannot start on this machine", found.unusable, "load a module of a newer version")
     except HpcenvError as error:
         notes.add(group, "runtime", "", _reason(error))
-        notes.trouble("nothing here starts containers", _reason(error), 'load its module; image = "host" does without')
+        notes.trouble("nothing here starts containers", _reason(error), 'load its module, or use image = "host"')
         program = ""
     setuid = ""
     if program:
@@ -438,8 +438,8 @@ def _setuid(program: str, environ: Mapping[str, str]) -> tuple[str, str]:
     except HpcenvError as error:
         return "", _reason(error)
     values = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-    # The names of the settings show which runtime this is: no runtime has settings with the name of the other one
-    # (`buildcfg` of Apptainer 1.4.5 and SingularityCE 4.5.1).
+    # The settings show which runtime this is, because their names contain the name of the runtime (`buildcfg` of
+    # Apptainer 1.4.5 and SingularityCE 4.5.1).
     name = "singularity" if "SINGULARITY_CONFDIR" in values else "apptainer"
     starter = os.path.join(values.get("LIBEXECDIR", ""), name, "bin", "starter-suid")
     try:
@@ -488,7 +488,7 @@ def _cgroup() -> tuple[str, str]:
         return "v2", "/sys/fs/cgroup/cgroup.controllers is there"
     if os.path.isdir("/sys/fs/cgroup/memory") or os.path.isdir("/sys/fs/cgroup/freezer"):
         return "v1", "/sys/fs/cgroup has a folder for each controller"
-    return "", "/sys/fs/cgroup is neither of the two"
+    return "", "/sys/fs/cgroup is neither cgroup v1 nor v2"
 
 
 def _places(context: Context, store: StorePlace) -> _Notes:

@@ -40,7 +40,7 @@ def write(found: Diagnosis, context: Context, *, path: str | None, force: bool) 
     text = render(found, context)
     site, problems = document.parse(SiteFile, toml_files.loads(text.encode(), target, error=HpcenvError))
     if site is None:
-        raise EnvironmentUnreadable("what was found does not fit into a site profile", why="\n".join(problems))
+        raise EnvironmentUnreadable("the found values do not fit into a site profile", why="\n".join(problems))
     # If other users could write to the profile, they could set variables for this user's runs.
     write_text(text, target, mode=0o644)
     return target
@@ -59,7 +59,7 @@ def render(found: Diagnosis, context: Context) -> str:
     day = f"{context.now.tm_year:04}-{context.now.tm_mon:02}-{context.now.tm_mday:02}"
     lines = [
         f"# Site profile, written by hpcenv doctor {VERSION} on {day}. Edit it as you like.",
-        "# Flags and hpcenv.toml win over what stands here.",
+        "# The command line and hpcenv.toml have priority over the values in this file.",
         f"name = {_text(found.cluster)}",
         "",
         "# Environment modules that every job loads, in this order.",
@@ -82,7 +82,7 @@ def render(found: Diagnosis, context: Context) -> str:
         '# value = "ib0"',
         '# reason = "the other interfaces do not reach all nodes"',
         "",
-        "# The partitions. `hpcenv doctor` tells more about them, and about Slurm.",
+        "# The partitions. `hpcenv doctor` shows more facts about the partitions and about Slurm.",
     ]
     for part in found.partitions:
         lines += ["", *_partition(part)]
@@ -107,7 +107,7 @@ def _runtime(found: Diagnosis) -> list[str]:
     known = found.value("runtime")
     if known == UNKNOWN:
         return [f"# what starts containers: unknown ({found.how('runtime')})"]
-    # The profile names no program, so PATH decides on each node: a node may have the runtime in a different folder.
+    # The profile names no program, because a node may have the runtime in a different folder. PATH decides on the node.
     said = f"# containers on this machine start with: {known}, {found.value('runtime starts')}"
     return [said, "# [runtime]", '# kind = "apptainer"', '# program = "/PATH/OF/IT"', '# reason = "..."']
 
@@ -126,7 +126,7 @@ def _submit(found: Diagnosis) -> list[str]:
 
 def _partition(part: PartitionFacts) -> list[str]:
     if _word(part.name) is None:
-        return [f"# partition {part.name}: left out, its name cannot be asked for"]
+        return [f"# partition {part.name}: left out, because hpcenv cannot request a partition with this name"]
     lines = ["[[slurm.partition]] # sinfo, scontrol show partition", f"name = {_text(part.name)}"]
     if part.default:
         lines.append("default = true")

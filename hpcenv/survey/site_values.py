@@ -36,7 +36,7 @@ class FoundProfile:
 
 
 def list_profiles(project: Path | None, environ: Mapping[str, str]) -> tuple[FoundProfile, ...]:
-    """Return the profiles in all searched folders. Of several profiles with the same name, --site uses the first."""
+    """Return the profiles in all searched folders. If several profiles have the same name, --site uses the first."""
     shipped = site_files.shipped()
     folders = (*site_files.folders(project, environ), shipped)
     return tuple(_look(path, trusted=folder == shipped) for folder in folders for path in site_files.in_folder(folder))

@@ -125,7 +125,7 @@ def _port(tree: HostTree, folder: str, device: str, port: str) -> RdmaPort:
     return RdmaPort(
         device=device,
         port=int(port),
-        # `4: ACTIVE`
+        # The file contains a text such as `4: ACTIVE`.
         state=tree.text(f"{own}/state").rpartition(":")[2].strip() or "unknown",
         layer=tree.text(f"{own}/link_layer") or "unknown",
         rate_gbit=float(rate.group(1)) if rate else None,

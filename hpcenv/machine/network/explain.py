@@ -94,7 +94,7 @@ def explain_machine(
 def _manifest(
     nodes: int, backend: Backend, gpus: int, nproc: int, settings: tuple[Setting, ...], *, container: bool
 ) -> Manifest:
-    """Return the manifest of an imagined run, in which only the values for the decision are set."""
+    """Return the manifest of an imagined run. The manifest has only the values that the decision needs."""
     return Manifest(
         schema=SCHEMA, run="explain", run_folder="", cluster="slurm", nodes=nodes, nproc_per_node=nproc,
         gpus_per_node=gpus, cpus_per_task=0, backend=backend,

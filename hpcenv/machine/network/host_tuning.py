@@ -17,11 +17,11 @@ from hpcenv.records.variables import recorded_value
 # The administrator's file of NCCL (env.rst, NCCL 2.30).
 NCCL_CONF = "/etc/nccl.conf"
 
-# Scripts in a provider's image, which must be sourced before a job (GoogleCloudPlatform/cluster-toolkit).
+# Scripts in the machine image of a cloud provider. A job must source them (GoogleCloudPlatform/cluster-toolkit).
 _SCRIPTS = ("/usr/local/gib/scripts/set_nccl_env.sh", "/var/lib/tcpxo/lib64/nccl-env-profile.sh")
 
-# Files with the topology of the machine, which virtual machines hide. NCCL reads the first file by itself (topo.cc,
-# 2.30).
+# Files with the topology of the real machine, because a virtual machine hides it. NCCL reads the first file without any
+# setting (topo.cc, 2.30).
 DEFAULT_TOPOLOGY = "/var/run/nvidia-topologyd/virtualTopology.xml"
 _MICROSOFT = "/opt/microsoft"
 

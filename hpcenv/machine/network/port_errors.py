@@ -1,12 +1,12 @@
 """Compare the error counters of the RDMA ports before the start of the ranks with the counters after their end.
 
-Runs on: COMPUTE NODE. Standard library only. Every user may read the files of these counters. Ports whose counters
-cannot be read are named.
+Runs on: COMPUTE NODE. Standard library only. Every user may read the files of these counters. If the counters of a port
+cannot be read, the result names the port.
 
 Sources: linux, Documentation/ABI/stable/sysfs-class-infiniband; NVIDIA, Understanding mlx5 Linux Counters; aws,
-efa_verbs.c and efa counters (2026-11). Counters that also grow in healthy fabrics are left out on purpose, such as
-`out_of_sequence` (adaptive routing), `port_xmit_discards` (congestion), `port_rcv_switch_relay_errors` and
-`VL15_dropped` (multicast, management), and `req_cqe_error` (each end of a queue pair).
+efa_verbs.c and efa counters (2026-11). Counters that also grow in healthy fabrics are left out on purpose:
+`out_of_sequence` (adaptive routing), `port_xmit_discards` (congestion), `port_rcv_switch_relay_errors` (multicast),
+`VL15_dropped` (management), `req_cqe_error` (each end of a queue pair), and similar counters.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hpcenv.records.network import PortErrors
 from hpcenv.text import listed
 
 _FOLDER = "/sys/class/infiniband"
-# These counters mean that the link itself failed. One such error is already too many.
+# These counters mean that the link itself failed. A single error of this kind is too many.
 _LINK = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "excessive_buffer_overrun_errors")
-# A few of these errors in some days are usual.
+# A few of these errors within some days are normal.
 _PACKETS = (
     "symbol_error",
     "port_rcv_errors",
@@ -57,7 +57,7 @@ class PortCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class PortGrowth:
-    """The counters that grew between two moments. `unknown` is a text about counters whose growth is not known."""
+    """The counters that grew between two moments. `unknown` is a text about counters with unknown growth."""
 
     errors: tuple[PortErrors, ...] = ()
     unknown: str = ""
@@ -115,5 +115,5 @@ def compare(before: PortCounters, after: PortCounters) -> PortGrowth:
 
 
 def in_words(errors: PortErrors) -> str:
-    """Return as text by how much one counter grew."""
+    """Return the growth of one counter as text."""
     return f"{errors.device}:{errors.port} {errors.counter} +{errors.grown}"

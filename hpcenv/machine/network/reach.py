@@ -31,7 +31,7 @@ _TEST_PORTS = 2
 
 
 def observe(first_node: str, environ: Mapping[str, str], *, others: Sequence[str] = (), host: str = "") -> Network:
-    """Return this node's network facts. No error is raised, but `problem` says what failed.
+    """Return this node's network facts. If something fails, no error is raised, and `problem` says what failed.
 
     Args:
         first_node: Slurm's name of the node that will host the rendezvous.
@@ -124,7 +124,7 @@ def _resolve(name: str) -> tuple[tuple[str, ...], str]:
     """Return the addresses of a node's name, IPv4 first, and the error. The error is empty if the name resolves."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be one in DNS
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name is not valid in DNS
         address = _slurm_address(name)
         return ((address,), "") if address else ((), f"`{name}` does not resolve: {error}")
     found = {str(answer[4][0]) for answer in answers}
@@ -165,7 +165,7 @@ def _routes(targets: Sequence[str], interfaces: Sequence[Interface]) -> tuple[tu
 
 
 def _source_address(target: str) -> str:
-    """Ask the kernel which address of this node it would use, by a UDP connect, which sends nothing."""
+    """Return the address from which the kernel would send to `target`. The UDP connect for this sends no packet."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 9))
@@ -175,9 +175,8 @@ def _source_address(target: str) -> str:
 def _free_ports(count: int) -> tuple[int, ...]:
     """Return at most `count` ports outside of the ephemeral range on which this node can listen.
 
-    Inside the range, the kernel could give the port to an outgoing connection between now and the
-    launch. A port that is fixed in advance is not used, because two jobs on one node would use the same port
-    (pytorch#116974).
+    If a port is inside the range, the kernel could give this port to an outgoing connection before the launch. hpcenv
+    uses no fixed port, because two jobs on one node would then use the same port (pytorch#116974).
     """
     try:
         low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
@@ -189,7 +188,7 @@ def _free_ports(count: int) -> tuple[int, ...]:
 
 
 def is_free_port(port: int) -> bool:
-    """Return whether a port is free in IPv4, and in IPv6 if the node has it, because torch's store listens on both."""
+    """Return whether a port is free in IPv4 and, if the node has IPv6, in IPv6. torch's store listens on both."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -17,7 +17,7 @@ from hpcenv.records.codec import SCHEMA
 from hpcenv.records.facts import Interface, Network, Route
 from hpcenv.records.network import Fabric, GpuPlace
 
-# No file that `detect` reads is longer.
+# No file that `detect` reads is longer than this.
 _LONGEST = 16 * 1024
 _REMOVED = "removed"
 
@@ -97,7 +97,7 @@ def _is_global(address: str) -> bool:
 
 
 def _numbered_cliques(gpus: Sequence[GpuPlace]) -> tuple[GpuPlace, ...]:
-    """Replace the identity of each NVLink domain, which is unique worldwide, by a number."""
+    """Replace the identity of each NVLink domain by a number, because this identity is unique worldwide."""
     numbers: dict[str, int] = {}
     for gpu in gpus:
         if gpu.clique:
@@ -125,7 +125,7 @@ def _cleaned(path: str, text: str) -> str:
     if path.endswith("/chassis_asset_tag"):
         return text if text.strip() in _KNOWN_TAGS else ""
     if path.startswith(("/sys/module/", "/proc/driver/nvidia")) or path.endswith((".pc", ".so")):
-        return text[:_LONGEST]  # versions
+        return text[:_LONGEST]  # these files contain versions, not addresses
     for pattern in _ADDRESSES:
         text = pattern.sub(_REMOVED, text)
     return text[:_LONGEST]

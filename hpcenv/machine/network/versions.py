@@ -38,7 +38,8 @@ _PLUGIN_FOLDERS = (
     "/var/lib/tcpxo/lib64",
     "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
 )
-# A plugin has a few MB. It contains a text such as `aws-ofi-nccl 1.18.0`, which it prints when it starts.
+# The file of a plugin has a few MB. It contains the text that the plugin prints at its start, such as
+# `aws-ofi-nccl 1.18.0`.
 _PLUGIN_BYTES = 16 * 1024 * 1024
 _OFI = re.compile(rb"aws-ofi-n?r?ccl (\d+\.\d+\.\d+[\w.-]*)")
 
@@ -67,7 +68,7 @@ def _packages(tree: HostTree) -> Iterator[FabricVersion]:
 
 
 def _cray(tree: HostTree) -> Iterator[FabricVersion]:
-    """Yield the versions of HPE's libfabric, whose folders are named by their versions, and of HPE's driver."""
+    """Yield the versions of HPE's libfabric and of HPE's driver. A folder of this libfabric has its version as name."""
     for name in tree.names("/opt/cray/libfabric"):
         if re.match(r"\d", name):
             yield FabricVersion(name="libfabric", version=name, path=f"/opt/cray/libfabric/{name}")
