@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hpcenv.records.samples import Sample
 
-# Below this use in percent, a GPU does nothing. Below this number of used CPUs, the processes of a job only wait.
+# A GPU below this use, in percent, counts as idle. If a job uses fewer CPUs than this, its processes only wait.
 _LEAST_GPU = 1.0
 _LEAST_CPUS = 0.1
 

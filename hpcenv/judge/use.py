@@ -21,15 +21,15 @@ from hpcenv.judge.hang import ranks_in_words
 from hpcenv.records.samples import GpuUse, NodeSamples, NodeUse, RankUse, Sample
 from hpcenv.text import plural
 
-# Below this mean use in percent, a GPU does nothing. One short kernel does not make a minute busy.
+# A GPU with a mean use below this value, in percent, counts as idle. One short kernel does not make a minute busy.
 _IDLE = 1.0
-# In seconds. A shorter time proves nothing, so a run of 20 s never gets a sentence.
+# In seconds. A rule draws no conclusion from a shorter time, so a run of 20 s never gets a sentence.
 _SHORTEST = 120.0
 _SHORTEST_IDLE = 300.0
 # While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for this time.
 _LONGEST_START = 1800.0
-# For what is unknown: the longest time in seconds without a sample, and the largest share of the time without a value,
-# that need no word.
+# A value may be unknown for a short time without a line about it. The limits are the longest time in seconds without a
+# sample, and the largest share of the time without a value.
 _LATE = 300.0
 _MOST_UNKNOWN = 0.1
 # The part of the time, in percent, in which a process waits for memory.
@@ -39,19 +39,19 @@ _PRESSURE = 10.0
 _WARM_UP = 300.0
 _LEAST_GROWTH = 256e6
 _MOST_POINTS = 20
-# The largest number of sentences of one rule. If there would be more, one sentence is given, which names all others.
+# The largest number of sentences of one rule. If a rule finds more, it gives one sentence, which names the others too.
 _MOST_SENTENCES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedShape:
-    """What a run asked for.
+    """The resources that a run requested.
 
     Attributes:
         nodes: the nodes that started ranks.
-        number: how many nodes the run asked for; 0 if this is not known.
+        number: how many nodes the run requested; 0 if this is not known.
         gpus, cpus: number of GPUs and CPUs of each node. 0 means no GPUs, or an unknown number of CPUs.
-        until: when the ranks ended, or now if they run, in seconds since the epoch; None if neither is known.
+        until: when the ranks ended, or now if the ranks still run, in seconds since the epoch; None if not known.
     """
 
     nodes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class UseJudgement:
 
 @dataclass(frozen=True)
 class _Odd:
-    """Something unusual on one node or rank, and how bad it is. `gpus` are GPUs that need no other sentence."""
+    """Something unusual on one node or rank, and how bad it is. The GPUs in `gpus` then need no second sentence."""
 
     weight: float
     text: str
@@ -143,7 +143,10 @@ class _Seen:
         return {rank: known for rank, known in found.items() if known is not None}
 
     def _first_step(self) -> float | None:
-        """Return when the first step ended. If no sample is so old, the number of steps so far gives an estimate."""
+        """Return when the first step ended.
+
+        If no sample is from that time, the number of steps so far gives an estimate.
+        """
         newest_only = self.began < min(map(_begin, self.nodes), default=0.0)
         found = []
         for rank, looks in self.ranks.items():
@@ -197,7 +200,7 @@ def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
 
 
 def _typical(pairs: Iterable[tuple[float | None, float]]) -> float | None:
-    """Return the weighted median, which a long compilation or evaluation does not change; None if time is too short."""
+    """Return the weighted median; None if the time is too short. A long compilation does not change the median."""
     known = sorted((value, weight) for value, weight in pairs if value is not None)
     total = sum(weight for _, weight in known)
     if total < _SHORTEST:
@@ -343,7 +346,10 @@ def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Ite
 
 
 def _both(value: Callable[[int], float | None], rank: int, others: Sequence[int]) -> tuple[float, float]:
-    """Return a value of a rank, and the median of the other ranks' values. Unknown is NaN, so no comparison is true."""
+    """Return a value of a rank, and the median of this value over the other ranks.
+
+    An unknown value is NaN, so every comparison with an unknown value is false.
+    """
     own, their = value(rank), [one for other in others if (one := value(other)) is not None]
     return math.nan if own is None else own, median(their) if their else math.nan
 
@@ -357,7 +363,8 @@ def _growth_of(counts: Iterable[float | None]) -> float | None:
     return sum(max(0.0, later - earlier) for earlier, later in pairwise(known)) if known else None
 
 
-# Words in the name of a reason -> text for a sentence. A cap of the power, or clocks that somebody set, are normal.
+# Words in the name of a reason -> text for a sentence. A power limit and clocks that were set by hand are normal, so
+# these two have no entry.
 _REASONS = {
     "hw-thermal": "a hardware slowdown for heat",
     "thermal": "a slowdown for heat",
@@ -386,7 +393,8 @@ def _slow_gpu(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 def _ecc(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for (node, index), looks in seen.gpus.items():
-        # If a sample stands for a minute, use its highest value, because the mean of a counter is not a count.
+        # A sample may be the mean of a minute. Then use the highest value, because the mean of a counter is not a
+        # count.
         grown = _growth_of(one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index)
         if grown is not None and grown >= limit:
             text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
@@ -453,7 +461,7 @@ def _growth(
     steady = end - line[middle][1] >= 0.3 * (end - base)
     if steady and sum(slope > 0 for slope in slopes) >= 0.9 * len(slopes):
         amount = size.shown(round(100 * median(slopes))).replace(".0 ", " ")
-        # The step at which the line of the growth has the value that the memory had before.
+        # The step at which a straight line of this slope has the value that the memory had at the beginning.
         since_step = max(first, round(line[-1][0] - (end - base) / median(slopes)))
         where = f" of {node}" if rank is None and len(seen.nodes) > 1 else ""
         yield _Odd(median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank)
@@ -631,8 +639,8 @@ def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
 def judge_speed(nodes: Sequence[NodeSamples], asked: AskedShape) -> tuple[UseSentence, ...]:
     """Return which ranks are slow or hold the others back, and which GPUs are slowed down most of the time.
 
-    GPUs that are slowed down for a shorter time are left out. Such a GPU may soon make its rank slow, and a sentence
-    about the rank says more.
+    GPUs that are slowed down for a shorter time are left out. Such a GPU may soon make its rank slow, and then a
+    sentence about the rank says more.
     """
     ranks = [rule for rule in RULES if rule.id in ("rank.slow", "rank.holds")]
     gpus = [replace(rule, limit=60) for rule in RULES if rule.id == "gpu.slow"]
@@ -749,10 +757,10 @@ def _unknown_of_gpus(seen: _Seen) -> Iterator[str]:
 
 
 def _blind(seen: _Seen, name: str) -> dict[_Gpu, list[GpuUse]]:
-    """Return the GPUs of which a value is unknown for too much of the time, with the looks in which it is unknown."""
+    """Return the GPUs for which a value is unknown for too large a part of the time, with the samples without it."""
     found = {}
     for gpu, looks in seen.gpus.items():
-        # An empty value may be known: a clock that is not low has no reason to be low.
+        # An empty tuple can be a known value: a clock that is not low has no reason to be low.
         unknown = [
             (s, one)
             for s, one in looks
@@ -776,14 +784,14 @@ def _unknown_of_ranks(seen: _Seen) -> Iterator[str]:
 
 
 def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
-    """Return a colon and the reason why a value is unknown. A key of `unknown` names all values with one reason."""
+    """Return a colon and the reason why a value is unknown. In `unknown`, one key names all values with this reason."""
     wanted = {"ranks" if name == "others" else name, "all"}
     reasons = (why for one in looks for key, why in one.unknown.items() if wanted & set(key.split(", ")))
     return next((f": {why}" for why in reasons if why), "")
 
 
 def nothing_odd(judgement: UseJudgement) -> str:
-    """Return the words for a judgement without a sentence. They promise nothing about what is unknown."""
+    """Return the words for a judgement without a sentence. They say nothing about values that are unknown."""
     return "nothing odd in what is known" if judgement.unknown else "nothing odd"
 
 

@@ -299,7 +299,7 @@ def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> 
     environment = container_environment(workspace, made.path, gpus=False)
     _tell(on_event, f"reading {environment.sif}")
     kept = _kept_sif(inputs, made.container, made.path)
-    # The overlay is identified again below, also if the image stays locked.
+    # The overlay is identified again below, even if the image stays locked.
     container = made.container.model_copy(update={"overlay": None, "sif": kept or made.container.sif})
     notes = () if kept is None else (_other_bytes(environment),)
     resolved = _Resolved(environment=environment, container=container, notes=notes)
@@ -337,7 +337,7 @@ def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[s
     built = _report_in(resolved.image, BUILT, parse_built, on_event)
     proofs: dict[str, WheelProof] = {}
     if inputs.cache is not None or file is not None:
-        # Wheels that the image itself names: in pip's reports, and in the report of packages that were compiled in it.
+        # The image itself names these wheels: in pip's reports, and in the report of packages that were compiled in it.
         reported = _report_in(resolved.image, REPORT, partial(parse_report, origin=REPORT), on_event)
         named = (*known_files(pinned), *(one.file for one in built), *reported)
         proofs = _wheel_proofs(read, environ, on_event, image=resolved.image, cache=inputs.cache, named=named)
@@ -471,9 +471,9 @@ def _set_aside(path: Path) -> Path:
 
 
 def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable | None:
-    """Return the old lockfile's table of the SIF if it stays valid: different bytes, but the same image and file tree.
+    """Return the old lockfile's table of the SIF; None if the caller must lock the SIF that was found.
 
-    If the result is None, the SIF that was found is to be locked.
+    The old table stays valid if the SIF has different bytes, but the same image and the same file tree.
 
     Raises:
         ImageMismatch: the file trees differ too, or cannot be compared. Somebody may have replaced the file, so the
@@ -792,7 +792,7 @@ def _unknown(answer: Mapping[str, Any]) -> dict[str, str]:
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
     """Return the editable installs whose code has no digest, with the reasons.
 
-    The digest covers the difference to a commit, or the files.
+    The digest is over the changes since a commit, or over the files.
     """
     inside = read_answer(answer)
     found = {}
@@ -1047,8 +1047,8 @@ class CheckResult(Shown):
         path: the lockfile.
         reasons: why the environment must be locked again.
         notes: what could not be checked.
-        problem: an error that says that the lockfile is stale, or (from `check_locks`) why it cannot be checked. None
-            if the lockfile is fresh.
+        problem: None if the lockfile is fresh; otherwise an error that says that the lockfile is stale. In a result of
+            `check_locks`, the error may also say why the lockfile cannot be checked.
     """
 
     name: str
@@ -1127,7 +1127,7 @@ def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, 
 
 
 def _stale(workspace: Workspace, path: Path, name: str, reasons: Sequence[stale.StaleReason]) -> LockfileStale:
-    parse_source(workspace.project.image)  # `ubuntu` names no image: to lock again would be refused too
+    parse_source(workspace.project.image)  # `ubuntu` names no image, so `hpcenv lock` would refuse the project too
     why = "\n".join(str(reason) for reason in reasons)
     hint = stale.hint(reasons, path=path, name=name)
     return LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)

@@ -42,8 +42,8 @@ class Check:
         level: the lowest level at which the check runs; `off` means that the check runs at every start.
         place: where the check runs.
         cost: time and load of the check, as text.
-        seconds: time limit of the check. After this time the result is unknown; but a check that measures its time
-            itself has then failed.
+        seconds: time limit of the check. After this time the result is unknown. A check that measures its time itself
+            has then failed.
         source: the source of the limit, with its date.
         hint: what to do if the check fails.
         gpus: whether the check applies only to jobs with GPUs.
@@ -122,7 +122,7 @@ CHECKS: tuple[Check, ...] = (
         "user",
         measures="the size of the stack (RLIMIT_STACK), for jobs with the backend nccl",
         limit="not `unlimited`, with a NCCL before 2.28",
-        why="without a limit glibc gives each thread 2 MB, with which NCCL's search for paths can crash",
+        why="without a limit, glibc gives each thread a stack of 2 MB; NCCL's search for paths can then crash",
         source=f"{_NCCL}, stack size",
         hint="`ulimit -s 8192` in the shell before hpcenv submit: Slurm passes limits on (PropagateResourceLimits)",
     ),
@@ -142,7 +142,7 @@ CHECKS: tuple[Check, ...] = (
         "node",
         measures="free space in /dev/shm",
         limit="at least 1 GiB, for jobs with the backend nccl",
-        why="NCCL and data loaders of one node communicate there; with none left they fail (`Bus error`)",
+        why="NCCL and data loaders of one node communicate through /dev/shm; if it is full, they fail (`Bus error`)",
         source=f"{_NCCL}, shared memory; pytorch#5040",
         hint="files of ended jobs fill it (`ls -l /dev/shm`): remove your own; " + _EXCLUDE,
     ),
@@ -161,8 +161,8 @@ CHECKS: tuple[Check, ...] = (
         "warn",
         "node",
         measures="MemAvailable of the node, against the memory that Slurm gave to the job",
-        limit="at least 0.9 of it",
-        why="processes of others hold the memory of this job; the kernel may end its ranks",
+        limit="at least 0.9 of the memory of the job",
+        why="processes of other users use the memory of this job; the kernel may end the ranks of the job",
         source="nebius/soperator, idle_mem_used (2026-11); the factor is hpcenv's",
         hint=_EXCLUDE,
     ),
@@ -219,7 +219,7 @@ CHECKS: tuple[Check, ...] = (
         "fs.lustre",
         "must",
         "node",
-        measures="where a folder of the run is on Lustre: the client's own health (health_check)",
+        measures="if a folder of the run is on Lustre: the health that the Lustre client reports (health_check)",
         limit="healthy",
         why="the client has met an internal error (LBUG): each process that touches the file system may hang",
         cost=_CHILD,
@@ -231,7 +231,7 @@ CHECKS: tuple[Check, ...] = (
         "fs.lustre.servers",
         "warn",
         "node",
-        measures="where a folder of the run is on Lustre: the state of each connection to its servers",
+        measures="if a folder of the run is on Lustre: the state of each connection to the Lustre servers",
         limit="FULL or IDLE",
         why="files on a server that is not connected do not answer, or only after a recovery of minutes",
         cost=_CHILD,
@@ -243,7 +243,7 @@ CHECKS: tuple[Check, ...] = (
         "fs.gpfs",
         "must",
         "node",
-        measures="where a folder of the run is on GPFS (Storage Scale): whether its daemon mmfsd runs",
+        measures="if a folder of the run is on GPFS (Storage Scale): whether the GPFS daemon mmfsd runs",
         limit="it runs",
         why="without the daemon each access hangs or ends with Stale file handle",
         cost=_CHILD,
@@ -353,7 +353,7 @@ CHECKS: tuple[Check, ...] = (
         "warn",
         "node",
         measures="state of the RDMA ports, from /sys/class/infiniband",
-        limit="all ACTIVE that have an ACTIVE port of the same kind beside them",
+        limit="each port is ACTIVE, if another port of the same kind on the node is ACTIVE",
         why="NCCL uses fewer adapters on this node, and every node waits for the slowest one",
         source="NVRx, NicLinkStateHealthCheck; imbue cluster-health, ibstatus (2026-11)",
         hint="a cable or switch port is down: " + _EXCLUDE,
@@ -435,7 +435,7 @@ CHECKS: tuple[Check, ...] = (
     _gpu(
         "gpu.recovery",
         "must",
-        measures="what the driver asks for before the GPU is used again: NVML field 230, driver 570 and newer",
+        measures="the action that the driver requires before new work (NVML field 230, driver 570 and newer)",
         limit="nothing",
         why="the driver has found the GPU broken",
         source=f"{_NVML}, nvmlDeviceGpuRecoveryAction; NVRx, GPUHealthCheck (2026-11)",
@@ -485,7 +485,7 @@ CHECKS: tuple[Check, ...] = (
         "warn",
         measures="Xid errors that need a reset or a reboot, in the kernel's log since boot (/dev/kmsg)",
         limit="none",
-        why="the GPU had a hardware error; gpu.recovery says whether it still has",
+        why="the GPU had a hardware error; gpu.recovery says whether the error is still there",
         source=f"{_XID}; {_AZURE}",
     ),
     _gpu(
@@ -563,7 +563,7 @@ CHECKS: tuple[Check, ...] = (
         "node",
         measures="free space in /dev/shm, as the ranks see it",
         limit="at least 1 GiB, for jobs with the backend nccl",
-        why="NCCL and data loaders of one node communicate there; a container may have a small one for itself",
+        why="NCCL and data loaders of one node communicate there; a container may have its own, small /dev/shm",
         source=f"{_NCCL}, shared memory; pytorch#5040",
         hint="compare with the host (sys.shm): a bind of the project or site may hide it; else " + _EXCLUDE,
     ),

@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE, COMPUTE NODE. Standard library only.
 
 `table.toml` contains the facts, each with its source and date. The modules contain the rules. The caller reads the
-table and passes it on as a `Compat`.
+table, and gives it to the functions as a `Compat`.
 
 - `compat_table`, `table_file`: the table as dataclasses, and how the table is read from plain data.
 - `drivers`: is the driver new enough for the CUDA toolkit?

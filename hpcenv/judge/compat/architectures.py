@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from hpcenv.judge.compat.versions import Numbers
 
-# Architectures of Jetson and other Tegra chips. They are binary compatible neither with other chips nor with each
-# other (CUDA Programming Guide, Binary Compatibility).
+# Architectures of Jetson and other Tegra chips. Their kernels do not run on any other chip, and a kernel for one Tegra
+# chip does not run on another Tegra chip (CUDA Programming Guide, Binary Compatibility).
 TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7)}
 
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
@@ -39,7 +39,7 @@ def of_build(text: str) -> tuple[str, ...]:
 
 
 def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
-    """Return the kernel that runs on a GPU: the major number is the same, and the minor number is not higher.
+    """Return the kernel that runs on a GPU. It has the same major number as the GPU, and no higher minor number.
 
     A kernel for `sm_90a` runs only on exactly that architecture. A kernel for `sm_100f` runs on a family: the same
     major number with the same or a higher minor number.

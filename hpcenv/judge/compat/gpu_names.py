@@ -40,7 +40,7 @@ def _gres_type(name: str) -> str:
 
 
 def names(name: str) -> tuple[str, ...]:
-    """Return the short forms of a GPU's name that people and Slurm use: `GeForce RTX 3090` -> rtx3090, 3090."""
+    """Return the short forms of a GPU's name that people and Slurm use: `rtx3090` and `3090` for GeForce RTX 3090."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     shorter = [words] if words else []
     if words[:1] == ["geforce"]:

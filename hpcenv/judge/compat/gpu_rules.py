@@ -27,7 +27,7 @@ from hpcenv.records.verdict import Finding
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
     """Return the findings on a driver or GPUs that do not meet the needs of the run.
 
-    Nothing is compared if the run uses no GPU, or if neither torch nor JAX was built for CUDA.
+    Nothing is compared if the run uses no GPU, or if it has no torch and no JAX for CUDA.
     """
     needs = manifest.gpu_needs
     if needs is None:

@@ -3,7 +3,8 @@
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 
 If the host lacks what a setting needs, libraries often ignore the setting silently. A row in CHECKS reads back one kind
-of setting. A setting that cannot be read back is `unknown`. NCCL's log says more, and is read after the smoke test.
+of setting. A setting that cannot be read back is `unknown`. NCCL's log gives more information, and is read after the
+smoke test.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ReadBack:
     Attributes:
         where: the file or library that was read.
         found: what the file or library says.
-        why: one sentence that says why the setting has no effect, or what follows if it has none.
+        why: why the setting has no effect, or what happens if it has no effect. One sentence.
         hint: what to do if the setting has no effect.
     """
 
@@ -83,7 +84,7 @@ def _cache_monitor(value: str, facts: Facts) -> Iterator[ReadBack]:
         )
     if value == "userfaultfd":
         allowed = versions.get("userfaultfd")
-        # A new libfabric watches only page faults of the program (UFFD_USER_MODE_ONLY), which every user may do.
+        # A new libfabric needs only the page faults of the program (UFFD_USER_MODE_ONLY). Every user may watch these.
         answer: YesNo = "yes" if allowed is not None and allowed.version == "all users" else "unknown"
         yield ReadBack(
             took_effect=answer,
@@ -260,7 +261,7 @@ def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[Network
     for row in rows:
         if profile == "gloo" and not row.name.startswith("GLOO_"):
             continue
-        # An empty value asks for the library's default.
+        # An empty value means the library's default.
         chosen_there = row.action == "set" and row.name in _CHOSEN_FROM_WHAT_IS_READ
         if row.action != "skip" and row.value and row.name in CHECKS and not chosen_there:
             yield row, CHECKS[row.name]
@@ -268,7 +269,7 @@ def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[Network
         yield _MEMLOCK, _locked_memory
 
 
-# hpcenv chooses these values from the same files, so reading the files again would prove nothing.
+# hpcenv chooses these values from the same files. To read the files again would prove nothing.
 _CHOSEN_FROM_WHAT_IS_READ = ("GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
 
 # Slurm sets this limit for each step.

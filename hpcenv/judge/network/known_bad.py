@@ -38,7 +38,8 @@ class BadVersion:
     ending: str = ""
 
 
-# Read 2026-11-23. The authors' test of 1.18.0 was stopped early: the report does not say whether 1.18.0 works.
+# Read 2026-11-23. The test of 1.18.0 by the authors of the report was stopped early, so the report does not say whether
+# 1.18.0 works.
 _GEODESIC = "GeodesicResearch/geodesic-megatron 39309f8, docs/investigations/slingshot-fix-results.md"
 
 KNOWN_BAD = (
@@ -62,7 +63,7 @@ KNOWN_BAD = (
         before="",
         profiles=("slingshot",),
         what="jobs with more than about 2,000 connections hang while trees are connected (seen with 1.19.2 and 1.20.0)",
-        hint="set NCCL_MAX_NCHANNELS=20, as the report did",
+        hint="set NCCL_MAX_NCHANNELS=20, as the authors of the report did",
         source="aws/aws-ofi-nccl#1379",
         date="2026-08-27",
     ),
