@@ -1,4 +1,4 @@
-"""The overlay over an image: find it, check it and identify it (docs/decisions/0035).
+"""The overlay over an image: hpcenv finds it, checks it and identifies it (docs/decisions/0035).
 
 Runs on: LOGIN NODE. Only projects with an `overlay` import this module.
 """
@@ -26,7 +26,7 @@ from hpcenv.records.manifest import Environment, Overlay, OverlayUse, SifIdentit
 from hpcenv.text import listed
 
 _KEY = "`overlay` in hpcenv.toml"
-# An overlay with one of these names at its top is a virtual or conda environment: its interpreter must be started.
+# An overlay with one of these names at its top is a virtual or conda environment, so its interpreter must be started.
 _OF_VENV, _OF_CONDA = "pyvenv.cfg", "conda-meta"
 _LONGEST_CFG = 1 << 16
 _NAMED = 10
@@ -38,7 +38,7 @@ class FoundOverlay:
 
     Attributes:
         overlay: how the overlay is mounted.
-        interpreter: the image's interpreter that a virtual environment starts; empty for another overlay.
+        interpreter: the image's interpreter that a virtual environment starts; empty for any other overlay.
         version: the version of the Python that made the environment, if it is known.
     """
 
@@ -275,14 +275,14 @@ def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
 def require_locked(
     overlay: Overlay, locked: OverlayTable, cache: Path | None, *, must: bool, relock: Command
 ) -> tuple[SifIdentity | None, tuple[str, ...]]:
-    """Return the overlay's identity, which the nodes must find too, and a note if it is not the locked overlay.
+    """Return the overlay's identity, which the nodes must find too, and a note if the locked overlay was replaced.
 
     Args:
         must: whether the lockfile's policy requires the locked overlay.
-        relock: the command that locks the present overlay.
+        relock: the command that locks the overlay that is there now.
 
     Raises:
-        ImageMismatch: the overlay does not exist or cannot be read, or `must` is set and it is not the locked overlay.
+        ImageMismatch: the overlay does not exist or cannot be read, or it is not the locked overlay and `must` is set.
     """
     try:
         digest, identity = _file_identity(overlay.source, cache)
@@ -349,8 +349,8 @@ def require_interpreter(
 
 def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, ...]:
     """Return a part of a hint: the commands that make a virtual environment with the image's Python."""
-    # The files in `bin` contain the path at which the environment is made. So it is made at the path where it is
-    # mounted.
+    # The files in `bin` contain the path at which the environment was made. So the environment is made at the same path
+    # at which it is mounted later.
     program = os.path.basename(environment.apptainer)
     start = (program, "exec", "-B", f"FOLDER:{overlay.target}", environment.sif)
     make = Command(*start, "python3", "-m", "venv", "--system-site-packages", overlay.target)
@@ -358,7 +358,7 @@ def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, 
 
 
 def require_python(overlay: Overlay, environment: Environment, environ: Mapping[str, str]) -> None:
-    """Refuse a virtual environment over an image without `python3`, with which the nodes look at the image alone.
+    """Refuse a virtual environment over an image without `python3`. The nodes read the image alone with this program.
 
     Args:
         overlay: as `find` gives it.
@@ -393,7 +393,7 @@ def python_path_of(answer: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of a package from the overlay. `hides` is the package's version in the image, else empty."""
+    """The origin of a package from the overlay. `hides` is the version in the image that it hides; otherwise empty."""
 
     hides: str = ""
 

@@ -14,7 +14,7 @@ Runs on: LOGIN NODE.
       category: main
       optional: false
 
-A package of the category `main`, or of a category that `#CATEGORY,...` chose, must be installed. All other packages may
+A package must be installed if its category is `main`, or a category that `#CATEGORY,...` chose. All other packages may
 be installed. A package can have several entries, one for each category.
 """
 
@@ -37,8 +37,8 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
     """Yield the packages for one platform. `selection.chosen` has the categories, separated by commas.
 
     Raises:
-        LockfileInvalid: the file cannot be read, does not have the category or platform, or names a package without a
-            file that has a hash.
+        LockfileInvalid: the file cannot be read, does not have the category or platform, or names a package for which
+            no file has a hash.
     """
     try:
         packages = data["package"]
