@@ -119,7 +119,7 @@ def _uses_cpu(before: RankStacks, now: RankStacks, gap: float) -> bool:
 def _needs_children(look: RankStacks) -> bool:
     """Whether the work of a rank's children can end its wait.
 
-    A rank that waits for other ranks does not need children.
+    If a rank waits for other ranks, its children cannot end the wait.
     """
     return not _waits(look) or any(_NEEDS_CHILDREN.search(frame.file) for frame in look.stack)
 
@@ -247,7 +247,7 @@ def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> 
     if wait.group.ranks and look.rank not in wait.group.ranks:
         return f"is not in this group: {where}"
     if not wait.number:
-        # A send or receive has a number that only two ranks know, so the numbers cannot be compared.
+        # A send or receive has no number that can be compared with the numbers of other ranks.
         return f"is elsewhere: {where}" if look.process.state else "ended"
     if look.groups is None:
         return f"did not say whether it entered it: {where}" if look.process.state else "ended"

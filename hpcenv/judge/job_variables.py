@@ -58,7 +58,7 @@ _OF_RUNTIME = re.compile(
 
 
 def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables which have a different value in a started environment than hpcenv gave. Pure.
+    """Return the variables that have a different value in a started environment than the value from hpcenv. Pure.
 
     Args:
         inside: all variables that a program in the environment sees.
@@ -78,5 +78,5 @@ def changes_results(name: str) -> bool:
 
 
 def is_compared_as_variable(name: str) -> bool:
-    """Return whether nodes must agree on a variable, because it can change results and is not in a field already."""
+    """Return whether nodes must agree on a variable, because it can change results and no field contains it."""
     return changes_results(name) and not _HAS_FIELD.match(name)

@@ -64,7 +64,7 @@ def _python(locked: Lockfile, table: Compat) -> Iterator[str]:
 
 
 def _gpu_memory(locked: Lockfile, table: Compat) -> Iterator[str]:
-    """Yield a note if the project requires more GPU memory than any model of the GPU that it names has."""
+    """Yield a note if the project requires more GPU memory than its GPU has in any size that is sold."""
     model = gpu_by_name(table, locked.host.gpu) if locked.host.gpu is not None else None
     if model is None or not model.memory_gb or max(model.memory_gb) >= lock_model.gpu_memory_gb(locked):
         return

@@ -235,7 +235,10 @@ def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None)
 
 
 def _when_made(image: StoredImage) -> tuple[str, float]:
-    """Return when a SIF was built, and when it was last used. The second time decides if two builds are equally old."""
+    """Return when a SIF was built, and when it was last used.
+
+    The last use decides if both were built in the same second.
+    """
     return (image.record.made.created if image.record else "", image.used)
 
 

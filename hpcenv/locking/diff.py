@@ -135,7 +135,7 @@ def _named_lockfile(start: Path, name: str) -> Path | None:
     """Return the path of the project's lockfile with this name; None if there is no such lockfile."""
     try:
         path = open_workspace(start).lockfile_path(name)
-    except Exception:  # noqa: BLE001  (there is no project here, so the name is not the name of its lockfile)
+    except Exception:  # noqa: BLE001  (there is no project here, so there is no lockfile with this name)
         return None
     return path if path.is_file() else None
 

@@ -51,6 +51,7 @@ def init(
 ) -> InitResult:
     """Write hpcenv.toml into `folder`, and accept its settings for this machine, because the user typed them.
 
+    Args:
         environ: the user's environment. It names the home folder, and the folder with the settings that the user
             accepted.
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.

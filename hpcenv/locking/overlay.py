@@ -275,7 +275,7 @@ def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
 def require_locked(
     overlay: Overlay, locked: OverlayTable, cache: Path | None, *, must: bool, relock: Command
 ) -> tuple[SifIdentity | None, tuple[str, ...]]:
-    """Return the overlay's identity, which the nodes must find too, and a note if the locked overlay was replaced.
+    """Return the overlay's identity, which the nodes must find too, and a note if the digest is not the locked digest.
 
     Args:
         must: whether the lockfile's policy requires the locked overlay.
@@ -393,7 +393,7 @@ def python_path_of(answer: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of a package from the overlay. `hides` is the version in the image that it hides; otherwise empty."""
+    """The origin of a package from the overlay. `hides` is the version in the image that it hides, or empty."""
 
     hides: str = ""
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from hpcenv.judge.compat.versions import Numbers
 
-# Architectures of Jetson and other Tegra chips. Their kernels do not run on any other chip, and a kernel for one Tegra
-# chip does not run on another Tegra chip (CUDA Programming Guide, Binary Compatibility).
+# Architectures of Jetson and other Tegra chips. They are not binary compatible with other chips, and not with each
+# other (CUDA Programming Guide, Binary Compatibility).
 TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7)}
 
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")

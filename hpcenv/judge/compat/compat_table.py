@@ -64,8 +64,8 @@ class GpuModel:
         memory_gb: the sizes of memory with which the GPU is sold, in 10^9 bytes; empty if the value is unknown.
         machine: architecture of the processors, if the GPU is built together with processors; otherwise "".
         first_driver: the first driver that runs the GPU; empty if no source names this driver.
-        listed_driver: the first driver that names the GPU. It is unknown whether older drivers run the GPU. Empty if no
-            source names this driver.
+        listed_driver: the first driver with this GPU in its list of GPUs. It is unknown whether older drivers run the
+            GPU. Empty if no source names this driver.
         driver_source: the source of `first_driver` and `listed_driver`.
     """
 

@@ -148,7 +148,7 @@ def _dumps(manifest: Manifest, attempt: int) -> str:
 
 
 def _own_plugin(facts: Facts) -> str:
-    """Return a plugin, such as HPC-X's, that NCCL loads before its built-in network; empty for aws-ofi-nccl."""
+    """Return a plugin (for example of HPC-X) that NCCL loads before its own network code; empty for aws-ofi-nccl."""
     image = facts.image_network
     return image.plugin if image is not None and not image.plugin_version else ""
 

@@ -126,7 +126,7 @@ def _socket_interface(situation: Situation) -> Iterator[Proposal]:
 # The binary of torch 2.13 contains the new name. FlightRecorder.cpp of torch 2.6 has only the old name, and torch 2.13
 # still reads the old name too.
 _NEW_NAME = (2, 13)
-# Before this version of torch, the recorder was off by default (0 operations). Newer versions keep 2,000 operations.
+# Before this version of torch, the recorder was off by default (0 operations). Now it keeps 2,000 operations.
 _RECORDS = (2, 11)
 
 

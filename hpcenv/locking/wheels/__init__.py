@@ -15,9 +15,9 @@ these ways (`proof` in the lockfile):
                     environment's Python); and the wheel's zip directory agrees with its own RECORD
     embedded-lock   a lockfile in the image names exactly one wheel with this version and these tags; and no index has
                     confirmed or contradicted this wheel
-    install-report  the same, but pip's report of the installation names the wheel claimed         only direct_url.json
-    states the hash, and the file is missing. This is weak, because a user who edits
-                    a package can edit direct_url.json, too
+    install-report  the same, but pip's report of the installation names the wheel
+    claimed         only direct_url.json states the hash, and the file is missing. This is weak, because a user who
+                    edits a package can edit direct_url.json, too
     index-only      the index has exactly one wheel with this version, build and tags, and states its hash, but
                     the wheel could not be read (no partial reads, too large, time limit)
     none            nothing confirms a hash, or an installed file differs from RECORD; the reason is recorded
