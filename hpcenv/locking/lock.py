@@ -563,7 +563,7 @@ def _bind_content(target: str, source: str, workspace: Workspace) -> str:
     except (OSError, ValueError) as error:
         raise SpecError(
             f"the bind over `{target}` cannot be locked",
-            why=f"it hides files of the image, or adds code to it, so its content is locked: {error}",
+            why=f"the bind hides files of the image, or adds code to the image, so its content must be locked: {error}",
             hint=f"in [[bind]] of {workspace.spec.name}, choose a smaller folder, or a target that is not in the image "
             "or on PYTHONPATH",
         ) from error
@@ -921,7 +921,7 @@ def _require_known(unknown: Mapping[str, str], workspace: Workspace) -> None:
         raise EnvironmentUnreadable(
             "what must match on every node could not be read here",
             why="\n".join(f"{field}: {reason}" for field, reason in sorted(missing.items())),
-            hint=f"repair it, or lock without it and say so under [policy] in {workspace.spec.name}:\n{lines}",
+            hint=f"repair it, or allow that it is unknown, under [policy] in {workspace.spec.name}:\n{lines}",
         )
 
 

@@ -60,7 +60,7 @@ def find(workspace: Workspace) -> FoundOverlay:
     if workspace.project.on_host:
         raise SpecError(
             "`overlay` needs an image",
-            why=f'`image = "host"` in {workspace.spec.name}: there is nothing to mount it over',
+            why=f'`image = "host"` in {workspace.spec.name}: there is no image over which it can be mounted',
             hint="name the image, or remove `overlay`",
         )
     _require_squashfs(workspace, path, target)
@@ -81,7 +81,7 @@ def find(workspace: Workspace) -> FoundOverlay:
         raise SpecError(
             f"the virtual environment `{path}` would not be used",
             why=f'`python = "{python}"` in {workspace.spec.name} names another interpreter',
-            hint=f"remove `python`, or name one below {place}/bin",
+            hint=f"remove `python`, or name a Python below {place}/bin",
         )
     interpreter, version = _interpreter_of(path) if _OF_VENV in names else ("", "")
     return FoundOverlay(overlay=overlay, interpreter=interpreter, version=version)
@@ -105,7 +105,7 @@ def locked_overlay(workspace: Workspace, locked: OverlayTable) -> Overlay:
             f"the locked overlay cannot be mounted: it is {locked.in_words}",
             why="hpcenv mounts a squashfs at a path of the container; the lockfile was made before 2026-11-25",
             hint=(
-                "pack the folder that has the packages: ",
+                "pack the folder with the packages: ",
                 Command("mksquashfs", "DIR", "x.sqsh"),
                 f"\nthen write {_overlay_line('x.sqsh', locked.target or '/TARGET')} in {workspace.spec.name}, and: ",
                 Command("hpcenv", "lock"),
@@ -147,7 +147,7 @@ def _require_squashfs(workspace: Workspace, path: str, target: str | None) -> No
     if magic != b"hsqs":
         raise SpecError(
             f"the overlay `{path}` is not a squashfs",
-            why=f"it is {_KEY}; overlays that can be written to (ext3) have no lasting identity",
+            why=f"it is {_KEY}; an overlay that can be written (ext3) changes, so it has no fixed identity",
             hint=("pack the folder with its packages: ", Command("mksquashfs", "FOLDER", f"{Path(path).stem}.sqsh")),
         )
 
@@ -299,7 +299,7 @@ def require_locked(
         raise ImageMismatch(
             f"`{overlay.source}` is not the locked overlay",
             why=f"its digest is {digest}, the lockfile says {locked.digest}",
-            hint=("get the locked file back; to lock this file: ", relock),
+            hint=("restore the locked file; to lock this file: ", relock),
         )
     note = f"{overlay.source} is not the locked overlay: {digest[:19]}... instead of {locked.digest[:19]}..."
     return identity, (note,)

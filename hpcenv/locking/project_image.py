@@ -128,7 +128,7 @@ def _make(
         raise UsageError(
             "only the build of a definition file can see folders of the host",
             why=f"`image` in {workspace.spec} is {workspace.project.image}",
-            hint="for folders that a job sees, write [[bind]] in hpcenv.toml",
+            hint="to let a job see folders of the host, write [[bind]] in hpcenv.toml",
         )
     return _make_from_layers(workspace, source, before, environ, on_event, options)
 

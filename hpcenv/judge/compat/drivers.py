@@ -51,7 +51,7 @@ def check_driver(
         return Judgement(result="unknown", what=f"`{driver}` is not a driver version")
     if floor is None:
         what = f"which driver CUDA {cuda} needs is not in the table (dated {compat.dated})"
-        return Judgement(result="unknown", what=what, hint="a newer hpcenv has a newer table")
+        return Judgement(result="unknown", what=what, hint="install a newer hpcenv, which has a newer table")
     too_old = f"this driver is too old for CUDA {cuda}{holder}: needs >= {floor.version}, {has} {driver}"
     without = older(have, floor.version)
     others = suggest_torch(compat, driver, compute_capability=compute_capability, machine=machine) if without else ()

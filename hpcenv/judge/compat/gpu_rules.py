@@ -92,7 +92,7 @@ def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]
             machine=str(facts.values.get("host.machine", X86_64)),
         )  # fmt: skip
         if not needs.arch_list:
-            judged = Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
+            judged = Judgement(result="unknown", what="it is not known for which GPUs this torch has kernels")
         yield field, locked, capability, judged
         for package, built in needs.built.items():
             own = covers_built(table, package, built, capability, gpu=name, cuda=needs.cuda, driver=driver)

@@ -108,7 +108,7 @@ def _interfaces(value: str, facts: Facts) -> Iterator[ReadBack]:
         where="/sys/class/net",
         found=listed(used or names, 4),
         why="no interface of this node has such a name",
-        hint="leave it out: hpcenv chooses the interface of each node by itself",
+        hint="leave the variable out: hpcenv chooses the interface of each node",
         source=NCCL_ENV,
     )
 
@@ -122,8 +122,8 @@ def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if used else "no",
         where="/sys/class/infiniband",
         found=listed(used or active, 4) or "no active port",
-        why="it selects none of this node's active ports, so that NCCL falls back to TCP or ends",
-        hint="leave it out: hpcenv names the ports where that is needed",
+        why="the value selects none of this node's active ports, so NCCL falls back to TCP or ends",
+        hint="leave the variable out: hpcenv names the ports if this is needed",
         source=NCCL_ENV,
     )
 
@@ -179,7 +179,7 @@ def _plugin(value: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if image.plugin else "no",
         where="the environment",
         found=image.plugin or "the loader finds no such library",
-        why="NCCL goes on without the plugin, over another network",
+        why="NCCL continues without the plugin, over a different network",
         hint="give its path, or put its folder into LD_LIBRARY_PATH",
         source=NCCL_ENV,
     )
@@ -193,8 +193,8 @@ def _gpudirect(value: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if fabric.gpudirect else "no",
         where="/sys/module/nvidia_peermem, /proc/driver/nvidia/version",
         found=fabric.gpudirect or "neither nvidia_peermem nor the open kernel module",
-        why="no adapter reaches GPU memory on this node, whatever the level",
-        hint="ask the site to load nvidia_peermem, or for the open kernel module",
+        why="no adapter can access GPU memory on this node, so the level has no effect",
+        hint="ask the site to load nvidia_peermem, or to install the open kernel module",
         source=NCCL_ENV,
     )
 
@@ -222,8 +222,8 @@ def _locked_memory(_: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if enough else "no",
         where="RLIMIT_MEMLOCK of the step",
         found=limit,
-        why="RDMA cannot register its buffers: the limit of the login node, or of slurmd, was taken over",
-        hint="start the step with --propagate=NONE ([srun]); else the site sets LimitMEMLOCK=infinity for slurmd",
+        why="RDMA cannot register its buffers, because the step has the limit of the login node or of slurmd",
+        hint="start the step with --propagate=NONE ([srun]), or ask the site to set LimitMEMLOCK=infinity for slurmd",
         source="Slurm FAQ, memlock, 2026-08-20; NVIDIA/nccl-tests#206",
     )
 

@@ -104,7 +104,7 @@ def _avoid(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
             yield NetworkWarning(
                 rule="lint.avoid",
                 what=f"{row.name}={row.value} ({row.origin}): {_AVOID[row.name]}",
-                todo="take it out, unless a measurement on this cluster shows that it helps",
+                todo="remove it, or measure on this cluster whether it helps",
                 source=_ENV_RST,
                 nodes=row.nodes,
             )
@@ -115,7 +115,7 @@ def _dead(given: Sequence[NetworkRow], unread: Collection[str]) -> Iterator[Netw
         if row.name in _OLD:
             yield NetworkWarning(
                 rule="lint.old-name",
-                what=f"{row.name}={row.value} ({row.origin}): an old name, of which torch warns",
+                what=f"{row.name}={row.value} ({row.origin}): an old name; torch prints a warning",
                 todo=f"use TORCH_{row.name}",
                 source="torch 2.15, ProcessGroupNCCL.hpp",
                 nodes=row.nodes,

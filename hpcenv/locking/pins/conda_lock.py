@@ -64,7 +64,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
     if "dependencies" in data and "package" not in data:
         raise LockfileInvalid(
             f"`{path}` is an environment.yml: it asks for packages, and pins no files",
-            why="only a lockfile says which builds were meant",
+            why="only a lockfile says which builds must be installed",
             hint=f"make one and install from it: `conda-lock lock --file {quote(path.name)} && conda-lock install`",
         )
     if "package" not in data:
@@ -77,7 +77,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` is a conda-lock.yml of version {str(data.get('version'))[:20]}",
             why=f"hpcenv reads version {VERSION}",
-            hint="is there a newer hpcenv?",
+            hint="a newer hpcenv may read this version",
         )
 
 
@@ -105,7 +105,7 @@ def _categories(path: Path, entries: Sequence[tuple[int, Mapping[str, Any]]], ch
         raise LockfileInvalid(
             f"`{path}` has no category `{unknown[0][:60]}`",
             why=f"it has {', '.join(sorted(present)[:20])}",
-            hint=f"name others after `#`, separated by commas, or none: --from {quote(path.name)}",
+            hint=f"name other categories after `#`, separated by commas, or none: --from {quote(path.name)}",
         )
     return wanted | {_MAIN}
 

@@ -299,7 +299,7 @@ def _require_choice(source: PinSource, path: Path, found: Format) -> None:
         if asked and found.name not in formats:
             raise LockfileInvalid(
                 f"`{option}` does not go with `{path}`",
-                why=f"it is read as a {found.name}; only {' and '.join(formats)} can be asked for that",
+                why=f"it is read as a {found.name}; the option works only with {' and '.join(formats)}",
                 hint="leave the option out, or name another file",
             )
 

@@ -71,7 +71,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` is a pixi.lock of version {str(version)[:20]}",
             why=f"hpcenv reads the versions {VERSIONS[0]} to {VERSIONS[-1]}",
-            hint="let a newer pixi write it anew: pixi lock" if old else "is there a newer hpcenv?",
+            hint="write the file again with a newer pixi: pixi lock" if old else "a newer hpcenv may read this version",
         )
     found = data.get("environments")
     if not isinstance(found, dict):

@@ -108,7 +108,7 @@ def _editable(line: str, source: str, folder: Path) -> Pin:
         raise LockfileInvalid(
             f"{source}: `{line}` is not supported",
             why="the folder has no pyproject.toml with a name under [project]",
-            hint="leave the line out; `uv export --no-emit-local` writes none",
+            hint="leave the line out; `uv export --no-emit-local` does not write such lines",
         )
     return Pin(name=name, version=None, source=source)
 

@@ -42,7 +42,7 @@ def export(path: Path, options: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     if uv is None:
         raise LockfileInvalid(
             f"`{path}` cannot be read without uv",
-            why="the format belongs to uv alone, and `uv` is not on PATH",
+            why="only uv can read this format, and `uv` is not on PATH",
             hint=(
                 "install uv, or where it is, in the folder of the file: ",
                 Command(*asked, "-o", "pylock.toml"),
@@ -96,7 +96,7 @@ def _require_current(uv: str, path: Path, options: Sequence[str]) -> tuple[str, 
         if "needs to be updated" in said:
             raise LockfileInvalid(
                 f"`{path}` is older than pyproject.toml",
-                why="uv would write another uv.lock, and `uv sync` would install that",
+                why="uv would write a different uv.lock, and `uv sync` would install the packages in it",
                 hint=(
                     "in its folder: ",
                     Command("uv", "lock"),

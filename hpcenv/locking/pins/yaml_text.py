@@ -39,7 +39,7 @@ def parse_yaml(path: Path, text: str) -> dict[str, Any]:
         raise LockfileInvalid(
             f"`{path}` contains YAML that hpcenv does not read",
             why=str(error),
-            hint="pixi and conda-lock do not write that: let the tool write the file anew",
+            hint="pixi and conda-lock do not write such files: write the file again with the tool",
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise LockfileInvalid(f"`{path}` is not YAML", why=describe_error(error)[:500]) from error
