@@ -93,7 +93,7 @@ def judge(
     Args:
         manifest: the run, with the locked values and the severity of each field.
         nodes: all nodes of the allocation, in Slurm's order.
-        facts: node -> what the node reported. Facts of another run, attempt or node do not count.
+        facts: node -> its facts. Facts that belong to a different run, attempt or node do not count.
         problems: node -> why the node has no facts.
         attempt, job_id: attempt and job of this start. The rendezvous id is made from these two numbers.
         window: when this attempt began, and the present time, by the batch node's clock; None if the value is unknown.
@@ -396,7 +396,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
 
 
 def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectation]:
-    """Yield what must be the same on the nodes as at the submission: script, code, start hook and data."""
+    """Yield the values that must be the same as at the submission: script, code, start hook and data."""
     wanted: dict[str, tuple[str, str]] = {}
     if manifest.script:
         wanted[_SCRIPT] = (manifest.script_sha256, "")

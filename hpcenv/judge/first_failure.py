@@ -144,7 +144,7 @@ def first_failure(
             started.
         unfinished: description of a training that was stopped and will not continue; empty for any other training.
         waited: whether the job ended while it waited in the queue to continue an earlier attempt.
-        silent: nodes whose check had not ended when the job ended, although the check of other nodes had ended.
+        silent: nodes whose check did not end before the job ended, although the check of other nodes did.
     """
     if silent and (stopped == "time-limit" or state == "timeout"):
         return FirstFailure(headline=no_facts(silent), cause="no-facts", node=visible(silent[0]))

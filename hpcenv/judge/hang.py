@@ -1,4 +1,4 @@
-"""Judge from two looks at all ranks whether the ranks hang, and for which rank the others wait. Pure.
+"""Judge from two looks at all ranks whether the ranks hang, and for which rank the other ranks wait. Pure.
 
 Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. The use of a CPU or GPU proves nothing, because a rank that
 waits in NCCL uses both fully. Equal lines in both looks do not prove a hang: a rank of JAX computes for minutes on one
@@ -285,7 +285,7 @@ def _place(look: RankStacks) -> str:
 
 
 def _kernel_view(process: ProcessState) -> str:
-    """Return all that the kernel says about a process that gives no stack."""
+    """Return the kernel's data about a process that gives no stack."""
     state = f"state {process.state}" + (f" ({words})" if (words := _STATES.get(process.state)) else "")
     file = f" of {process.file}" + (f" on {process.mount}" if process.mount else "") if process.file else ""
     call = f"system call {process.call.removeprefix('system call ') or 'unknown'}{file}"

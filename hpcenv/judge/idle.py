@@ -13,7 +13,7 @@ _LEAST_CPUS = 0.1
 
 
 def use_of(sample: Sample) -> str:
-    """Return what is in use on a node, in words; empty if nothing is in use.
+    """Return the resource that is in use on a node, as text; empty if nothing is in use.
 
     If a use is unknown, it counts as used. If a sample covers a minute, the highest values in that minute count.
     """

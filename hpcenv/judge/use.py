@@ -1,4 +1,4 @@
-"""Find what is unusual in the samples of one attempt, and say it in sentences. A table has the rules. Pure.
+"""Find unusual values in the samples of one attempt, and describe them in sentences. A table has the rules. Pure.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. docs/reference/use.md is written from the table.
 
@@ -85,7 +85,7 @@ class UseJudgement:
         samples: number of samples of all nodes.
         figures: means over the whole time, as text; empty if nothing is known.
         sentences: what is unusual; empty if nothing is unusual.
-        unknown: what no sample shows, and why.
+        unknown: the values that no sample shows, and why.
     """
 
     nodes: int
@@ -485,7 +485,7 @@ class UseRule:
     Attributes:
         example: an example of the sentence.
         limit: the least number for which the sentence is given.
-        means: what this number is, with its unit.
+        means: the meaning of this number, with its unit.
         why: the damage for the run.
         source: the source of the rule or of its limit, with a date.
     """
@@ -637,7 +637,7 @@ def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
 
 
 def judge_speed(nodes: Sequence[NodeSamples], asked: AskedShape) -> tuple[UseSentence, ...]:
-    """Return which ranks are slow or hold the others back, and which GPUs are slowed down most of the time.
+    """Return which ranks are slow or delay the other ranks, and which GPUs are slowed down most of the time.
 
     GPUs that are slowed down for a shorter time are left out. Such a GPU may soon make its rank slow, and then a
     sentence about the rank says more.
@@ -657,7 +657,7 @@ def _judged(seen: _Seen, rules: Iterable[UseRule]) -> Iterator[UseSentence]:
 def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
     """Yield the sentences of a rule.
 
-    Instead of too many sentences, yield the worst one, which also names the other GPUs or ranks.
+    If there are too many sentences, yield only the worst one. It also names the other GPUs or ranks.
     """
     shown = found if len(found) <= _MOST_SENTENCES else found[:1]
     for one in shown:
@@ -685,7 +685,7 @@ def _figures(seen: _Seen) -> str:
 
 
 def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
-    """Yield what no sample shows. Each item is yielded once, with the reason if it is known."""
+    """Yield the values that no sample shows. Each value is yielded once, with the reason if it is known."""
     yield from _together((node.node, f": {node.problem}") for node in nodes if node.problem)
     missing = sorted(set(seen.asked.nodes) - {node.node for node in seen.nodes})
     if missing:
@@ -772,7 +772,7 @@ def _blind(seen: _Seen, name: str) -> dict[_Gpu, list[GpuUse]]:
 
 
 def _unknown_of_ranks(seen: _Seen) -> Iterator[str]:
-    """Yield what is unknown because a rank reports no steps, or no wait for data."""
+    """Yield the values that are unknown because a rank reports no steps, or no wait for data."""
     blind = [rank for rank, looks in seen.ranks.items() if all(one.step is None for _, _, one in looks)]
     if len(blind) == len(seen.ranks):
         early = ", and GPUs that are idle in the first 30 minutes" if seen.gpus else ""

@@ -74,7 +74,7 @@ def parse_bind(text: str, folder: Path) -> Bind:
         folder: where a relative SRC begins.
 
     Raises:
-        UsageError: the text has another form, or SRC does not exist.
+        UsageError: the text does not have this form, or SRC does not exist.
     """
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):

@@ -237,7 +237,7 @@ def _script_of(manifest: Manifest) -> str:
 
 
 def sif_fits(manifest: Manifest, verdict: Verdict | None, facts: Mapping[str, Facts]) -> bool:
-    """Return whether every node of a run found one of the SIFs that the run was planned with."""
+    """Return whether every node of a run found one of the SIFs in the plan of the run."""
     planned = {expected.value for expected in manifest.expectations if expected.field == _SIF}
     trained = verdict.launched if verdict is not None else ()
     found = {f.values[_SIF] for node, f in facts.items() if _SIF in f.values and (node in trained or not trained)}

@@ -132,9 +132,9 @@ class LockResult(Shown):
         path: the lockfile.
         lockfile: its content.
         changed: False when the file already had this content.
-        changes: what differs from the previous lockfile.
+        changes: the differences to the previous lockfile.
         sif: the SIF that was locked; None for `image = "host"`.
-        notes: what could not be read, and what else the user should know.
+        notes: values that could not be read, and other notes for the user.
     """
 
     path: Path
@@ -147,7 +147,7 @@ class LockResult(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """What to lock, read from files only.
+    """The data that says what to lock. It comes from files only.
 
     Attributes:
         before: the existing lockfile.
@@ -179,7 +179,7 @@ class _Resolved:
 
     Attributes:
         container: [container] of the lockfile; None for a Python of the host.
-        base: what the probe found in the image without the overlay. `base` is None if there is no overlay, or if the
+        base: the probe's answer in the image without the overlay. `base` is None if there is no overlay, or if the
             image has no Python.
     """
 
@@ -260,7 +260,9 @@ def lock(workspace: Workspace, options: LockOptions, context: Context, on_event:
 
 
 def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _Inputs:
-    """Read the files that say what to lock. Wrong values are refused before an image is made, which takes minutes.
+    """Read the files that say what to lock.
+
+    Wrong values are refused before an image is made, because making an image takes minutes.
 
     Raises:
         LockfileNewer: a newer hpcenv wrote the existing lockfile.
@@ -330,7 +332,7 @@ def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[s
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
-        EnvironmentUnreadable: what conda installed could not be read.
+        EnvironmentUnreadable: the packages that conda installed could not be read.
     """
     file, before = inputs.pins, inputs.believed
     pinned = () if file is None else pins_of(file, environment=marker_environment(read.answer["values"]))
@@ -607,11 +609,11 @@ _INSTALLERS = ("pip", "setuptools", "wheel")
 def _require_as_pinned_here(
     file: PinFile, pinned: Sequence[Pin], read: _Read, proofs: Mapping[str, WheelProof], on_event: OnEvent
 ) -> None:
-    """Compare the environment, as it was just read, with the pins, and report what could not be compared.
+    """Compare the environment that was just read with the pins, and report packages that could not be compared.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
-        EnvironmentUnreadable: what conda installed could not be read.
+        EnvironmentUnreadable: the packages that conda installed could not be read.
     """
     unread = read.answer["unknown"].get("packages.conda-digest")
     if file.format.conda and unread:
@@ -631,7 +633,7 @@ def _require_as_pinned(
     *,
     place: str,
 ) -> list[PinDifference]:
-    """Return what could not be compared with the pins.
+    """Return the packages that could not be compared with the pins.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
@@ -985,7 +987,7 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
         if dist.wheel is not None
         and installed.get(dist.name) == (dist.version, dist.record_sha256, dist.programs_sha256)
         and (dist.record_sha256 is not None or dist.wheel.proof in required_hashes.WEAK)
-        # Lockfiles before revision 2 took direct_url.json as a proof. Today such a wheel is `claimed`.
+        # In lockfiles before revision 2, direct_url.json was a proof. Now the proof of such a wheel is `claimed`.
         and (dist.wheel.proof != "direct-url" or before.revision >= 2)
     }
 
@@ -1002,7 +1004,7 @@ def _proved_now(
 
 
 def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:
-    """Return what differs between two lockfiles, one line per difference, the most important first."""
+    """Return the differences between two lockfiles as lines, the most important difference first."""
     lines = []
     if before.container and after.container and before.container.digest != after.container.digest:
         lines.append(f"image {before.container.digest} -> {after.container.digest}")
@@ -1046,7 +1048,7 @@ class CheckResult(Shown):
         name: the lockfile's name.
         path: the lockfile.
         reasons: why the environment must be locked again.
-        notes: what could not be checked.
+        notes: the parts that could not be checked.
         problem: None if the lockfile is fresh; otherwise an error that says that the lockfile is stale. In a result of
             `check_locks`, the error may also say why the lockfile cannot be checked.
     """
@@ -1138,7 +1140,7 @@ def _check_pins(file: PinFile, locked: Lockfile) -> tuple[str, ...]:
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
-        LockfileInvalid: the lockfile is too old to say what conda installed.
+        LockfileInvalid: the lockfile is too old to list the packages that conda installed.
     """
     dists = [
         InstalledDist(name=d.name, version=d.version, build=d.build or "", tags=d.tags, record_sha256=d.record_sha256)
@@ -1206,7 +1208,7 @@ def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stal
 
 
 def _check_binds(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:
-    """Return the binds over files of the image whose content is not the locked content."""
+    """Return the binds over files of the image that do not have the locked content."""
     sources = bind_sources(workspace)
     compiled = not has_rule("path-binds", locked.revision)
     reasons = []

@@ -34,7 +34,7 @@ _NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class FoundOverlay:
-    """The overlay that hpcenv.toml names, as it is now.
+    """The overlay that hpcenv.toml names, in its present state.
 
     Attributes:
         overlay: how the overlay is mounted.

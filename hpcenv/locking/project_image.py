@@ -48,7 +48,7 @@ from hpcenv.project.lockfile import ContainerTable, LayerTable, Lockfile, SifTab
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Bind
 
-# How long to wait for another conversion of the same image, as in `convert`.
+# Time to wait while another process converts the same image; `convert` has the same value.
 _WAIT_SECONDS = 4 * 3600.0
 
 
@@ -228,7 +228,7 @@ def _has_recorded_bytes(image: Converted | StoredImage) -> bool:
 
 
 def _move_aside(digest: str, store: Store, on_event: OnEvent) -> None:
-    """Move a damaged SIF aside, unless another process has replaced it in the meantime."""
+    """Move a damaged SIF aside. If another process has replaced the SIF in the meantime, do nothing."""
     with store.lease(digest, purpose="moves a damaged image aside", timeout=_WAIT_SECONDS, on_event=on_event):
         image = store.find_image(digest)
         if image is not None and not _has_recorded_bytes(image):

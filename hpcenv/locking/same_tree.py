@@ -67,7 +67,7 @@ def _tree_of(image: Path, sha256: str, cache: Path | None) -> str:
 
 
 def expecting(expectations: tuple[Expectation, ...], sha256: str, locked: Lockfile) -> tuple[Expectation, ...]:
-    """Return what the nodes must have if a SIF that was made again replaces the locked SIF. Pure.
+    """Return the values that the nodes must have if a SIF that was made again replaces the locked SIF. Pure.
 
     The nodes must have the SIF with this sha256. The difference to the locked sha256 is reported with the severity of
     `container.sif.made-again`.

@@ -1,4 +1,4 @@
-"""Look at all ranks when one rank makes no optimizer step, and report for which rank the others wait.
+"""Look at all ranks when one rank makes no optimizer step, and report for which rank the other ranks wait.
 
 Runs on: COMPUTE NODE. Standard library only. The nodes communicate through files in the run folder: a request, two
 answers from each node, and the first node's judgement of all answers.

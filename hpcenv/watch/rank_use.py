@@ -23,7 +23,7 @@ class RankLook:
         self._before: dict[int, tuple[float, float, RankPulse]] = {}
 
     def look(self, pulses: Sequence[RankPulse], processes: Mapping[int, int], now: float) -> tuple[RankUse, ...]:
-        """Return what each rank does.
+        """Return the activity of each rank.
 
         Args:
             pulses: the newest pulse (steps, times, memory) of each running rank.

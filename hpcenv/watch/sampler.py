@@ -56,7 +56,7 @@ class Sampler:
         self._problem = ""
 
     def attend(self, now: float) -> None:
-        """Take a sample if it is time for one."""
+        """Take a sample if the next sample is due."""
         if now - self._last >= self._node.options.sample:
             self._take(now)
 

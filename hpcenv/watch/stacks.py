@@ -90,7 +90,7 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
 
 
 def _ask_without_lock(mark: dict[str, Any]) -> None:
-    """Send the second signal, whose handler writes the stacks without the lock."""
+    """Send the second signal. Its handler writes the stacks without the lock."""
     number = mark["signal-without-lock"]
     if _is_in(mark, "Cgt", number) and not _is_in(mark, "Blk", number):
         _send(mark, number)
@@ -198,7 +198,7 @@ def _group(name: str, data: dict[str, Any]) -> GroupState:
     )
 
 
-# -- what the kernel says ------------------------------------------------------------------
+# -- data from the kernel ------------------------------------------------------------------
 
 
 def state_of(pid: int) -> ProcessState:

@@ -2,7 +2,7 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-`project/fields.py` takes the severities from this table into its table of fields, so that [policy] can change the
+`project/fields.py` copies the severities from this table into its table of fields. So [policy] can change the
 severities. `facts/host_checks.py` names the modules that measure. docs/reference/checks.md is made from this table.
 """
 
@@ -20,7 +20,7 @@ CheckOwner = Literal["node", "user"]
 
 # Where a check runs:
 #   host       on every node, before the verdict
-#   nodes      on the batch node, from what all nodes reported
+#   nodes      on the batch node, from the reports of all nodes
 #   container  on every node after the verdict, inside the environment
 #   smoke      on all nodes together after the verdict, started in the same way as the training
 #   start      in the environment of every node, by the process that then starts the ranks; even with --preflight off

@@ -9,7 +9,7 @@ table, and gives it to the functions as a `Compat`.
 - `drivers`: is the driver new enough for the CUDA toolkit?
 - `kernels`: does torch have kernels for the GPU?
 - `toolkits`: does a toolkit or a driver branch still support the GPU?
-- `torch_builds`: which torch builds exist, for which Python, and which of them would run?
+- `torch_builds`: which torch builds exist, for which Python, and which builds would run?
 - `libraries`: do cuDNN, NCCL, cuBLAS, torchvision and torchaudio fit torch?
 - `gpu_names`: what does a GPU's name say about the GPU?
 - `image_rules`: does a node meet the requirement in the image, NVIDIA_REQUIRE_CUDA?

@@ -57,7 +57,7 @@ class TorchRelease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuModel:
-    """What the name of a GPU says about the GPU.
+    """The properties that follow from the name of a GPU.
 
     Attributes:
         sm_count: number of multiprocessors; None if the name alone does not tell this number.

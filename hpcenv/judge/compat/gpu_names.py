@@ -1,4 +1,4 @@
-"""Find out what the name of a GPU says about the GPU. Pure; standard library only.
+"""Find the properties of a GPU from the name of the GPU. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -12,7 +12,7 @@ from hpcenv.judge.compat.compat_table import Compat, GpuModel
 
 
 def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:
-    """Return what the name of a GPU says about the GPU; None if the name is unknown or ambiguous.
+    """Return the properties that the name of a GPU tells; None if the name is unknown or ambiguous.
 
     Args:
         compat: the table.

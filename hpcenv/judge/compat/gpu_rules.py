@@ -51,7 +51,7 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
     ]
 
 
-# Field, what is needed, what the node has, and the judgement.
+# The field, the needed value, the value of the node, and the judgement.
 _RuleRow = tuple[str, str, str, Judgement]
 
 

@@ -5,7 +5,7 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 A requirement is evaluated in the same way as by NVIDIA's container tools. nvidia-container-toolkit 1.20.0 collects the
 variables (internal/config/image/cuda_image.go) and passes each to nvidia-container-cli, which parses and evaluates the
 variable (libnvidia-container, src/cli/dsl.c and configure.c). Blanks separate alternatives. Commas separate conditions
-that must hold together. Alternatives are evaluated from left to right until an alternative holds. If a condition is
+that must all hold. Alternatives are evaluated from left to right until an alternative holds. If a condition is
 evaluated and cannot be read, the container is refused. All variables must hold, for every GPU. The toolkit's CDI mode,
 which is the default since 1.18, evaluates none of these variables.
 

@@ -37,7 +37,7 @@ def covers(
         cuda, driver: CUDA runtime version of the image, and driver version of the node. If only PTX fits, these
             versions are needed to say whether the driver compiles PTX of this toolkit.
         machine: architecture of the processors, used to name a build that would run.
-        subject: what contains the kernels, for the message.
+        subject: the thing that contains the kernels, for the message.
     """
     wanted = numbers(compute_capability)
     if wanted is None or len(wanted) != 2:

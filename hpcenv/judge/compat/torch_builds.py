@@ -1,4 +1,4 @@
-"""Find out which torch builds exist, for which Python, and which of them would run. Pure; standard library only.
+"""Find out which torch builds exist, for which Python, and which builds would run. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """

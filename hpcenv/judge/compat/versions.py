@@ -63,7 +63,7 @@ def fits(version: Numbers, requirement: str, *, known: int = 0) -> bool:
 
     Args:
         version: the numbers of the version.
-        requirement: clauses, separated by commas, which must all hold.
+        requirement: clauses, separated by commas. All clauses must hold.
         known: how many parts of the version are known; 0 means all parts. For example, cuDNN itself reports only
             9.10.2, but its wheel has version 9.10.2.21. Three parts of this version are known, and only these three
             parts are compared.

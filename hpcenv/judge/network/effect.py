@@ -1,4 +1,4 @@
-"""Find out whether settings take effect: compare each setting with what can be read before the training. Pure.
+"""Find out whether settings take effect: compare each setting with values that can be read before the training. Pure.
 
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 
@@ -30,7 +30,7 @@ _LEAST_LOCKED = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class ReadBack:
-    """What was read back for one setting.
+    """The values that were read back for one setting.
 
     Attributes:
         where: the file or library that was read.

@@ -1,7 +1,7 @@
 """Find problems with given variables: tuning to avoid, contradictions, and names that no library reads. Pure.
 
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only. A given value is always
-kept. The warning says what the value does.
+kept. The warning says which effect the value has.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ OFI = "aws-ofi-nccl 2daf7d3, nccl_ofi_interface_nvidia.cpp, 2026-08-21"
 # The hash leaves out the hardware, which is the largest part. Equal values still have equal hashes.
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the rules know about a node and its job. Equal nodes of a job have equal values.
+    """The facts about a node and its job that the rules use. Equal nodes of a job have equal values.
 
     Attributes:
         profile, rdma: see `hpcenv.judge.network.profiles.NetworkProfile`.

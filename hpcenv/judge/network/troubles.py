@@ -158,7 +158,7 @@ _LOADER = "NVIDIA/nccl 5067397, src/plugin/net.cc: dlopen of libnccl-net.so; ld.
 
 
 def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarning]:
-    """Report what the environment lacks for the network of the nodes, and plugins for a different network."""
+    """Report libraries that the environment lacks for the network of the nodes, and plugins for a different network."""
     if profile.rdma and not (image.verbs and image.providers):
         lacks = "no libibverbs.so.1" if not image.verbs else "no provider beside libibverbs"
         yield NetworkWarning(

@@ -1,4 +1,4 @@
-"""Compare settings with what NCCL did, according to its log and to the libraries that a rank has loaded. Pure.
+"""Compare settings with the actions of NCCL, according to its log and to the libraries that a rank has loaded. Pure.
 
 Runs on: COMPUTE NODE (the batch node). Standard library only. Some settings can be read back without NCCL.
 judge/network/effect.py compares these settings.

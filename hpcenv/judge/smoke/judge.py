@@ -34,7 +34,8 @@ _GLOO_GBIT = 10.0
 # times) slower than its adapter is broken, or is the wrong link.
 _SLOW = {"nccl": 0.6, "gloo": 0.03}
 _BROKEN = {"nccl": 0.1, "gloo": 0.005}
-# A pair whose rate is below this share of the median of all pairs is named. NCCL's diagnostics (2.31) use this limit.
+# If the rate of a pair is below this share of the median of all pairs, the message names the pair. NCCL's diagnostics
+# (2.31) use this limit.
 _OFF_MEDIAN = 0.7
 
 # A link that still transferred more bytes per second than this when the time limit came is slow. It is not cut.
@@ -448,7 +449,7 @@ def _gigabytes(rate: float) -> str:
 
 
 def _fine(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[CheckOutcome]:
-    """Yield what was measured, and also what was not measured, with the reason."""
+    """Yield the measured values. If a value was not measured, yield the reason."""
     ranks = [rank for report in reports.values() for rank in report.ranks]
     yield _good("smoke.init", f"{plural(len(ranks), 'rank')}, {_seconds(reports).get('init', 0):.2f} s")
     missing = {name: why for rank in ranks for name, why in rank.not_run.items()}

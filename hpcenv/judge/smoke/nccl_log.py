@@ -29,7 +29,7 @@ _LONGEST = 300
 
 
 def read_transport(lines: Iterable[str]) -> NcclTransport:
-    """Return what the log of one rank says about its transport."""
+    """Return the transport of one rank, from its log."""
     found: dict[str, str] = {}
     adapters: dict[str, None] = {}
     via: dict[str, int] = {}

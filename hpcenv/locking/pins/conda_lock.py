@@ -55,10 +55,10 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
-    """Refuse a file of another format or version. The categories depend on the platform, so `select_pins` checks them.
+    """Refuse a file with a different format or version. `select_pins` checks the categories.
 
     Raises:
-        LockfileInvalid: the file has another format or version.
+        LockfileInvalid: the file has a different format or version.
     """
     del chosen
     if "dependencies" in data and "package" not in data:

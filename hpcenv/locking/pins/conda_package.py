@@ -136,7 +136,7 @@ def _hashes(entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _no_hash(path: Path, source: str, name: str) -> LockfileInvalid:
     return LockfileInvalid(
         f"{path} states no hash of `{name}`",
-        why=f"{source} has no sha256 and no md5, so it is unknown which file must be installed",
+        why=f"{source} has neither sha256 nor md5, so it is unknown which file is meant",
         hint="lock again with the tool that wrote the file, or lock without --from",
     )
 

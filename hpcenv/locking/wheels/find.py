@@ -120,7 +120,7 @@ def _claimed(dist: InstalledDist) -> tuple[KnownFile, ...]:
 
 
 def _comparable(dist: InstalledDist, files: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the files with which the package is compared, without a direct file whose hash is not the recorded hash."""
+    """Yield the files with which the package is compared. A direct file with a different hash is left out."""
     digest = _origin(dist)[2]
     for seen in files:
         if seen["label"] != DIRECT or (seen["sha256"] and digest in ("", seen["sha256"])):

@@ -34,8 +34,8 @@ def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[Known
 
     Args:
         dist: the installed package.
-        answer: what the process beside pip reports about the package; empty if no index was asked.
-        claims: what lockfiles and reports in the image say about the package.
+        answer: the report of the process beside pip about the package; empty if no index was asked.
+        claims: the wheels that lockfiles and reports in the image name for the package.
         problem: why the index could not be asked at all, "" for no problem.
     """
     files = [SeenWheel(**seen) for seen in answer.get("files", ())]

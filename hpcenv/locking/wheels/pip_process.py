@@ -47,7 +47,7 @@ def _set_up(seconds: float) -> PipSession | str:
 
 
 def _look_up_wheels(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each package's wheels contain."""
+    """Return the content of the wheels of each package."""
     deadline = time.monotonic() + request["seconds"]
     answers: list[dict[str, Any]] = [{"files": [], "trouble": []} for _ in request["dists"]]
     reply: dict[str, Any] = {"dists": answers}

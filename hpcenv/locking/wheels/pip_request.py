@@ -37,7 +37,7 @@ serve()
 def ask_for_wheels(
     dists: Sequence[InstalledDist], *, index: Index, cache: Path, timeout: float, workers: int
 ) -> dict[str, Any]:
-    """Return what the index lists and what its wheels contain: one entry per package under `dists`.
+    """Return the wheels that the index lists, and their content. `dists` has one entry per package.
 
     After a failure, `error` has one sentence about it.
     """
