@@ -365,7 +365,7 @@ def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Fin
     return [] if facts.checks is None else check_results.findings(facts.node, facts.checks.others, severities)
 
 
-# The rules that judge a single node, in addition to the comparison with the lockfile. Add the function of a new rule.
+# The rules that judge a single node, in addition to the comparison with the lockfile. To add a rule, add its function.
 _RULES: tuple[Callable[[Manifest, Facts, Severities], list[Finding]], ...] = (
     gpu_rules.judge,
     library_rules.judge,

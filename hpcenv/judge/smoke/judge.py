@@ -38,7 +38,7 @@ _BROKEN = {"nccl": 0.1, "gloo": 0.005}
 # (2.31) use this limit.
 _OFF_MEDIAN = 0.7
 
-# A link that still transferred more bytes per second than this when the time limit came is slow. It is not cut.
+# If a link still transferred more bytes per second than this when the time limit came, it is slow, but not cut.
 _STILL_MOVING = 20_000
 _COUNTED_SECONDS = 5.0
 
