@@ -102,7 +102,7 @@ def hint(manifest: Manifest, difference: Difference) -> str:
 
 
 def wanted(manifest: Manifest, local_rank: int | None) -> dict[str, Any]:
-    """Return the tests that the agent must do; empty if it must do no test.
+    """Return the settings of the GPU test that the agent must run; empty if the agent must not run the test.
 
     Args:
         local_rank: the only rank that the agent starts; None if it starts all ranks of the node.
