@@ -30,7 +30,10 @@ def compare(expected: Expectation, facts: Facts) -> Finding | None:
 
 
 def why_unknown(field: str, facts: Facts) -> str:
-    """Return why a value is missing: the recorded reason for its field, or for the part of the check that reads it."""
+    """Return why a value is missing.
+
+    The reason is recorded for its field, or for the part of the check that reads it.
+    """
     part = {"host": "host", "code": "script", "container": "sif"}.get(field.split(".", maxsplit=1)[0], "probe")
     return facts.unknown.get(field) or facts.unknown.get(part) or "this node did not report it"
 
@@ -83,7 +86,7 @@ def _files_note(expected: Expectation, facts: Facts) -> str:
 
 
 def _short_path(path: str) -> str:
-    """Return the end of a path, short enough for a line. The end of a path says most."""
+    """Return the end of a path, short enough for a line. The end of a path is the most useful part."""
     path = visible_ascii(re.sub(r"^.*?/(?=(site|dist)-packages/)", "", path))
     return path if len(path) <= _PATH_WIDTH else "..." + path[3 - _PATH_WIDTH :]
 

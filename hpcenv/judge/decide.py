@@ -4,8 +4,8 @@ Runs on: COMPUTE NODE (the batch node), standard library only.
 
 A comparison has one of three results: `match`, `mismatch`, `unknown`. All nodes are judged before the decision. Each
 node is compared with the lockfile, and the nodes are compared with each other. The manifest gives the severity of each
-field. If a field must match and is `unknown`, the job is blocked as with a mismatch, but with another exit status,
-because a wrong "match" costs more than a job that did not start.
+field. If a field must match and is `unknown`, the job is blocked as with a mismatch, but with a different exit status.
+The reason is that a wrong "match" costs more than a job that did not start.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def judge(
     Args:
         manifest: the run, with the locked values and the severity of each field.
         nodes: all nodes of the allocation, in Slurm's order.
-        facts: node -> what the node reported. Facts of another run, attempt or node do not count.
+        facts: node -> its facts. Facts that belong to a different run, attempt or node do not count.
         problems: node -> why the node has no facts.
         attempt, job_id: attempt and job of this start. The rendezvous id is made from these two numbers.
         window: when this attempt began, and the present time, by the batch node's clock; None if the value is unknown.
@@ -212,7 +212,9 @@ def _inherited(
 
 
 def after_launch(verdict: Verdict, refused: Sequence[NodeExit], severities: Severities) -> Verdict:
-    """Add to the verdict why nodes refused the start. The last check of the SIF on a node is a part of the gate. Pure.
+    """Add to the verdict why nodes refused the start. Pure.
+
+    Each node checks the SIF once more directly before the start. This last check is a part of the gate.
 
     Args:
         verdict: the verdict of this attempt, which allowed the start.
@@ -278,7 +280,7 @@ def _choose_nodes(
     job_id: str,
     attempt: int,
 ) -> tuple[tuple[str, ...], rendezvous.Choice | None]:
-    """Return the first nodes that match and reach each other, as many as the run needs; none if there are too few."""
+    """Return the first nodes that match and reach each other, as many as the run needs; empty if there are too few."""
     if len(nodes) != manifest.nodes + manifest.spare:
         return (), None
     out = {finding.node for finding in findings if _blocks(finding)}
@@ -306,7 +308,7 @@ def _judge_shape(manifest: Manifest, nodes: Sequence[str], severities: Severitie
 
 
 def _judge_lockfile(manifest: Manifest, nodes: Sequence[str], severities: Severities) -> Iterable[Finding]:
-    """Report that the lockfile was edited, and is used nevertheless because of --frozen."""
+    """Report that the lockfile was edited, but is used because of --frozen."""
     if manifest.lockfile_edited:
         note = "the file was changed by hand or by a merge, and the fingerprint in it names something else"
         locked, found = "as `hpcenv lock` wrote it", f"content {manifest.lockfile_edited}"
@@ -352,7 +354,7 @@ def _judge_mounts(manifest: Manifest, facts: Facts, severities: Severities) -> l
 
 
 def _judge_changed_code(_: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
-    """Report modules in the run's copy of the code that the script or a person changed during an earlier attempt."""
+    """Report modules that changed in the run's copy of the code during an earlier attempt."""
     changed = facts.values.get(_CHANGED)
     note = "changed since the submission, while an earlier attempt ran"
     return [_finding(severities, facts.node, _CHANGED, "none", show(changed), "mismatch", note)] if changed else []
@@ -363,7 +365,7 @@ def _judge_checks(_: Manifest, facts: Facts, severities: Severities) -> list[Fin
     return [] if facts.checks is None else check_results.findings(facts.node, facts.checks.others, severities)
 
 
-# The rules that judge a single node, in addition to the comparison with the lockfile. Add the function of a new rule.
+# The rules that judge a single node, in addition to the comparison with the lockfile. To add a rule, add its function.
 _RULES: tuple[Callable[[Manifest, Facts, Severities], list[Finding]], ...] = (
     gpu_rules.judge,
     library_rules.judge,
@@ -385,7 +387,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
         findings = _one_row_for_the_inside(facts, findings, severities)
     else:
         findings = _one_row_for_one_reason(facts, findings, severities)
-    # Every node knows its variables. If nothing but variables was compared, the environment itself was not compared.
+    # The variables are known on every node. If only variables were compared, the environment itself was not compared.
     compared = [e.field for e in manifest.expectations if not e.field.startswith("env.")]
     if not any(map(_blocks, findings)) and not any(facts.has(field) for field in compared):
         nothing = "nothing that the lockfile names could be compared"
@@ -394,7 +396,7 @@ def _judge_node(manifest: Manifest, facts: Facts, severities: Severities) -> lis
 
 
 def _of_the_run(manifest: Manifest, severities: Severities) -> Iterable[Expectation]:
-    """Yield what must be the same on the nodes as at the submission: script, code, start hook and data."""
+    """Yield the values that must be the same as at the submission: script, code, start hook and data."""
     wanted: dict[str, tuple[str, str]] = {}
     if manifest.script:
         wanted[_SCRIPT] = (manifest.script_sha256, "")
@@ -450,8 +452,8 @@ def _in_rows(node: str, differences: Iterable[Difference], severities: Severitie
 def _lighten_digests(findings: Iterable[Finding], packages: Sequence[Finding]) -> list[Finding]:
     """Lower the severity of a digest over all packages to the severity of the packages that explain the difference.
 
-    With the digest's own severity, a package that is allowed to differ would block the job, because the package changes
-    the digest.
+    If a package is allowed to differ, its difference still changes the digest. With the digest's own severity, this
+    package would block the job.
     """
     if not packages:
         return list(findings)
@@ -474,7 +476,8 @@ def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severitie
     return [*kept, _finding(severities, facts.node, "environment", "readable", reason, "unknown")]
 
 
-# If one part of the probe fails, only a few fields are missing. If more is missing than this, the rows are joined.
+# The probe has several parts. If one part fails, only a few fields are missing. If more fields than this number are
+# missing, their rows are joined.
 _FIELDS_OF_A_PART = 8
 
 

@@ -3,10 +3,10 @@
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
 After the first rank has failed, nearly all other ranks fail, too: they lose the connection to the first
-rank, or torchrun and srun end them. So the failure that matters is the earliest one, by the end times of
-the processes on all nodes. Clocks of nodes differ by some milliseconds, and a rank may notice a lost
-connection in less time. So if several failures are close in time, the failure that reports more than a lost connection
-counts as the first. A process that ended because it was asked to end has not failed.
+rank, or torchrun and srun end them. So the failure that matters is the earliest one, by the end times of the processes
+on all nodes. But the clocks of nodes differ by some milliseconds, and a rank may notice a lost connection in less time.
+So if several failures are close in time, the first failure is the one with an error that is not only a lost connection.
+A process that ended because of a request to end has not failed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FailureKind = Literal[
     "asked-to-end", "disk-full", "no-facts", "hang", "idle",
 ]  # fmt: skip
 
-# Failures within this number of seconds are close in time. Clocks of nodes may differ by it, and a rank may need it to
-# notice that a peer has ended.
+# Failures within this number of seconds are close in time. The clocks of nodes may differ by this time, and a rank may
+# need this time to notice that a peer has ended.
 _CLOSE = 5.0
 # With proctrack/linuxproc, Slurm signals ranks directly. A rank may end before the launch step records the signal.
 _SIGNALLED_TOGETHER = 0.25
-# If Slurm ended the job, ranks that failed less than this number of seconds earlier failed because Slurm ended it.
+# If Slurm ended the job, it also caused the failures of ranks less than this number of seconds earlier.
 _BECAUSE_OF_SLURM = 1.0
 
 # Messages of a rank that lost the connection to a peer: gloo and NCCL in torch 1.10 to 2.13, TCPStore, sockets.
@@ -58,8 +58,8 @@ _STOPPED: dict[str, tuple[FailureKind, str]] = {
 # Exit statuses of the gate, for the errors NodeRejected and NodesUnknown.
 _GATE = (90, 91)
 
-# std::terminate without an exception: a C++ object of a thread is destroyed while the thread runs. Seen with torch 2.13
-# (gloo, torch.distributed.checkpoint.async_save) when Python ends, even after a script that succeeded.
+# std::terminate without an exception: a C++ object of a thread is destroyed while the thread runs. This was seen with
+# torch 2.13 (gloo, torch.distributed.checkpoint.async_save) when Python ends, even after a script that succeeded.
 _THREAD_AT_EXIT = "terminate called without an active exception"
 _WHY_AT_EXIT = (
     "torch aborts like this if one of its threads (gloo, async_save) still runs while Python ends. The script itself "
@@ -144,7 +144,7 @@ def first_failure(
             started.
         unfinished: description of a training that was stopped and will not continue; empty for any other training.
         waited: whether the job ended while it waited in the queue to continue an earlier attempt.
-        silent: nodes whose check had not ended when the job ended, although the check of other nodes had ended.
+        silent: nodes whose check did not end before the job ended, although the check of other nodes did.
     """
     if silent and (stopped == "time-limit" or state == "timeout"):
         return FirstFailure(headline=no_facts(silent), cause="no-facts", node=visible(silent[0]))
@@ -187,7 +187,7 @@ def first_status(exits: Sequence[NodeExit]) -> int | None:
 def _first(exits: Sequence[NodeExit], *, margin: float) -> _FailureCandidate | None:
     refused = sorted((record for record in exits if record.refused), key=lambda record: (record.status, record.ended))
     if refused:
-        # The training could not begin without this node, so other nodes do not matter. Status 90 has priority over 91.
+        # The training could not begin without this node, so the other nodes do not matter. Status 90 comes before 91.
         return _FailureCandidate(record=refused[0], rank=None, time=refused[0].ended)
     candidates = sorted(_candidates(exits, margin), key=lambda candidate: candidate.time)
     if not candidates:
@@ -197,11 +197,11 @@ def _first(exits: Sequence[NodeExit], *, margin: float) -> _FailureCandidate | N
 
 
 def _candidates(exits: Sequence[NodeExit], margin: float) -> Iterator[_FailureCandidate]:
-    """Yield the first failure of each node, without failures that followed a request to end."""
+    """Yield the first failure of each node. Failures that followed a request to end are left out."""
     asked = [record.asked_at for record in exits if record.asked_at is not None]
     until = min(asked) - margin if asked and margin else float("inf")
     for record in exits:
-        # If the node was asked to save its state and end, failures after this request become notes.
+        # If the node received a request to save its state and end, failures after this request become notes.
         if record.status == 0 or record.stopped:
             continue
         rank = next(iter(record.ranks), None)
@@ -219,7 +219,7 @@ def _candidates(exits: Sequence[NodeExit], margin: float) -> Iterator[_FailureCa
 def _is_explained_by_node(
     first: _FailureCandidate, missing: Sequence[str], state: str, lost: Mapping[str, str]
 ) -> bool:
-    """Whether a rank or torchrun failed only because another node was lost, or left no record."""
+    """Whether a rank or torchrun failed only because a different node was lost, or left no record."""
     if first.record.refused:
         return False
     # A rank does not send SIGTERM to itself. So torchrun, srun or Slurm ended the rank, because of the lost node.

@@ -102,7 +102,7 @@ def hint(manifest: Manifest, difference: Difference) -> str:
 
 
 def wanted(manifest: Manifest, local_rank: int | None) -> dict[str, Any]:
-    """Return what the agent must try; empty if the agent must try nothing.
+    """Return the settings of the GPU test that the agent must run; empty if the agent must not run the test.
 
     Args:
         local_rank: the only rank that the agent starts; None if it starts all ranks of the node.
@@ -114,7 +114,7 @@ def wanted(manifest: Manifest, local_rank: int | None) -> dict[str, Any]:
 
 
 def judge(manifest: Manifest, place: AskedNode, report: Mapping[str, Any]) -> GpuAnswer:
-    """Judge what the agent reports about the GPUs.
+    """Judge the agent's report about the GPUs.
 
     Args:
         report: the agent's report at the start gate.

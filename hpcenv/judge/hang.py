@@ -1,9 +1,10 @@
-"""Judge from two looks at all ranks whether the ranks hang, and for which rank the others wait. Pure.
+"""Judge from two looks at all ranks whether the ranks hang, and for which rank the other ranks wait. Pure.
 
 Runs on: COMPUTE NODE and LOGIN NODE. Standard library only. The use of a CPU or GPU proves nothing, because a rank that
-waits in NCCL uses both fully. Equal lines in both looks prove nothing either: a rank of JAX computes for minutes on one
+waits in NCCL uses both fully. Equal lines in both looks do not prove a hang: a rank of JAX computes for minutes on one
 line. A hang therefore needs evidence from torch (an operation that does not end, or a record without a new operation)
-or from the kernel (a process that cannot run). Without evidence, hpcenv says that it cannot tell, and ends nothing.
+or from the kernel (a process that cannot run). Without evidence, hpcenv says that the state is unknown, and ends no
+process.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from hpcenv.records.hangs import (
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-# A rank that reads or writes this many bytes between two looks is working, because it saves or loads.
+# A rank that reads or writes this many bytes between two looks is working, because it saves or loads data.
 _LEAST_BYTES = 1 << 20
-# A rank whose children use this share of a CPU is working: the children are a compiler, or workers that compute.
-# The second share is for the rank's own main thread. While it waits, it uses no CPU at all. While it computes, it may
-# get only a little of a CPU that it shares.
+# A rank whose children use this share of a CPU is working: the children are a compiler, or workers that compute. The
+# second share is for the rank's own main thread. While this thread waits, it uses no CPU at all. While it computes, it
+# may get only a small part of a CPU, because other processes share the CPU.
 _LEAST_SHARE = 0.1
 _LEAST_OWN_SHARE = 0.02
 _MOST_FRAMES = 8
@@ -44,7 +45,7 @@ _STANDARD = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|\A<")
 _LOADER = "torch/utils/data/dataloader.py"
 # Functions of torch that wait for other ranks. torch before 2.9 does not record the operations of gloo.
 _WAITS = re.compile(r"/torch/distributed/(distributed_c10d|rendezvous)\.py\Z")
-# A rank with such a line waits for a child process, or for a worker thread that waits for one.
+# A rank with such a line waits for a child process, or for a worker thread that itself waits for a child process.
 _NEEDS_CHILDREN = re.compile(rf"{_LOADER}\Z|/torch/_inductor/|/(subprocess\.py\Z|multiprocessing/|concurrent/futures/)")
 
 
@@ -74,7 +75,7 @@ def judge(
 
 
 def not_asked(looks: Iterable[int], ranks: int) -> list[str]:
-    """Return a line with the ranks that hpcenv started, but that no node has asked; empty without such ranks."""
+    """Return a line with the ranks that hpcenv started, but that no node has asked; empty if all were asked."""
     missing = sorted(set(range(ranks)) - set(looks))
     return [f"{ranks_in_words(missing)} could not be asked (no mark of the start hook)"] if missing else []
 
@@ -89,14 +90,14 @@ def duration(seconds: float) -> str:
 
 
 def _works(before: RankStacks | None, now: RankStacks, gap: float) -> bool:
-    """Whether a rank saves its state, or did anything between two looks."""
+    """Whether a rank saves its state, or did any work between two looks."""
     if before is None or before.process.pid != now.process.pid or now.saving or before.saving or now.moves:
         return True  # the rank saves, has just started, or its stack changes
     if now.process.state in _ENDED or {before.process.state, now.process.state} <= _STOPPED:
         return False
     moved = bool(before.stack and now.stack) and lines_of(before.stack) != lines_of(now.stack)
     operations = before.groups is not None and now.groups is not None and _entered(before) != _entered(now)
-    # A rank may be in one long call that computes. But a rank that waits for others in NCCL also uses the CPU.
+    # A rank may be in one long call that computes. But a rank that waits for other ranks in NCCL also uses the CPU.
     computes = now.groups is not None and not _waits(now) and _uses_cpu(before, now, gap)
     written = (now.process.written or 0) - (before.process.written or 0) >= _LEAST_BYTES
     return moved or operations or computes or written or (_needs_children(now) and _children_work(before, now, gap))
@@ -118,7 +119,10 @@ def _uses_cpu(before: RankStacks, now: RankStacks, gap: float) -> bool:
 
 
 def _needs_children(look: RankStacks) -> bool:
-    """Whether the work of a rank's children can end its wait. A rank that waits for other ranks needs no child."""
+    """Whether the work of a rank's children can end its wait.
+
+    If a rank waits for other ranks, its children cannot end the wait.
+    """
     return not _waits(look) or any(_NEEDS_CHILDREN.search(frame.file) for frame in look.stack)
 
 
@@ -128,9 +132,9 @@ def _children_work(before: RankStacks, now: RankStacks, gap: float) -> bool:
 
 
 def _no_evidence(first: Mapping[int, RankStacks], second: Mapping[int, RankStacks], gap: float) -> list[str]:
-    """Return why ranks that do not visibly work may still compute; empty if the looks prove that the ranks hang."""
+    """Return why ranks without visible work may still compute; empty if the looks prove that the ranks hang."""
     proven = {rank for rank, look in second.items() if look.groups or _waits(look) or _is_held(first[rank], look)}
-    # A C call that holds Python's lock computes, or never ends. If other ranks wait for it, it counts as a hang.
+    # A C call that holds Python's lock may compute, or may never end. If other ranks wait for it, it counts as a hang.
     unsure = [
         look
         for rank, look in second.items()
@@ -145,15 +149,15 @@ def _no_evidence(first: Mapping[int, RankStacks], second: Mapping[int, RankStack
 
 
 def _is_held(before: RankStacks, now: RankStacks) -> bool:
-    """Whether a process could not run. At both looks, it was stopped, or waited in the same system call for a file."""
+    """Whether a process could not run: at both looks, it was stopped, or waited in the same system call for a file."""
     one, two = before.process, now.process
-    # A process that maps a file and reads it is often in state D too, but in no system call.
+    # A process that reads a mapped file is often in state D too, but it is not in a system call.
     same = one.state == two.state == "D" and bool(two.call) and (one.call, one.file) == (two.call, two.file)
     return same or {one.state, two.state} <= _STOPPED
 
 
 def _running(look: RankStacks) -> set[int]:
-    """Return the children that are running. A child that shares its CPU with many processes may use little of it."""
+    """Return the children that are running. If many processes share a CPU, a running child may use little of it."""
     return {worker.pid for worker in look.workers if worker.state == "R"}
 
 
@@ -240,12 +244,12 @@ def _operation(wait: _Wait, *, named: bool) -> str:
 
 
 def _other(look: RankStacks, own: _Wait | None, wait: _Wait, *, named: bool) -> str:
-    """Return what a rank does that is not in the operation in which most ranks wait."""
+    """Return what a rank does, if it is not in the operation in which most ranks wait."""
     where = f"it waits in {_operation(own, named=named)}{_at([look])}" if own else f"it is {_place(look)}"
     if wait.group.ranks and look.rank not in wait.group.ranks:
         return f"is not in this group: {where}"
     if not wait.number:
-        # A send or receive has no number that other ranks know.
+        # A send or receive has no number that can be compared with the numbers of other ranks.
         return "ended" if look.process.state in _ENDED else f"is elsewhere: {where}"
     if look.groups is None:
         return "ended" if look.process.state in _ENDED else f"did not say whether it entered it: {where}"
@@ -283,7 +287,7 @@ def _place(look: RankStacks) -> str:
 
 
 def _kernel_view(process: ProcessState) -> str:
-    """Return all that the kernel says about a process that gives no stack."""
+    """Return the kernel's data about a process that gives no stack."""
     state = f"state {process.state}" + (f" ({words})" if (words := _STATES.get(process.state)) else "")
     file = f" of {process.file}" + (f" on {process.mount}" if process.mount else "") if process.file else ""
     call = f"system call {process.call.removeprefix('system call ') or 'unknown'}{file}"
@@ -308,7 +312,7 @@ def _own_line(stack: Sequence[Frame]) -> tuple[str, str]:
     for frame in stack:
         if not _LIBRARY.search(frame.file):
             return "DataLoader.__next__" if loads else called or frame.function, _short(frame)
-        # The names of wrappers around torch's own functions say nothing, so they are skipped.
+        # Wrappers around torch's own functions have names that tell a reader nothing, so they are skipped.
         called = frame.function if frame.function not in ("wrapper", "inner") else called
     return called, ""
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from hpcenv.records.samples import Sample
 
-# Below this use in percent, a GPU does nothing. Below this number of used CPUs, the processes of a job only wait.
+# A GPU below this use, in percent, counts as idle. If a job uses fewer CPUs than this, its processes only wait.
 _LEAST_GPU = 1.0
 _LEAST_CPUS = 0.1
 
 
 def use_of(sample: Sample) -> str:
-    """Return what is in use on a node, in words; empty if nothing is in use.
+    """Return the resource that is in use on a node, as text; empty if nothing is in use.
 
     If a use is unknown, it counts as used. If a sample covers a minute, the highest values in that minute count.
     """

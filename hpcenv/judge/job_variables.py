@@ -34,8 +34,8 @@ FROM_THE_JOB = (
 
 # If the environment is the host, programs are found with variables. So the ranks also get the variables of the login,
 # of environment modules, certificates, Kerberos tickets and proxies. SLURM_NTASKS and similar variables are left out.
-# If these were set, Lightning and accelerate would assume that each process is a task of srun, and would take the rank
-# from srun (Lightning 2.6 SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
+# With these variables, Lightning and accelerate would assume that each process is a task of srun, and would take the
+# rank from srun (Lightning 2.6 SLURMEnvironment.detect, accelerate 1.12 utils/environment.py).
 OF_LOGIN = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|HOSTNAME|SLURM_CONF|"
     r"MODULEPATH|MODULESHOME|LOADEDMODULES|_LMFILES_|(LMOD|XDG)_\w+|"
@@ -43,7 +43,8 @@ OF_LOGIN = re.compile(
     r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)\Z"
 )
 
-# For each of these variables, the lockfile has another field, which the probe reads inside the environment.
+# The value of each of these variables is already in a field of the lockfile, which the probe reads inside the
+# environment.
 _HAS_FIELD = re.compile(
     r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"
     r"PYCACHEPREFIX|SAFEPATH|OPTIMIZE|WARNINGS|_FROZEN_MODULES|_PRESITE))\Z"
@@ -57,7 +58,7 @@ _OF_RUNTIME = re.compile(
 
 
 def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables whose value in a started environment is not the value that hpcenv gave. Pure.
+    """Return the variables that have a different value in a started environment than the value from hpcenv. Pure.
 
     Args:
         inside: all variables that a program in the environment sees.
@@ -72,10 +73,10 @@ def set_by_others(inside: Mapping[str, str], given: Mapping[str, str]) -> dict[s
 
 
 def changes_results(name: str) -> bool:
-    """Return whether a variable of the job can change numbers or code; no variable of the login and of Slurm can."""
+    """Return whether a variable of the job can change numbers or code. Variables of the login and of Slurm cannot."""
     return not (name in FROM_THE_JOB or name.startswith("SLURM_") or OF_LOGIN.match(name))
 
 
 def is_compared_as_variable(name: str) -> bool:
-    """Return whether nodes must agree on a variable, because it can change results and has no other field."""
+    """Return whether nodes must agree on a variable, because it can change results and no field contains it."""
     return changes_results(name) and not _HAS_FIELD.match(name)

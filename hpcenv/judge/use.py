@@ -1,4 +1,4 @@
-"""Find what is unusual in the samples of one attempt, and say it in sentences. A table has the rules. Pure.
+"""Find unusual values in the samples of one attempt, and describe them in sentences. A table has the rules. Pure.
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only. docs/reference/use.md is written from the table.
 
@@ -21,15 +21,15 @@ from hpcenv.judge.hang import ranks_in_words
 from hpcenv.records.samples import GpuUse, NodeSamples, NodeUse, RankUse, Sample
 from hpcenv.text import plural
 
-# Below this mean use in percent, a GPU does nothing. One short kernel does not make a minute busy.
+# A GPU with a mean use below this value, in percent, counts as idle. One short kernel does not make a minute busy.
 _IDLE = 1.0
-# In seconds. A shorter time proves nothing, so a run of 20 s never gets a sentence.
+# In seconds. A rule draws no conclusion from a shorter time, so a run of 20 s never gets a sentence.
 _SHORTEST = 120.0
 _SHORTEST_IDLE = 300.0
 # While no rank has made a step, loading, compiling and tuning may leave all GPUs idle for this time.
 _LONGEST_START = 1800.0
-# For what is unknown: the longest time in seconds without a sample, and the largest share of the time without a value,
-# that need no word.
+# A value may be unknown for a short time without a line about it. The limits are the longest time in seconds without a
+# sample, and the largest share of the time without a value.
 _LATE = 300.0
 _MOST_UNKNOWN = 0.1
 # The part of the time, in percent, in which a process waits for memory.
@@ -39,19 +39,19 @@ _PRESSURE = 10.0
 _WARM_UP = 300.0
 _LEAST_GROWTH = 256e6
 _MOST_POINTS = 20
-# The largest number of sentences of one rule. If there would be more, one sentence is given, which names all others.
+# The largest number of sentences of one rule. If a rule finds more, it gives one sentence, which names the others too.
 _MOST_SENTENCES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedShape:
-    """What a run asked for.
+    """The resources that a run requested.
 
     Attributes:
         nodes: the nodes that started ranks.
-        number: how many nodes the run asked for; 0 if this is not known.
+        number: how many nodes the run requested; 0 if this is not known.
         gpus, cpus: number of GPUs and CPUs of each node. 0 means no GPUs, or an unknown number of CPUs.
-        until: when the ranks ended, or now if they run, in seconds since the epoch; None if neither is known.
+        until: when the ranks ended, or now if the ranks still run, in seconds since the epoch; None if not known.
     """
 
     nodes: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class UseJudgement:
         samples: number of samples of all nodes.
         figures: means over the whole time, as text; empty if nothing is known.
         sentences: what is unusual; empty if nothing is unusual.
-        unknown: what no sample shows, and why.
+        unknown: the values that no sample shows, and why.
     """
 
     nodes: int
@@ -98,7 +98,7 @@ class UseJudgement:
 
 @dataclass(frozen=True)
 class _Odd:
-    """Something unusual on one node or rank, and how bad it is. `gpus` are GPUs that need no other sentence."""
+    """Something unusual on one node or rank, and how bad it is. The GPUs in `gpus` then need no second sentence."""
 
     weight: float
     text: str
@@ -143,7 +143,10 @@ class _Seen:
         return {rank: known for rank, known in found.items() if known is not None}
 
     def _first_step(self) -> float | None:
-        """Return when the first step ended. If no sample is so old, the number of steps so far gives an estimate."""
+        """Return when the first step ended.
+
+        If no sample is from that time, the number of steps so far gives an estimate.
+        """
         newest_only = self.began < min(map(_begin, self.nodes), default=0.0)
         found = []
         for rank, looks in self.ranks.items():
@@ -197,7 +200,7 @@ def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
 
 
 def _typical(pairs: Iterable[tuple[float | None, float]]) -> float | None:
-    """Return the weighted median, which a long compilation or evaluation does not change; None if time is too short."""
+    """Return the weighted median; None if the time is too short. A long compilation does not change the median."""
     known = sorted((value, weight) for value, weight in pairs if value is not None)
     total = sum(weight for _, weight in known)
     if total < _SHORTEST:
@@ -343,7 +346,10 @@ def _why_slow(seen: _Seen, rank: int, others: Sequence[int], lost: float) -> Ite
 
 
 def _both(value: Callable[[int], float | None], rank: int, others: Sequence[int]) -> tuple[float, float]:
-    """Return a value of a rank, and the median of the other ranks' values. Unknown is NaN, so no comparison is true."""
+    """Return a value of a rank, and the median of this value over the other ranks.
+
+    An unknown value is NaN, so every comparison with an unknown value is false.
+    """
     own, their = value(rank), [one for other in others if (one := value(other)) is not None]
     return math.nan if own is None else own, median(their) if their else math.nan
 
@@ -357,7 +363,8 @@ def _growth_of(counts: Iterable[float | None]) -> float | None:
     return sum(max(0.0, later - earlier) for earlier, later in pairwise(known)) if known else None
 
 
-# Words in the name of a reason -> text for a sentence. A cap of the power, or clocks that somebody set, are normal.
+# Words in the name of a reason -> text for a sentence. A power limit and clocks that were set by hand are normal, so
+# these two have no entry.
 _REASONS = {
     "hw-thermal": "a hardware slowdown for heat",
     "thermal": "a slowdown for heat",
@@ -386,7 +393,8 @@ def _slow_gpu(seen: _Seen, limit: float) -> Iterator[_Odd]:
 
 def _ecc(seen: _Seen, limit: float) -> Iterator[_Odd]:
     for (node, index), looks in seen.gpus.items():
-        # If a sample stands for a minute, use its highest value, because the mean of a counter is not a count.
+        # A sample may be the mean of a minute. Then use the highest value, because the mean of a counter is not a
+        # count.
         grown = _growth_of(one.ecc for s, _ in looks for one in _most(s).gpus if one.index == index)
         if grown is not None and grown >= limit:
             text = f"GPU {index} of {node} had {plural(round(grown), 'uncorrected memory error')} (ECC)"
@@ -453,7 +461,7 @@ def _growth(
     steady = end - line[middle][1] >= 0.3 * (end - base)
     if steady and sum(slope > 0 for slope in slopes) >= 0.9 * len(slopes):
         amount = size.shown(round(100 * median(slopes))).replace(".0 ", " ")
-        # The step at which the line of the growth has the value that the memory had before.
+        # The step at which a straight line of this slope has the value that the memory had at the beginning.
         since_step = max(first, round(line[-1][0] - (end - base) / median(slopes)))
         where = f" of {node}" if rank is None and len(seen.nodes) > 1 else ""
         yield _Odd(median(slopes), f"{what}{where} grows by {amount} in 100 steps since step {since_step}", node, rank)
@@ -477,7 +485,7 @@ class UseRule:
     Attributes:
         example: an example of the sentence.
         limit: the least number for which the sentence is given.
-        means: what this number is, with its unit.
+        means: the meaning of this number, with its unit.
         why: the damage for the run.
         source: the source of the rule or of its limit, with a date.
     """
@@ -500,7 +508,7 @@ RULES: tuple[UseRule, ...] = (
         example="3 of 4 GPUs of n2 had no process after minute 2",
         limit=50,
         means="% of the time of the node, up to its end and at least 5 minutes; the GPU does nothing either",
-        why="GPUs that no rank uses cost as much as the others",
+        why="GPUs that no rank uses cost as much as GPUs in use",
         hint="start one rank for each GPU (--nproc), or ask for fewer GPUs (--gpus)",
         source=f"slurm-job-exporter#65 (most wasted GPUs have no process); {_OURS}",
         find=_no_process,
@@ -511,7 +519,7 @@ RULES: tuple[UseRule, ...] = (
         limit=50,
         means="% of the time below 1 % use, at least 5 minutes; not before the first step (at most 30 minutes), nor "
         "while a rank saves, if all GPUs of the node are idle",
-        why="a mean of all GPUs hides the one that does nothing",
+        why="a mean over all GPUs hides the GPU that does nothing",
         hint="look at what its rank does: hpcenv logs RUN; does the script move its model to this GPU?",
         source=f"mila-docs#414, gnn_tracking#95, jobstats#28 (means hide it); {_OURS}",
         find=_idle,
@@ -521,7 +529,7 @@ RULES: tuple[UseRule, ...] = (
         example="GPU 3 of n1 had 2 uncorrected memory errors (ECC)",
         limit=1,
         means="new errors while the run used the GPU",
-        why="the values in this memory were lost, and more errors follow often",
+        why="the values in this memory are lost, and often more errors follow",
         hint="tell the site's support; until the GPU is repaired, submit with --exclude NODE",
         source="NVIDIA, Xid errors (2026-11); the check gpu.ecc.uncorrected looks at the same counters before the run",
         find=_ecc,
@@ -530,9 +538,9 @@ RULES: tuple[UseRule, ...] = (
         id="rank.slow",
         example="rank 17 is 1.6 times slower than the median; its GPU reports a hardware slowdown for heat",
         limit=1.3,
-        means="times the median step of the ranks, for at least 2 minutes; of two ranks, of the faster one's",
-        why="all ranks wait for the slowest one",
-        hint="with a cause on one node only: submit with --exclude NODE, and tell the site's support",
+        means="times the median step of the ranks (if there are two: of the faster rank), for at least 2 minutes",
+        why="all ranks wait for the slowest rank",
+        hint="if the cause is on one node only: submit with --exclude NODE, and tell the site's support",
         source=f"hpcfund#19, open_clip#703 (power brake), azurehpc PR#591; {_OURS}",
         find=_slow_rank,
     ),
@@ -540,10 +548,10 @@ RULES: tuple[UseRule, ...] = (
         id="rank.holds",
         example="rank 3 holds the others back: it waits for data 40 % of each step, they 2 %",
         limit=30,
-        means="% of a typical step that it waits for data more than the median of the ranks (of two, the one that "
-        "waits less), or % of the time that its process is stopped; for at least 2 minutes",
-        why="ranks that train together have the same time of a step: that of the slowest one",
-        hint="look at the data and the node of this rank; with a cause on one node only: submit with --exclude NODE",
+        means="% of a step by which its wait for data is longer than the median of the ranks (if there are two, "
+        "than the shorter wait), or % of the time in which its process is stopped; for at least 2 minutes",
+        why="ranks that train together all need the step time of the slowest rank",
+        hint="look at the data and the node of this rank; if the cause is on one node only: submit with --exclude NODE",
         source=f"hpcfund#19, marin#7681; {_OURS}",
         find=_holding_rank,
     ),
@@ -551,8 +559,8 @@ RULES: tuple[UseRule, ...] = (
         id="gpu.slow",
         example="1 of 4 GPUs of n1 reports a hardware slowdown for heat",
         limit=10,
-        means="% of the time, for heat, by the power brake or by the hardware; a cap of its power is normal",
-        why="the GPU computes at a part of its clock",
+        means="% of the time with a slowdown for heat, by the power brake or by the hardware; a power limit is normal",
+        why="the GPU computes at a lower clock",
         hint="tell the site's support; until the node is repaired, submit with --exclude NODE",
         source=f"open_clip#703, Azure/azurehpc PR#591; nvml.h, nvmlClocksEventReasons; {_OURS}",
         find=_slow_gpu,
@@ -561,9 +569,9 @@ RULES: tuple[UseRule, ...] = (
         id="data.wait",
         example="the ranks waited for data 61 % of each step: 2 workers for 16 CPUs",
         limit=30,
-        means="% of a typical step, as the median of the ranks, for at least 2 minutes",
-        why="the GPUs wait as long",
-        hint="more workers of the DataLoader (num_workers), up to the CPUs of the rank, or data on a faster disk",
+        means="% of a typical step in which ranks wait for data (median of the ranks), for at least 2 minutes",
+        why="the GPUs wait for the same time",
+        hint="use more workers of the DataLoader (num_workers), up to the CPUs of the rank, or a faster disk",
         source=f"nnUNet#680, prmon#105, jean-zay-doc#36; {_OURS}",
         find=_data_wait,
     ),
@@ -571,7 +579,7 @@ RULES: tuple[UseRule, ...] = (
         id="memory.node",
         example="peak memory 71 of 80 GB of n1",
         limit=85,
-        means="% of the limit of the job on the node",
+        means="% of the memory limit of the job on the node",
         why="the kernel ends processes that go beyond the limit",
         hint="ask for more memory (--mem), or use fewer workers of the DataLoader",
         source=f"slurm.conf(5), memory limits of a job; {_OURS}",
@@ -583,7 +591,7 @@ RULES: tuple[UseRule, ...] = (
         limit=97,
         means="% of the memory of the GPU",
         why="the next allocation can fail: CUDA out of memory",
-        hint="a smaller batch; or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments",
+        hint="use a smaller batch, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments",
         source=f"PyTorch, CUDA semantics, memory management (2.13): torch keeps what it freed; {_OURS}",
         find=_gpu_memory,
     ),
@@ -591,10 +599,10 @@ RULES: tuple[UseRule, ...] = (
         id="memory.leak",
         example="memory grows by 40 MB in 100 steps since step 900",
         limit=5,
-        means="% of what it was, and at least 256 MB: steadily and up to the end, over 10 minutes and more; the first "
-        "5 minutes after the first step do not count",
-        why="a long run ends for lack of memory",
-        hint="keep no tensors with their graph (loss.item()), nor lists that grow with each step",
+        means="% of growth, and at least 256 MB: steadily, up to the end, for 10 minutes or more; the first 5 minutes "
+        "after the first step do not count",
+        why="after some time the run ends for lack of memory",
+        hint="keep no tensors with their graph (use loss.item()), and no lists that grow with each step",
         source=f"prmon#105; PyTorch FAQ (2.13), memory that is not freed; {_OURS}",
         find=_leak,
     ),
@@ -602,8 +610,8 @@ RULES: tuple[UseRule, ...] = (
         id="memory.pressure",
         example="processes of n1 waited for memory 14 % of the time",
         limit=_PRESSURE,
-        means="% of the time, as a mean (pressure stall information of the kernel)",
-        why="the kernel takes memory back and reads it again: each step is slower",
+        means="mean % of the time in which processes waited for memory (pressure stall information of the kernel)",
+        why="the kernel frees memory and reads its content again, so each step is slower",
         hint="ask for more memory (--mem), or use fewer workers of the DataLoader",
         source=f"kernel.org, Documentation/accounting/psi; {_OURS}",
         find=_pressure,
@@ -629,10 +637,10 @@ def judge_use(nodes: Sequence[NodeSamples], asked: AskedShape) -> UseJudgement:
 
 
 def judge_speed(nodes: Sequence[NodeSamples], asked: AskedShape) -> tuple[UseSentence, ...]:
-    """Return which ranks are slow or hold the others back, and which GPUs are slowed down most of the time.
+    """Return which ranks are slow or delay the other ranks, and which GPUs are slowed down most of the time.
 
-    GPUs that are slowed down for a shorter time are left out. Such a GPU may soon make its rank slow, and a sentence
-    about the rank says more.
+    GPUs that are slowed down for a shorter time are left out. Such a GPU may soon make its rank slow, and then a
+    sentence about the rank says more.
     """
     ranks = [rule for rule in RULES if rule.id in ("rank.slow", "rank.holds")]
     gpus = [replace(rule, limit=60) for rule in RULES if rule.id == "gpu.slow"]
@@ -649,7 +657,7 @@ def _judged(seen: _Seen, rules: Iterable[UseRule]) -> Iterator[UseSentence]:
 def _sentences(rule: UseRule, found: Sequence[_Odd]) -> Iterator[UseSentence]:
     """Yield the sentences of a rule.
 
-    Instead of too many sentences, yield the worst one, which also names the other GPUs or ranks.
+    If there are too many sentences, yield only the worst one. It also names the other GPUs or ranks.
     """
     shown = found if len(found) <= _MOST_SENTENCES else found[:1]
     for one in shown:
@@ -677,7 +685,7 @@ def _figures(seen: _Seen) -> str:
 
 
 def _unknown(seen: _Seen, nodes: Sequence[NodeSamples]) -> Iterator[str]:
-    """Yield what no sample shows. Each item is yielded once, with the reason if it is known."""
+    """Yield the values that no sample shows. Each value is yielded once, with the reason if it is known."""
     yield from _together((node.node, f": {node.problem}") for node in nodes if node.problem)
     missing = sorted(set(seen.asked.nodes) - {node.node for node in seen.nodes})
     if missing:
@@ -749,10 +757,10 @@ def _unknown_of_gpus(seen: _Seen) -> Iterator[str]:
 
 
 def _blind(seen: _Seen, name: str) -> dict[_Gpu, list[GpuUse]]:
-    """Return the GPUs of which a value is unknown for too much of the time, with the looks in which it is unknown."""
+    """Return the GPUs for which a value is unknown for too large a part of the time, with the samples without it."""
     found = {}
     for gpu, looks in seen.gpus.items():
-        # An empty value may be known: a clock that is not low has no reason to be low.
+        # An empty tuple can be a known value: a clock that is not low has no reason to be low.
         unknown = [
             (s, one)
             for s, one in looks
@@ -764,7 +772,7 @@ def _blind(seen: _Seen, name: str) -> dict[_Gpu, list[GpuUse]]:
 
 
 def _unknown_of_ranks(seen: _Seen) -> Iterator[str]:
-    """Yield what is unknown because a rank reports no steps, or no wait for data."""
+    """Yield the values that are unknown because a rank reports no steps, or no wait for data."""
     blind = [rank for rank, looks in seen.ranks.items() if all(one.step is None for _, _, one in looks)]
     if len(blind) == len(seen.ranks):
         early = ", and GPUs that are idle in the first 30 minutes" if seen.gpus else ""
@@ -776,14 +784,14 @@ def _unknown_of_ranks(seen: _Seen) -> Iterator[str]:
 
 
 def _reason(looks: Sequence[GpuUse | NodeUse], name: str) -> str:
-    """Return a colon and the reason why a value is unknown. A key of `unknown` names all values with one reason."""
+    """Return a colon and the reason why a value is unknown. In `unknown`, one key names all values with this reason."""
     wanted = {"ranks" if name == "others" else name, "all"}
     reasons = (why for one in looks for key, why in one.unknown.items() if wanted & set(key.split(", ")))
     return next((f": {why}" for why in reasons if why), "")
 
 
 def nothing_odd(judgement: UseJudgement) -> str:
-    """Return the words for a judgement without a sentence. They promise nothing about what is unknown."""
+    """Return the words for a judgement without a sentence. They say nothing about values that are unknown."""
     return "nothing odd in what is known" if judgement.unknown else "nothing odd"
 
 

@@ -23,7 +23,7 @@ _WORDS = {"match": "match", "mismatch": "MISMATCH", "unknown": "UNKNOWN"}
 
 
 def brief(verdict: Verdict, *, lockfile: str) -> str:
-    """Return one line and the notes if everything matches, and the table without the settings if something differs."""
+    """Return the table without the settings if something differs; otherwise one line and the notes."""
     checks = verdict.preflight
     unread = {finding.field for finding in verdict.findings if _is_unread(finding)}
     differs = (
@@ -78,7 +78,10 @@ _ROWS_OF_A_FIELD = 8
 
 
 def _table_of(findings: Sequence[Finding]) -> str:
-    """Return a table with one row for all nodes with the same finding. If a field has too many rows, a line says so."""
+    """Return a table with one row for all nodes with the same finding.
+
+    If a field has too many rows, a line says this.
+    """
     nodes: dict[Finding, list[str]] = {}
     for finding in findings:
         nodes.setdefault(replace(finding, node=""), []).append(finding.node)
@@ -97,13 +100,13 @@ def _table_of(findings: Sequence[Finding]) -> str:
     return "\n".join([*rows_of_one, *map(_alike, alike), *rest])
 
 
-# If at least this number of fields is unknown for one reason, they are shown in one paragraph. For example, if NVML
-# does not answer, twenty fields are unknown.
+# If at least this number of fields is unknown for the same reason, one paragraph shows all of them. For example, if
+# NVML does not answer, twenty fields are unknown.
 _UNKNOWN_TOGETHER = 3
 
 
 def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Finding]]]:
-    """Return findings that get a row, and groups of findings that are unknown on the same nodes for one reason."""
+    """Return findings that get a row, and groups of findings that are unknown on the same nodes for the same reason."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.result == "unknown":
@@ -114,7 +117,7 @@ def _apart(findings: Sequence[Finding]) -> tuple[list[Finding], list[list[Findin
 
 
 def _alike(group: Sequence[Finding]) -> str:
-    """Return the paragraph on fields that are unknown for one reason, with the first hint of these fields."""
+    """Return the paragraph on fields that are unknown for the same reason, with the first hint of these fields."""
     first = group[0]
     fields = ", ".join(visible_ascii(finding.field) for finding in group)
     lines = [
@@ -201,7 +204,7 @@ def _note(finding: Finding) -> list[str]:
 
 
 def _is_unread(finding: Finding) -> bool:
-    """Whether this is a check that many machines cannot do (INFO_IF_UNKNOWN), as users often cannot read /dev/kmsg."""
+    """Whether this is a check that many machines cannot do (INFO_IF_UNKNOWN). Users often cannot read /dev/kmsg."""
     return bool(finding.owner) and finding.result == "unknown" and finding.severity == "info"
 
 

@@ -1,10 +1,10 @@
-"""Packages that were compiled in their image: the report that the build stage of `hpcenv image init --build` leaves.
+"""Packages that were compiled in their image. The build stage of `hpcenv image init --build` writes a report on them.
 
 Runs on: LOGIN NODE.
 
-No index has such a wheel, so its sha256 cannot be compared with anything. Only the image itself states this sha256.
-(pip's report of an installation proves no more.) The image may come from a stranger, so sizes and words in the report
-are checked.
+No index has such a wheel, so its sha256 cannot be compared with another source. Only the image itself states this
+sha256. (pip's report of an installation proves no more.) The image may come from a person whom the user does not know,
+so sizes and words in the report are checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS = re.compile(r"[ -~]{1,200}")
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltPackage:
-    """One package of the report: the wheel that the build installed, and what this wheel was made from."""
+    """One package of the report: the wheel that the build installed, and the source of this wheel."""
 
     file: KnownFile
     table: BuiltTable

@@ -1,4 +1,4 @@
-"""Which values of a lockfile do not fit together, according to the compatibility table. Pure.
+"""Find values of a lockfile that do not fit together, according to the compatibility table. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -21,7 +21,7 @@ from hpcenv.project.lockfile import Lockfile
 def misfits(locked: Lockfile, table: Compat) -> tuple[Fit, ...]:
     """Return the libraries and packages that do not fit the locked torch, or are not in the table.
 
-    Without torch, and for torch outside of a release (`2.9.0a0+git`), there is nothing to compare.
+    Nothing is compared if there is no torch, or if torch is not a release (for example `2.9.0a0+git`).
     """
     torch = locked.facts.get("torch.version")
     if not isinstance(torch, str) or torch == "absent":
@@ -32,7 +32,7 @@ def misfits(locked: Lockfile, table: Compat) -> tuple[Fit, ...]:
 
 
 def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]:
-    """Return what the user should know about the locked versions.
+    """Return notes for the user about the locked versions.
 
     Args:
         locked: the new lockfile.
@@ -43,7 +43,8 @@ def notes(locked: Lockfile, table: Compat, *, today: dt.date) -> tuple[str, ...]
     texts = [
         f"{one.field} ({library_rules.weight(one, severities)}): {one.judgement}"
         for one in misfits(locked, table)
-        # A lockfile for CPUs has no versions of CUDA, so rules about CUDA are unknown. This needs no note.
+        # A lockfile for CPUs has no versions of CUDA, so the results of rules about CUDA are unknown. No note is
+        # needed.
         if lock_model.cuda_of(locked) is not None or one.judgement.result == "mismatch"
     ]
     texts += [*_python(locked, table), *_gpu(locked, table), *_gpu_memory(locked, table)]
@@ -63,7 +64,7 @@ def _python(locked: Lockfile, table: Compat) -> Iterator[str]:
 
 
 def _gpu_memory(locked: Lockfile, table: Compat) -> Iterator[str]:
-    """Yield a note if the project asks for more GPU memory than the GPU that it names is sold with."""
+    """Yield a note if the project requires more GPU memory than its GPU has in any size that is sold."""
     model = gpu_by_name(table, locked.host.gpu) if locked.host.gpu is not None else None
     if model is None or not model.memory_gb or max(model.memory_gb) >= lock_model.gpu_memory_gb(locked):
         return
@@ -72,7 +73,7 @@ def _gpu_memory(locked: Lockfile, table: Compat) -> Iterator[str]:
 
 
 def _gpu(locked: Lockfile, table: Compat) -> Iterator[str]:
-    """Yield what would fail on the GPU that the project names."""
+    """Yield notes on anything that would fail on the GPU that the project names."""
     arch_list = lock_model.arch_list_of(locked)
     if locked.host.gpu is None or not arch_list or lock_model.cuda_of(locked) is None:
         return

@@ -4,9 +4,9 @@ Runs on: LOGIN NODE.
 
 conda, mamba, micromamba and pixi leave a record of each package in `conda-meta`: name, version, build, the sha256 of
 its archive, and the sha256 of each file (conda/models/records.py, PrefixRecord; rattler_conda_types writes the same
-record). The probe reads the records and hashes the files. If the files are as recorded, the package comes from the
-archive that its record names. The record is conda's own statement, like pip's report. A file of pins is independent of
-conda.
+record). The probe reads the records and hashes the files. If the files agree with the record, the package comes from
+the archive that its record names. The record is conda's own statement, like pip's report. A file of pins does not
+depend on conda's statement.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class InstalledConda:
         channel: the last part of the channel's URL.
         sha256, md5: hashes of the archive, from the package's record; empty if the record has none.
         dists: the Python distributions that the package contains.
-        unproved: why the files may not be the recorded files; empty if they certainly are.
+        unproved: why the files may differ from the recorded files; empty if they certainly agree.
     """
 
     name: str
@@ -80,7 +80,7 @@ def _unproved(entry: Mapping[str, Any], dists: Sequence[Mapping[str, Any]], unre
         return "files of its Python distribution were changed after it was installed"
     if entry.get("outside"):
         return "it is in the environment below this one, whose files were not compared"
-    # Without a RECORD, conda's own record covers the files of a distribution.
+    # If a distribution has no RECORD, conda's own record covers its files.
     unhashed = [dist for dist in dists if dist.get("record-sha256") and dist.get("content-sha256") is None]
     if unhashed:
         return (
@@ -98,7 +98,7 @@ def _differs(dist: Mapping[str, Any]) -> bool:
 
 
 def compare_conda(pins: Iterable[Pin], installed: Sequence[InstalledConda]) -> tuple[PinDifference, ...]:
-    """Return the differences between what conda installed and the conda packages of a file, sorted by name."""
+    """Return the differences between the packages that conda installed and the conda packages of a file, by name."""
     pinned: dict[str, list[Pin]] = {}
     for pin in pins:
         if pin.manager == "conda":
@@ -169,7 +169,7 @@ def _shown(pins: Sequence[Pin]) -> str:
     return ", ".join(sorted({f"{pin.version or 'any version'} {pin.build}".strip() for pin in pins}))
 
 
-# ---- what is locked ------------------------------------------------------------------------------------------
+# ---- entries for the lockfile --------------------------------------------------------------------------------
 
 
 def conda_tables(
@@ -178,7 +178,7 @@ def conda_tables(
     """Return the entries of the packages for the lockfile, each with its proof.
 
     Args:
-        installed: what conda installed.
+        installed: the packages that conda installed.
         pins: the pins that agree with `installed`; empty without a file of pins.
         before: the lockfile that will be replaced. A package that is pinned in that lockfile stays pinned.
     """
@@ -214,7 +214,7 @@ def _pinned_before(package: InstalledConda, before: CondaTable | None) -> bool:
 
 
 def locked_conda(locked: Lockfile) -> tuple[InstalledConda, ...]:
-    """Return the packages of a lockfile. If the lockfile is fresh, these are the installed packages."""
+    """Return the conda packages in a lockfile. If the lockfile is fresh, these are the installed packages."""
     return tuple(
         InstalledConda(
             name=table.name,
@@ -231,7 +231,7 @@ def locked_conda(locked: Lockfile) -> tuple[InstalledConda, ...]:
 
 
 def conda_changes(before: Lockfile, after: Lockfile) -> Iterator[str]:
-    """Yield a line for each conda package that changed; nothing if a lockfile does not list conda packages."""
+    """Yield a line for each conda package that changed; no line if a lockfile does not list conda packages."""
     old = {table.name: _what(table) for table in before.packages.conda_package}
     new = {table.name: _what(table) for table in after.packages.conda_package}
     for name in sorted(old.keys() | new.keys()) if old else ():

@@ -1,4 +1,4 @@
-"""Installed packages that do not fit together, as `pip check` finds them. Pure.
+"""Installed packages that do not fit together. `pip check` finds the same conflicts. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -23,7 +23,7 @@ class Conflict:
 
     Attributes:
         package: name and version of the package that requires something.
-        requirement: what this package requires, without the marker.
+        requirement: the requirement of this package, without the marker.
         found: the installed version of the required package; empty if it is not installed.
     """
 
@@ -39,7 +39,7 @@ class Conflict:
 def find_conflicts(
     versions: Mapping[str, str], requirements: Mapping[str, Iterable[str]], environment: Mapping[str, str]
 ) -> Iterator[Conflict]:
-    """Yield the requirements that are not met, sorted by the name of the package that has them.
+    """Yield the requirements that are not met, sorted by the name of the package with the requirement.
 
     Extras are ignored, because METADATA does not say which extras were requested. Requirements that are not valid by
     PEP 508 and versions that are not valid by PEP 440 are not judged.

@@ -27,19 +27,19 @@ from hpcenv.image.store.store import Store, StoredImage
 from hpcenv.progress import Event, OnEvent, ignore
 from hpcenv.records.manifest import Bind
 
-# The minimum of temporary space, in bytes, for the files that %post adds. The real number is not known.
+# The minimum of temporary space, in bytes, for the files that %post adds. The real size of these files is not known.
 _POST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefinitionBuild:
-    """A definition file and what its build may use.
+    """A definition file, and the settings of its build.
 
     Attributes:
         path: the file; relative paths in it begin at its folder.
         text: its content.
         name: the path as the user wrote it, for the store's list.
-        platform: for which machines to build.
+        platform: the machines for which the SIF is built.
         access: how to connect to the registries of its sources.
         allow_floating: accept sources whose content may change, such as tags.
         binds: folders of the host that the build sees.
@@ -74,7 +74,7 @@ def parse_bind(text: str, folder: Path) -> Bind:
         folder: where a relative SRC begins.
 
     Raises:
-        UsageError: the text has another form, or SRC does not exist.
+        UsageError: the text does not have this form, or SRC does not exist.
     """
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
@@ -95,7 +95,7 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
     Tags of registries are resolved to digests, and the build uses the digests.
 
     Args:
-        build: the file and what its build may use.
+        build: the file and the settings of its build.
         store: where the SIF is stored.
         environ: the user's environment, for tools and temporary folders.
         on_event: called with the progress.
@@ -114,7 +114,7 @@ def build_definition(build: DefinitionBuild, store: Store, environ: Mapping[str,
     need = _POST_BYTES + sum(
         apptainer_build.space_needed(sum(layer.size for layer in image.layers)) for image in images.values()
     )
-    # The name is unique, because two builds of one file may run at the same time. `prune` waits for both.
+    # The name is unique, because two builds of one file may run at the same time. `prune` waits for both builds.
     lease = f"definition-{secrets.token_hex(8)}"
     with (
         store.lease(lease, purpose=f"builds {build.name}", timeout=60, on_event=on_event),
@@ -189,7 +189,7 @@ def _uses_plain_http(build: DefinitionBuild) -> bool:
 
 
 def _resolve_sources(build: DefinitionBuild, on_event: OnEvent) -> dict[str, ResolvedImage]:
-    """Ask the registries which images the file's sources name now; the keys are `DefinitionSource.origin`."""
+    """Ask the registries which images the sources of the file name now. The keys are `DefinitionSource.origin`."""
     images = {}
     for origin, reference in _registry_sources(build).items():
         image = sources.resolve(reference, build.access, platform=build.platform, allow_floating=build.allow_floating)
@@ -202,8 +202,8 @@ def _resolve_sources(build: DefinitionBuild, on_event: OnEvent) -> dict[str, Res
 def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None) -> BuiltImage | None:
     """Return a SIF in the store that was built from the same file and the same inputs.
 
-    Without a locked SIF the registries are asked which images the tags name now. The result is None if an input cannot
-    be compared, such as the packages of a distribution.
+    Without a locked SIF, hpcenv asks the registries which images the tags name now. The result is None if an input
+    cannot be compared, such as the packages of a distribution.
 
     Args:
         store: where to look.
@@ -235,7 +235,10 @@ def find_earlier_build(store: Store, build: DefinitionBuild, locked: str | None)
 
 
 def _when_made(image: StoredImage) -> tuple[str, float]:
-    """Return when a SIF was built, and when it was last used, to choose between two builds in the same second."""
+    """Return when a SIF was built, and when it was last used.
+
+    The last use decides if both were built in the same second.
+    """
     return (image.record.made.created if image.record else "", image.used)
 
 
@@ -247,7 +250,7 @@ def _same_inputs(
     used = image.record.made.materials
     names = {f"{source}:{target}:{'ro' if read_only else 'rw'}" for source, target, read_only in binds}
     bound = {material.name for material in used if material.what == "bind"}
-    # Without binds in `build`, a SIF that was built with any binds fits: `lock` uses the SIF of `image build --bind`.
+    # If `build` has no binds, a SIF that was built with any binds fits, so `lock` uses the SIF of `image build --bind`.
     return (
         all(material in used for material in known)
         and (not names or names == bound)

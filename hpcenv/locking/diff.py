@@ -1,4 +1,4 @@
-"""`hpcenv diff`: what differs between two locks, two runs, or a lock and a run.
+"""`hpcenv diff`: find the differences between two lockfiles, two runs, or a lockfile and a run.
 
 Runs on: LOGIN NODE.
 """
@@ -33,7 +33,7 @@ class DiffResult(Shown):
     """Two sides and their differences. The differences that are hardest to remove come first.
 
     Attributes:
-        not_compared: what could not be compared, because one side has no such record.
+        not_compared: the parts that could not be compared, because one side has no record of them.
     """
 
     left: str
@@ -56,7 +56,7 @@ def diff(
     runs_dir: str | None = None,
     environ: Mapping[str, str],
 ) -> DiffResult:
-    """Return what differs between two sides. See `hpcenv.diff` (api/environment.py).
+    """Return the differences between two sides. See `hpcenv.diff` (api/environment.py).
 
     Args:
         environ: environment variables for git.
@@ -64,7 +64,7 @@ def diff(
     start, names = Path(project), (str(left), str(right))
     sides = [_read_side(start, name, determinism, runs=runs_dir, environ=environ) for name in names]
     both_runs = all(side.of_run is not None for side in sides)
-    # A lockfile does not contain nodes, command and code: if one side is a lockfile, only environments are compared.
+    # A lockfile does not contain nodes, command and code. If one side is a lockfile, only environments are compared.
     values = [side.of_run if both_runs and side.of_run is not None else side.environment for side in sides]
     if both_runs:
         values = diff_model.with_files(values, [side.listing for side in sides])
@@ -82,7 +82,7 @@ def diff(
 
 
 def _without_result(values: Sequence[Mapping[str, Value]], severities: Sequence[Severities]) -> tuple[Change, ...]:
-    """Return the outcome of two runs as a difference, if it is the same and neither run completed."""
+    """Return the outcome of two runs as a difference, if both have the same outcome, and did not complete."""
     outcome, other = (side.get(diff_model.OUTCOME) for side in values)
     if outcome != other or outcome == diff_model.COMPLETED:
         return ()
@@ -92,7 +92,7 @@ def _without_result(values: Sequence[Mapping[str, Value]], severities: Sequence[
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """One side: its environment, its severities, and, if the side is a run, all fields and copied files of the run."""
+    """One side: its environment and severities. If the side is a run, also all fields and copied files of the run."""
 
     environment: Mapping[str, Value]
     severities: Severities
@@ -135,7 +135,7 @@ def _named_lockfile(start: Path, name: str) -> Path | None:
     """Return the path of the project's lockfile with this name; None if there is no such lockfile."""
     try:
         path = open_workspace(start).lockfile_path(name)
-    except Exception:  # noqa: BLE001  (no project here: then the name does not name a lockfile of it)
+    except Exception:  # noqa: BLE001  (there is no project here, so there is no lockfile with this name)
         return None
     return path if path.is_file() else None
 

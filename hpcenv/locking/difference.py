@@ -1,4 +1,4 @@
-"""The differences between two locked environments or runs, sorted: the hardest to remove come first. Pure.
+"""The differences between two locked environments or runs. The differences that are hardest to remove come first. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -29,7 +29,7 @@ _CHAIN = "container.rootfs-chain-id"
 _OVERLAY, _OVERLAY_TREE = "container.overlay.sha256", "container.overlay.tree-sha256"
 _OVERLAY_MADE_AGAIN = "container.overlay.made-again"
 
-# If single packages differ, these fields differ too and add no information.
+# If single packages differ, these fields differ too, so they add no information.
 _EXPLAINED_BY_PACKAGES = ("packages.env-digest", "packages.content-digest", "packages.count")
 
 
@@ -38,7 +38,7 @@ class Change:
     """One field in which two sides differ.
 
     Attributes:
-        repair: what must be done to make the sides equal. Changes are sorted by `repair`.
+        repair: the work that makes the sides equal. Changes are sorted by `repair`.
         severity: the stricter severity of the two sides.
         what, why, remedy: texts from the table of fields.
     """
@@ -181,9 +181,9 @@ def of_run(
     facts: Mapping[str, Facts],
     finished: Mapping[str, Any],
 ) -> dict[str, Value]:
-    """Turn a run into dotted fields: its environment, command, shape, settings, nodes and how it ended.
+    """Turn a run into dotted fields: its environment, command, shape, settings, nodes and its end.
 
-    A value that is equal on all nodes appears once; if nodes differ, the value of each node is listed.
+    A value that is equal on all nodes appears once. If nodes differ, the value of each node is listed.
     """
     flat = environment_of_run(lockfile, verdict, facts)
     flat["run.nodes"] = manifest.nodes
@@ -212,7 +212,7 @@ OUTCOME, COMPLETED = "run.outcome", "completed"
 
 
 def outcome_of(verdict: Verdict | None, finished: Mapping[str, Any]) -> str:
-    """Return whether a run trained, and how it ended if it did not complete."""
+    """Return whether a run trained. If it trained but did not complete, say how it ended."""
     if verdict is None:
         return "never trained: there is no verdict"
     if verdict.result != "match":
@@ -237,7 +237,7 @@ def _script_of(manifest: Manifest) -> str:
 
 
 def sif_fits(manifest: Manifest, verdict: Verdict | None, facts: Mapping[str, Facts]) -> bool:
-    """Return whether every node of a run found one of the SIFs that the run was planned with."""
+    """Return whether every node of a run found one of the SIFs in the plan of the run."""
     planned = {expected.value for expected in manifest.expectations if expected.field == _SIF}
     trained = verdict.launched if verdict is not None else ()
     found = {f.values[_SIF] for node, f in facts.items() if _SIF in f.values and (node in trained or not trained)}
@@ -267,8 +267,8 @@ def not_compared(lockfile: Lockfile, manifest: Manifest, facts: Mapping[str, Fac
 def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mapping[str, Facts]) -> dict[str, Value]:
     """Turn a run's lockfile into dotted fields. If nodes found other values, these replace the locked values.
 
-    Only nodes that trained count. The values of these nodes can differ from the lockfile if the lockfile's policy
-    allows a difference, or if the SIF was made again.
+    Only nodes that trained count. The values of these nodes may differ from the lockfile, because the lockfile's policy
+    allows a difference, or because the SIF was made again.
     """
     flat = of_lockfile(lockfile)
     trained = verdict.launched if verdict is not None else ()
@@ -287,8 +287,8 @@ def environment_of_run(lockfile: Lockfile, verdict: Verdict | None, facts: Mappi
 def with_files(values: Sequence[Mapping[str, Value]], listings: Sequence[Listing | None]) -> list[Mapping[str, Value]]:
     """Return the values of two runs, and add the copied files that differ between the runs.
 
-    A file that one of the copies only links to is not compared. If all other code is equal, the digests of the copies
-    and of their uncommitted changes are not compared either.
+    A file is not compared if one of the copies only has a link to it. If all other code is equal, the digests of the
+    copies and of their uncommitted changes are not compared either.
 
     Args:
         listings: the files in the copies of both runs; None for a run without a copy.

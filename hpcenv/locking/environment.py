@@ -1,7 +1,7 @@
 """The environment of a project: a Python of the host, or a SIF.
 
-Runs on: LOGIN NODE. Every submission imports this module, so it imports nothing that is needed only for locking, for
-converting and for images.
+Runs on: LOGIN NODE. Every submission imports this module. So it imports no modules that only locking, converting or
+images need.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def bind_sources(workspace: Workspace) -> dict[str, str]:
 
 
 def container_environment(workspace: Workspace, image: Path, *, gpus: bool, program: str = "") -> Environment:
-    """Return the environment inside a SIF, started by `program`, or else by `apptainer` or `singularity` on PATH."""
+    """Return the environment inside a SIF. `program` starts it; otherwise `apptainer` or `singularity` on PATH does."""
     return Environment(
         kind="sif",
         python=workspace.project.python or "python3",

@@ -1,4 +1,4 @@
-"""`hpcenv explain`: what a field means, where its value comes from and why it matters.
+"""`hpcenv explain`: show the meaning of a field, the origin of its value, and why the field matters.
 
 Runs on: LOGIN NODE.
 """
@@ -24,11 +24,11 @@ class Explanation:
     """A field, and its entry in the project's lockfile.
 
     Attributes:
-        name: the field's name as the user wrote it; if the field is a family, a member of the family.
+        name: the field's name as the user wrote it. If the field is a family, this is a member of the family.
         locked: the value in the lockfile; None without a lockfile, or if the lockfile has no value.
         unknown: why the value could not be read when the environment was locked.
         severity: the field's severity in this project; None without a lockfile.
-        override: the severity that [policy] sets; None if the severity in the table of fields counts.
+        override: the severity that [policy] sets; None if the severity in the table of fields is used.
     """
 
     name: str

@@ -31,7 +31,7 @@ class ExportResult:
         text: the whole export.
         count: number of packages in the export.
         left_out: packages that are not in the export, with reasons.
-        notes: what the user should know about the export.
+        notes: notes for the user about the export.
         path: the file that was written; None if no file was written.
         replaced: whether an earlier export of this format was replaced.
     """
@@ -79,7 +79,7 @@ def export(
     lockfile_path = find_lockfile(start, lock)
     lockfile = read_lockfile(lockfile_path)
     path = None if output is None else Path(os.path.realpath(output))
-    # Checked before the index is asked: if the file cannot be written, there is no need to ask.
+    # This is checked before the index is asked. If the file cannot be written, the index need not be asked.
     replaced = path is not None and _is_replaceable(path, exporter)
     request = ExportRequest(name=lockfile_path.name.removesuffix(".lock.toml"), environ=environ)
     rendered = exporter.render(lockfile, request)

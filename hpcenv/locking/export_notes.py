@@ -56,7 +56,7 @@ def left_out_entry(dist: DistTable, reason: str) -> LeftOut:
 
 
 def summary_notes(lockfile: Lockfile, left_out: Sequence[LeftOut]) -> tuple[str, ...]:
-    """Return notes on what the export does not contain."""
+    """Return notes on the parts that the export does not contain."""
     notes = [*notes_on_edits(lockfile)]
     if left_out:
         names = ", ".join(package.name for package in left_out[:5]) + (", ..." if len(left_out) > 5 else "")

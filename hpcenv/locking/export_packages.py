@@ -1,4 +1,4 @@
-"""Whether pip can install a locked package, with which line, and with which hash.
+"""Find out whether pip can install a locked package, with which line, and with which hash.
 
 Runs on: LOGIN NODE. The export formats share this module.
 """
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
 VERSION = re.compile(r"[!-~]{1,200}")
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+/[A-Za-z0-9._~%!$&'()*+,;=:@/-]{1,1900}")
-# The sources that are not an index. From name and version alone, pip would install a different package.
+# These sources are not an index. If pip had only name and version, it would install a different package.
 NO_INDEX = {
     "editable": "editable install",
     "vcs": "installed from version control",
@@ -35,16 +35,16 @@ MODIFIED = "modified after its installation; the export has the original package
 
 
 def canonical(name: str) -> str:
-    """Return the name by which indexes know a package (PEP 503).
+    """Return a package's name in the form that indexes use (PEP 503).
 
-    The result is that of `packaging.utils.canonicalize_name`, whose module also loads the tags of platforms, which
-    takes longer than all other work for the `requirements.txt` of a run folder.
+    The result is the same as the result of `packaging.utils.canonicalize_name`. But the module of that function also
+    loads the tags of platforms. This takes longer than all other work for the `requirements.txt` of a run folder.
     """
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def public_url(url: str) -> tuple[str | None, str]:
-    """Return a URL that can be published, without user and password; or None and the reason why it cannot be published.
+    """Return a URL without user and password that can be published; or None, and why it cannot be published.
 
     A file URL would make other users install from a path that they did not choose. A query may contain a secret.
     """
@@ -134,12 +134,12 @@ def proved_sha256(dist: DistTable) -> str | None:
 
 
 def direct_url_of(dist: DistTable) -> str | None:
-    """Return the URL that a wheel was installed from, if other users can download from this URL; otherwise None."""
+    """Return the URL from which a wheel was installed, if other users can download from this URL; otherwise None."""
     direct = dist.direct_url
     if direct is None or not direct.url or proved_sha256(dist) is None or not direct.url.endswith(".whl"):
         return None
-    # The confirmed wheel may be a different file, from an index, with the same content. pip would compare the file at
-    # the URL with the hash of that wheel.
+    # The confirmed wheel may be a different file with the same content, from an index. pip would compare the file at
+    # the URL with the hash of that other file.
     return public_url(direct.url)[0] if direct.hash in (None, f"sha256={proved_sha256(dist)}") else None
 
 
@@ -167,7 +167,7 @@ def python_version(lockfile: Lockfile) -> str | None:
 
 
 def package_url(dist: DistTable) -> PackageURL | None:
-    """Return a package URL (purl), whose type is pypi only for a package that an index can have."""
+    """Return a package URL (purl). Its type is pypi only for a package that an index can have."""
     from packageurl import PackageURL
 
     if not NAME.fullmatch(dist.name) or not VERSION.fullmatch(dist.version):

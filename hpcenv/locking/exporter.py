@@ -1,7 +1,7 @@
 """The parts of an export format.
 
-Runs on: LOGIN NODE. Each module in `formats/` is one format; its constant `EXPORTER` describes the format. A new format
-needs only a new module in `formats/`: `exporters()` of locking/export.py finds this module.
+Runs on: LOGIN NODE. Each module in `formats/` is one format. Its constant `EXPORTER` describes the format. A new format
+needs only a new module in `formats/`, because `exporters()` of locking/export.py finds this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpcenv.project.lockfile import Lockfile
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A package that is not in the export, and why."""
+    """A package that is not in the export, and the reason."""
 
     name: str
     version: str
@@ -29,7 +29,7 @@ class Rendered:
     Attributes:
         count: number of packages in the text.
         left_out: packages that are not in the text.
-        notes: what the user should know about the text.
+        notes: notes for the user about the text.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Exporter:
         render: returns the text; raises HpcenvError if the text cannot be made.
         is_ours: whether a text is an export of this format by hpcenv, so that a new export may replace it.
         needs_index: whether `render` asks pip's index. The other formats need the lockfile only.
-        path_notes: what the user should know about the name of the file that was written.
+        path_notes: notes for the user about the name of the file that was written.
     """
 
     name: str

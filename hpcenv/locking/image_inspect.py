@@ -2,8 +2,8 @@
 
 Runs on: LOGIN NODE. Needs no Apptainer. Changes nothing.
 
-The file is untrusted. An incomplete SIF is an error. If an optional part cannot be read, there is a note, and all other
-parts are reported.
+The file is untrusted. An incomplete SIF is an error. If an optional part cannot be read, the result has a note, and all
+other parts are reported.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SifOrigin:
     Attributes:
         origin: which part of the SIF names the image: a label, the definition file, or `unknown`.
         reference: the image's name, if the SIF contains this name.
-        digest: the digest of the manifest. A digest from `base.digest` or from a definition file may be the digest of a
-            multi-platform index instead; then `digest_of` is `manifest or index`.
+        digest: the digest of the manifest. If it comes from `base.digest` or from a definition file, it may be the
+            digest of a multi-platform index instead. Then `digest_of` is `manifest or index`.
         digest_of: `manifest`, or `manifest or index`.
     """
 
@@ -55,12 +55,12 @@ class EmbeddedLock:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedImage:
-    """What is known of a SIF; the content of its file system is not read.
+    """The data about a SIF. The content of its file system is not read.
 
     Attributes:
         size: size of the file, in bytes.
         sha256, partition_sha256: digests of the file and of the file system; None without `hashes`.
-        signatures: the number of signature objects; they are not verified.
+        signatures: the number of signature objects. The signatures are not verified.
         squashfs: None if the partition is not squashfs 4.0.
         config: the image's OCI configuration, if the SIF has it.
         notes: the parts that could not be read.
@@ -125,8 +125,8 @@ def source_of(labels: Mapping[str, str], definitions: Sequence[bytes] = ()) -> S
     """Return the image that labels and definition files name. The most reliable source is used.
 
     The sources, from the most to the least reliable, are: hpcenv's labels; the base digest that Apptainer 1.5.0 and
-    later write for docker://; a digest in the definition file, which Apptainer stores as a label and as text. A SIF
-    contains no digest if Apptainer before 1.5.0 built it from a tag.
+    newer write for docker://; and a digest in the definition file, which Apptainer stores as a label and as text. If an
+    Apptainer before 1.5.0 built a SIF from a tag, the SIF contains no digest.
     """
     own = _digest(labels.get("hpcenv.source.manifest-digest"))
     if own is not None:

@@ -19,7 +19,7 @@ from hpcenv.project.store_config import StorePlace
 
 __all__ = ["find_locked", "find_path", "find_sif"]
 
-# A text with fewer digits could be a word in a reference instead of a digest.
+# A text with fewer digits could also be a word in a reference.
 _LEAST_DIGITS = 6
 
 
@@ -28,7 +28,7 @@ def find_sif(name: str, cwd: Path, place: StorePlace) -> Path:
 
     Args:
         name: the path of a SIF file, or a name for `find_path`.
-        cwd: where a relative path begins.
+        cwd: the folder at which a relative path begins.
         place: the store's folder, and the users whom the user trusts with it.
 
     Raises:
@@ -45,7 +45,7 @@ def find_sif(name: str, cwd: Path, place: StorePlace) -> Path:
 
 
 def _is_folder(name: str, path: Path) -> UsageError:
-    """Return the error for a folder that was given instead of a SIF or an image of the store."""
+    """Return the error for a folder, if the user must name a SIF or an image of the store."""
     why = "expected: the path of a SIF, or an image of the store"
     if not os.path.isfile(path / "oci-layout"):
         return UsageError(f"`{name}` is a folder", why=why, hint=Command("hpcenv", "image", "list"))

@@ -51,7 +51,7 @@ def project_platform(workspace: Workspace) -> Platform:
 
 
 def registry_name(container: ContainerTable) -> str | None:
-    """Return the locked image's name for docker and podman, HOST/NAME@sha256:DIGEST; None if no registry has it.
+    """Return the locked image's name for docker and podman, HOST/NAME@sha256:DIGEST; None if it is not in a registry.
 
     Raises:
         SpecError: the reference in the lockfile is invalid.
@@ -80,7 +80,7 @@ def locked_sif(workspace: Workspace, container: ContainerTable) -> Path:
 
 
 def within(workspace: Workspace, source: LocalImage | SifFile | DefinitionFile) -> Path:
-    """Return the absolute path of an image file; a relative path begins at the project folder."""
+    """Return the absolute path of an image file. A relative path begins at the project folder."""
     return workspace.root / Path(source.path).expanduser()
 
 

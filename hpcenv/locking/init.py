@@ -1,7 +1,7 @@
 """`hpcenv init`: write a commented hpcenv.toml, and its JSON Schema.
 
-Runs on: LOGIN NODE. Values that `hpcenv lock` would refuse without reading the image are already refused here, before
-the file is written.
+Runs on: LOGIN NODE. `hpcenv lock` refuses some values without reading the image. This module refuses these values too,
+before the file is written.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def init(
     """Write hpcenv.toml into `folder`, and accept its settings for this machine, because the user typed them.
 
     Args:
-        environ: the user's environment; it names the home folder and the folder with the settings that the user
+        environ: the user's environment. It names the home folder, and the folder with the settings that the user
             accepted.
         image: `host`, or a reference such as `docker://HOST/NAME:TAG`.
         python: the interpreter. If `python` is None, the file contains the default in a comment.

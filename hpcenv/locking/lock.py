@@ -132,9 +132,9 @@ class LockResult(Shown):
         path: the lockfile.
         lockfile: its content.
         changed: False when the file already had this content.
-        changes: what differs from the previous lockfile.
+        changes: the differences to the previous lockfile.
         sif: the SIF that was locked; None for `image = "host"`.
-        notes: what could not be read, and what else the user should know.
+        notes: values that could not be read, and other notes for the user.
     """
 
     path: Path
@@ -147,7 +147,7 @@ class LockResult(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """What to lock, read from files only.
+    """The data that says what to lock. It comes from files only.
 
     Attributes:
         before: the existing lockfile.
@@ -179,7 +179,7 @@ class _Resolved:
 
     Attributes:
         container: [container] of the lockfile; None for a Python of the host.
-        base: what the probe found in the image without the overlay. `base` is None if there is no overlay, or if the
+        base: the probe's answer in the image without the overlay. `base` is None if there is no overlay, or if the
             image has no Python.
     """
 
@@ -260,7 +260,9 @@ def lock(workspace: Workspace, options: LockOptions, context: Context, on_event:
 
 
 def _inputs(workspace: Workspace, options: LockOptions, context: Context) -> _Inputs:
-    """Read the files that say what to lock. Wrong values are refused before an image is made, which takes minutes.
+    """Read the files that say what to lock.
+
+    Wrong values are refused before an image is made, because making an image takes minutes.
 
     Raises:
         LockfileNewer: a newer hpcenv wrote the existing lockfile.
@@ -299,7 +301,7 @@ def _resolve(inputs: _Inputs, environ: Mapping[str, str], on_event: OnEvent) -> 
     environment = container_environment(workspace, made.path, gpus=False)
     _tell(on_event, f"reading {environment.sif}")
     kept = _kept_sif(inputs, made.container, made.path)
-    # The overlay is identified again below, also if the image stays locked.
+    # The overlay is identified again below, even if the image stays locked.
     container = made.container.model_copy(update={"overlay": None, "sif": kept or made.container.sif})
     notes = () if kept is None else (_other_bytes(environment),)
     resolved = _Resolved(environment=environment, container=container, notes=notes)
@@ -330,14 +332,14 @@ def _prove(inputs: _Inputs, resolved: _Resolved, read: _Read, environ: Mapping[s
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
-        EnvironmentUnreadable: what conda installed could not be read.
+        EnvironmentUnreadable: the packages that conda installed could not be read.
     """
     file, before = inputs.pins, inputs.believed
     pinned = () if file is None else pins_of(file, environment=marker_environment(read.answer["values"]))
     built = _report_in(resolved.image, BUILT, parse_built, on_event)
     proofs: dict[str, WheelProof] = {}
     if inputs.cache is not None or file is not None:
-        # Wheels that the image itself names: in pip's reports, and in the report of packages that were compiled in it.
+        # The image itself names these wheels: in pip's reports, and in the report of packages that were compiled in it.
         reported = _report_in(resolved.image, REPORT, partial(parse_report, origin=REPORT), on_event)
         named = (*known_files(pinned), *(one.file for one in built), *reported)
         proofs = _wheel_proofs(read, environ, on_event, image=resolved.image, cache=inputs.cache, named=named)
@@ -471,9 +473,9 @@ def _set_aside(path: Path) -> Path:
 
 
 def _kept_sif(inputs: _Inputs, found: ContainerTable, image: Path) -> SifTable | None:
-    """Return the old lockfile's table of the SIF if it stays valid: different bytes, but the same image and file tree.
+    """Return the old lockfile's table of the SIF; None if the caller must lock the SIF that was found.
 
-    If the result is None, the SIF that was found is to be locked.
+    The old table stays valid if the SIF has different bytes, but the same image and the same file tree.
 
     Raises:
         ImageMismatch: the file trees differ too, or cannot be compared. Somebody may have replaced the file, so the
@@ -563,7 +565,7 @@ def _bind_content(target: str, source: str, workspace: Workspace) -> str:
     except (OSError, ValueError) as error:
         raise SpecError(
             f"the bind over `{target}` cannot be locked",
-            why=f"it hides files of the image, or adds code to it, so its content is locked: {error}",
+            why=f"the bind hides files of the image, or adds code to the image, so its content must be locked: {error}",
             hint=f"in [[bind]] of {workspace.spec.name}, choose a smaller folder, or a target that is not in the image "
             "or on PYTHONPATH",
         ) from error
@@ -607,11 +609,11 @@ _INSTALLERS = ("pip", "setuptools", "wheel")
 def _require_as_pinned_here(
     file: PinFile, pinned: Sequence[Pin], read: _Read, proofs: Mapping[str, WheelProof], on_event: OnEvent
 ) -> None:
-    """Compare the environment, as it was just read, with the pins, and report what could not be compared.
+    """Compare the environment that was just read with the pins, and report packages that could not be compared.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
-        EnvironmentUnreadable: what conda installed could not be read.
+        EnvironmentUnreadable: the packages that conda installed could not be read.
     """
     unread = read.answer["unknown"].get("packages.conda-digest")
     if file.format.conda and unread:
@@ -631,7 +633,7 @@ def _require_as_pinned(
     *,
     place: str,
 ) -> list[PinDifference]:
-    """Return what could not be compared with the pins.
+    """Return the packages that could not be compared with the pins.
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
@@ -792,7 +794,7 @@ def _unknown(answer: Mapping[str, Any]) -> dict[str, str]:
 def _unknown_sources(answer: Mapping[str, Any]) -> dict[str, str]:
     """Return the editable installs whose code has no digest, with the reasons.
 
-    The digest covers the difference to a commit, or the files.
+    The digest is over the changes since a commit, or over the files.
     """
     inside = read_answer(answer)
     found = {}
@@ -921,7 +923,7 @@ def _require_known(unknown: Mapping[str, str], workspace: Workspace) -> None:
         raise EnvironmentUnreadable(
             "what must match on every node could not be read here",
             why="\n".join(f"{field}: {reason}" for field, reason in sorted(missing.items())),
-            hint=f"repair it, or lock without it and say so under [policy] in {workspace.spec.name}:\n{lines}",
+            hint=f"repair it, or allow that it is unknown, under [policy] in {workspace.spec.name}:\n{lines}",
         )
 
 
@@ -985,7 +987,7 @@ def _proved_before(before: Lockfile | None, answer: Mapping[str, Any]) -> dict[s
         if dist.wheel is not None
         and installed.get(dist.name) == (dist.version, dist.record_sha256, dist.programs_sha256)
         and (dist.record_sha256 is not None or dist.wheel.proof in required_hashes.WEAK)
-        # Lockfiles before revision 2 took direct_url.json as a proof. Today such a wheel is `claimed`.
+        # In lockfiles before revision 2, direct_url.json was a proof. Now the proof of such a wheel is `claimed`.
         and (dist.wheel.proof != "direct-url" or before.revision >= 2)
     }
 
@@ -1002,7 +1004,7 @@ def _proved_now(
 
 
 def _changes(before: Lockfile, after: Lockfile) -> tuple[str, ...]:
-    """Return what differs between two lockfiles, one line per difference, the most important first."""
+    """Return the differences between two lockfiles as lines, the most important difference first."""
     lines = []
     if before.container and after.container and before.container.digest != after.container.digest:
         lines.append(f"image {before.container.digest} -> {after.container.digest}")
@@ -1046,9 +1048,9 @@ class CheckResult(Shown):
         name: the lockfile's name.
         path: the lockfile.
         reasons: why the environment must be locked again.
-        notes: what could not be checked.
-        problem: an error that says that the lockfile is stale, or (from `check_locks`) why it cannot be checked. None
-            if the lockfile is fresh.
+        notes: the parts that could not be checked.
+        problem: None if the lockfile is fresh; otherwise an error that says that the lockfile is stale. In a result of
+            `check_locks`, the error may also say why the lockfile cannot be checked.
     """
 
     name: str
@@ -1127,7 +1129,7 @@ def check_lock(workspace: Workspace, options: LockOptions, context: Context, *, 
 
 
 def _stale(workspace: Workspace, path: Path, name: str, reasons: Sequence[stale.StaleReason]) -> LockfileStale:
-    parse_source(workspace.project.image)  # `ubuntu` names no image: to lock again would be refused too
+    parse_source(workspace.project.image)  # `ubuntu` names no image, so `hpcenv lock` would refuse the project too
     why = "\n".join(str(reason) for reason in reasons)
     hint = stale.hint(reasons, path=path, name=name)
     return LockfileStale(f"`{workspace.shown(path)}` is stale", why=why, hint=hint)
@@ -1138,7 +1140,7 @@ def _check_pins(file: PinFile, locked: Lockfile) -> tuple[str, ...]:
 
     Raises:
         PinsDiffer: the installed packages differ from the pins.
-        LockfileInvalid: the lockfile is too old to say what conda installed.
+        LockfileInvalid: the lockfile is too old to list the packages that conda installed.
     """
     dists = [
         InstalledDist(name=d.name, version=d.version, build=d.build or "", tags=d.tags, record_sha256=d.record_sha256)
@@ -1206,7 +1208,7 @@ def _check_overlay(workspace: Workspace, container: ContainerTable) -> list[stal
 
 
 def _check_binds(workspace: Workspace, locked: Lockfile) -> list[stale.StaleReason]:
-    """Return the binds over files of the image whose content is not the locked content."""
+    """Return the binds over files of the image that do not have the locked content."""
     sources = bind_sources(workspace)
     compiled = not has_rule("path-binds", locked.revision)
     reasons = []

@@ -1,4 +1,4 @@
-"""What the user should know about a new lockfile; each note is one sentence.
+"""Notes for the user about a new lockfile. Each note is one sentence.
 
 Runs on: LOGIN NODE.
 """
@@ -28,7 +28,7 @@ _NAMED = 5
 _CONFLICTS_SHOWN = 5
 
 # Distribution (ID in os-release) -> base images, the oldest first, with their glibc (packages.debian.org,
-# packages.ubuntu.com, rockylinux.org; AlmaLinux and RHEL have the same glibc as Rocky; 2026-11-23).
+# packages.ubuntu.com, rockylinux.org, 2026-11-23). AlmaLinux and RHEL have the same glibc as Rocky.
 _BASES = {
     "debian": (("debian:12", (2, 36)), ("debian:13", (2, 41))),
     "ubuntu": (("ubuntu:22.04", (2, 35)), ("ubuntu:24.04", (2, 39))),
@@ -84,7 +84,7 @@ def _of_packages(locked: Lockfile, answer: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _conflict_notes(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the requirements between packages that are not met, as `pip check` does."""
+    """Yield the requirements between packages that are not met. `pip check` finds the same requirements."""
     if "python.version" not in answer["values"]:
         return
     packages = answer["packages"]
@@ -127,10 +127,10 @@ def _conda_notes(locked: Lockfile) -> Iterator[str]:
 
 
 def of_fabric(locked: Lockfile, image: ImageNetwork | None) -> tuple[str, ...]:
-    """Return notes on what is missing or wrong in the image for fast networks between nodes.
+    """Return notes on libraries for fast networks between nodes that are missing or wrong in the image.
 
     For an image without a lockfile, `hpcenv image lint` reports the same faults (rule `no-fabric`). The verdict of a
-    run reports such faults for the network that the run's nodes have (judge/network/troubles.py).
+    run also reports such faults, for the network of the run's nodes (judge/network/troubles.py).
 
     Args:
         locked: the new lockfile. For an environment of the host there are no notes, because the nodes have their own
@@ -190,8 +190,8 @@ def _sentence(entry: BadVersion, version: str) -> str:
 def of_driver(locked: Lockfile) -> tuple[str, ...]:
     """Return notes on whether the libraries of this machine's driver run with the image's C library.
 
-    Many login nodes have the driver's libraries. For a login node without these libraries there is no note, but the
-    check `glibc.driver` compares the libraries on each node before the ranks start.
+    Many login nodes have the driver's libraries. On a login node without these libraries, there is no note. The
+    check `glibc.driver` then compares the libraries on each node before the ranks start.
     """
     support, image = lock_model.gpu_support(locked), host_glibc.parse_glibc(locked.facts.get(host_glibc.IMAGE_GLIBC))
     if locked.kind != "sif" or support not in ("cuda", "hip") or image is None:

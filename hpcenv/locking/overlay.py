@@ -1,4 +1,4 @@
-"""The overlay over an image: find it, check it and identify it (docs/decisions/0035).
+"""The overlay over an image: hpcenv finds it, checks it and identifies it (docs/decisions/0035).
 
 Runs on: LOGIN NODE. Only projects with an `overlay` import this module.
 """
@@ -26,7 +26,7 @@ from hpcenv.records.manifest import Environment, Overlay, OverlayUse, SifIdentit
 from hpcenv.text import listed
 
 _KEY = "`overlay` in hpcenv.toml"
-# An overlay with one of these names at its top is a virtual or conda environment: its interpreter must be started.
+# An overlay with one of these names at its top is a virtual or conda environment, so its interpreter must be started.
 _OF_VENV, _OF_CONDA = "pyvenv.cfg", "conda-meta"
 _LONGEST_CFG = 1 << 16
 _NAMED = 10
@@ -34,11 +34,11 @@ _NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class FoundOverlay:
-    """The overlay that hpcenv.toml names, as it is now.
+    """The overlay that hpcenv.toml names, in its present state.
 
     Attributes:
         overlay: how the overlay is mounted.
-        interpreter: the image's interpreter that a virtual environment starts; empty for another overlay.
+        interpreter: the image's interpreter that a virtual environment starts; empty for any other overlay.
         version: the version of the Python that made the environment, if it is known.
     """
 
@@ -60,7 +60,7 @@ def find(workspace: Workspace) -> FoundOverlay:
     if workspace.project.on_host:
         raise SpecError(
             "`overlay` needs an image",
-            why=f'`image = "host"` in {workspace.spec.name}: there is nothing to mount it over',
+            why=f'`image = "host"` in {workspace.spec.name}: there is no image over which it can be mounted',
             hint="name the image, or remove `overlay`",
         )
     _require_squashfs(workspace, path, target)
@@ -81,7 +81,7 @@ def find(workspace: Workspace) -> FoundOverlay:
         raise SpecError(
             f"the virtual environment `{path}` would not be used",
             why=f'`python = "{python}"` in {workspace.spec.name} names another interpreter',
-            hint=f"remove `python`, or name one below {place}/bin",
+            hint=f"remove `python`, or name a Python below {place}/bin",
         )
     interpreter, version = _interpreter_of(path) if _OF_VENV in names else ("", "")
     return FoundOverlay(overlay=overlay, interpreter=interpreter, version=version)
@@ -105,7 +105,7 @@ def locked_overlay(workspace: Workspace, locked: OverlayTable) -> Overlay:
             f"the locked overlay cannot be mounted: it is {locked.in_words}",
             why="hpcenv mounts a squashfs at a path of the container; the lockfile was made before 2026-11-25",
             hint=(
-                "pack the folder that has the packages: ",
+                "pack the folder with the packages: ",
                 Command("mksquashfs", "DIR", "x.sqsh"),
                 f"\nthen write {_overlay_line('x.sqsh', locked.target or '/TARGET')} in {workspace.spec.name}, and: ",
                 Command("hpcenv", "lock"),
@@ -147,7 +147,7 @@ def _require_squashfs(workspace: Workspace, path: str, target: str | None) -> No
     if magic != b"hsqs":
         raise SpecError(
             f"the overlay `{path}` is not a squashfs",
-            why=f"it is {_KEY}; overlays that can be written to (ext3) have no lasting identity",
+            why=f"it is {_KEY}; an overlay that can be written (ext3) changes, so it has no fixed identity",
             hint=("pack the folder with its packages: ", Command("mksquashfs", "FOLDER", f"{Path(path).stem}.sqsh")),
         )
 
@@ -275,14 +275,14 @@ def current(workspace: Workspace, locked: OverlayTable) -> tuple[str, str]:
 def require_locked(
     overlay: Overlay, locked: OverlayTable, cache: Path | None, *, must: bool, relock: Command
 ) -> tuple[SifIdentity | None, tuple[str, ...]]:
-    """Return the overlay's identity, which the nodes must find too, and a note if it is not the locked overlay.
+    """Return the overlay's identity, which the nodes must find too, and a note if the digest is not the locked digest.
 
     Args:
         must: whether the lockfile's policy requires the locked overlay.
-        relock: the command that locks the present overlay.
+        relock: the command that locks the overlay that is there now.
 
     Raises:
-        ImageMismatch: the overlay does not exist or cannot be read, or `must` is set and it is not the locked overlay.
+        ImageMismatch: the overlay does not exist or cannot be read, or it is not the locked overlay and `must` is set.
     """
     try:
         digest, identity = _file_identity(overlay.source, cache)
@@ -299,7 +299,7 @@ def require_locked(
         raise ImageMismatch(
             f"`{overlay.source}` is not the locked overlay",
             why=f"its digest is {digest}, the lockfile says {locked.digest}",
-            hint=("get the locked file back; to lock this file: ", relock),
+            hint=("restore the locked file; to lock this file: ", relock),
         )
     note = f"{overlay.source} is not the locked overlay: {digest[:19]}... instead of {locked.digest[:19]}..."
     return identity, (note,)
@@ -349,8 +349,8 @@ def require_interpreter(
 
 def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, ...]:
     """Return a part of a hint: the commands that make a virtual environment with the image's Python."""
-    # The files in `bin` contain the path at which the environment is made. So it is made at the path where it is
-    # mounted.
+    # The files in `bin` contain the path at which the environment was made. So the environment is made at the same path
+    # at which it is mounted later.
     program = os.path.basename(environment.apptainer)
     start = (program, "exec", "-B", f"FOLDER:{overlay.target}", environment.sif)
     make = Command(*start, "python3", "-m", "venv", "--system-site-packages", overlay.target)
@@ -358,7 +358,7 @@ def _making(overlay: Overlay, environment: Environment) -> tuple[str | Command, 
 
 
 def require_python(overlay: Overlay, environment: Environment, environ: Mapping[str, str]) -> None:
-    """Refuse a virtual environment over an image without `python3`, with which the nodes look at the image alone.
+    """Refuse a virtual environment over an image without `python3`. The nodes read the image alone with this program.
 
     Args:
         overlay: as `find` gives it.
@@ -393,7 +393,7 @@ def python_path_of(answer: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of a package from the overlay. `hides` is the package's version in the image, else empty."""
+    """The origin of a package from the overlay. `hides` is the version in the image that it hides, or empty."""
 
     hides: str = ""
 

@@ -48,7 +48,7 @@ from hpcenv.project.lockfile import ContainerTable, LayerTable, Lockfile, SifTab
 from hpcenv.project.workspace import Workspace
 from hpcenv.records.manifest import Bind
 
-# How long to wait for another conversion of the same image, as in `convert`.
+# Time to wait while another process converts the same image; `convert` has the same value.
 _WAIT_SECONDS = 4 * 3600.0
 
 
@@ -60,7 +60,7 @@ class BuildOptions:
         convert: how to convert an image with layers.
         allow_floating: accept an image name that may mean a different image tomorrow.
         binds: folders of the host that the build of a definition file sees.
-        plain_http: registries without TLS that the user named himself, in addition to those in hpcenv.toml.
+        plain_http: registries without TLS that the user named himself, in addition to the registries in hpcenv.toml.
         anew: build a definition file even if the store has a SIF from the same file.
     """
 
@@ -90,8 +90,8 @@ def build(
 
     Args:
         workspace: the project.
-        before: the present lockfile. The locked image is used if hpcenv.toml still requests the same image. If `before`
-            is None, the registry is asked which image a tag names now.
+        before: the present lockfile. The locked image is used if hpcenv.toml still names the same image. If `before` is
+            None, the registry is asked which image a tag names now.
         environ: the user's environment.
         on_event: called with the progress.
         options: how to make the SIF.
@@ -101,7 +101,8 @@ def build(
         HpcenvError: the image cannot be fetched or converted.
     """
     made = _make(workspace, before, environ, on_event, options or BuildOptions())
-    # If the store is read-only or missing, nothing is noted. Then `prune` cannot remove anything from it either.
+    # If the store is read-only or missing, the use is not recorded. But then `prune` cannot remove files from it
+    # either.
     with contextlib.suppress(HpcenvError):
         open_place(workspace.store_place).remember(made.container.digest)
     return made
@@ -127,13 +128,13 @@ def _make(
         raise UsageError(
             "only the build of a definition file can see folders of the host",
             why=f"`image` in {workspace.spec} is {workspace.project.image}",
-            hint="for folders that a job sees, write [[bind]] in hpcenv.toml",
+            hint="to let a job see folders of the host, write [[bind]] in hpcenv.toml",
         )
     return _make_from_layers(workspace, source, before, environ, on_event, options)
 
 
 def _locked_container(workspace: Workspace, before: Lockfile | None) -> ContainerTable | None:
-    """Return the locked image, if hpcenv.toml still requests what was locked."""
+    """Return the locked image, if hpcenv.toml still names the image that was locked."""
     if before is None or before.asked != stale.asked_by(workspace.project):
         return None
     return before.container
@@ -227,7 +228,7 @@ def _has_recorded_bytes(image: Converted | StoredImage) -> bool:
 
 
 def _move_aside(digest: str, store: Store, on_event: OnEvent) -> None:
-    """Move a damaged SIF aside, unless another process has replaced it in the meantime."""
+    """Move a damaged SIF aside. If another process has replaced the SIF in the meantime, do nothing."""
     with store.lease(digest, purpose="moves a damaged image aside", timeout=_WAIT_SECONDS, on_event=on_event):
         image = store.find_image(digest)
         if image is not None and not _has_recorded_bytes(image):
@@ -237,13 +238,13 @@ def _move_aside(digest: str, store: Store, on_event: OnEvent) -> None:
 
 
 def ca_file(workspace: Workspace) -> Path | None:
-    """Return the certificates (PEM) that a project trusts instead of the system's."""
+    """Return the file of certificates (PEM) that a project trusts instead of the system's certificates."""
     path = workspace.project.ca_file
     return None if path is None else workspace.root / Path(path).expanduser()
 
 
 def _refuse_other_bytes(image: ResolvedImage, locked: ContainerTable | None, workspace: Workspace) -> None:
-    """Refuse a changed layout or archive. A registry cannot return different bytes for a digest."""
+    """Refuse a changed image layout or archive. A registry cannot return different bytes for a digest."""
     if locked is not None and locked.manifest_digest not in (None, image.manifest_digest):
         raise ImageMismatch(
             f"`{workspace.project.image}` is not the image that was locked",
@@ -300,7 +301,7 @@ def _sif_table(record: ImageRecord, path: Path) -> SifTable:
 
 
 def _use_sif_file(workspace: Workspace, source: SifFile) -> ProjectImage:
-    """Return a SIF that the user made, with its digests and the origin that its labels name."""
+    """Return a SIF that the user made, with its digests, and with the origin that is in its labels."""
     path = within(workspace, source)
     record = describe_sif(path, str(source), Provenance(builder="apptainer", tools={}, created=utc_now()))
     container = _described_container(str(source), path, record)
@@ -406,6 +407,6 @@ def definition_changed(workspace: Workspace, container: ContainerTable, image: P
     try:
         now = apptainer_build.definition_digest(read_definition(within(workspace, source)))
     except SpecError:
-        return None  # the file is missing or unreadable: jobs use the SIF, not this file
+        return None  # the file is missing or unreadable: jobs need only the SIF
     locked = sif.labels(image).get("hpcenv.definition.digest", "none")
     return None if locked == now else (locked, now)

@@ -13,7 +13,7 @@ from hpcenv.project import lockfile as lock_model
 from hpcenv.project.lockfile import DistTable, Lockfile
 from hpcenv.text import plural
 
-# Proofs that did not compare the installed files: the installer's claim, the only file of that name, no proof.
+# For these proofs the installed files were not compared: the installer's claim, the only file of that name, no proof.
 WEAK = ("claimed", "index-only", "none")
 
 _NAMED = 20
@@ -24,7 +24,7 @@ def require(locked: Lockfile, *, every: bool, reasons: Mapping[str, str], hint: 
 
     Args:
         locked: the lockfile.
-        every: every package needs a confirmed hash (`--require-hashes`), not only packages in [policy]
+        every: whether every package needs a confirmed hash (`--require-hashes`), or only the packages in [policy]
             `packages.*.wheel-proof`.
         reasons: package -> why its hash was not confirmed now.
         hint: what to do.

@@ -1,8 +1,8 @@
 """A SIF that can replace the locked SIF: made again from the same image, with different bytes and the same file tree.
 
-Runs on: LOGIN NODE. Another version of squashfs-tools, or `apptainer build`, packs the same files into different bytes
-(docs/explanation/images.md, "Same bytes"). A lockfile from another cluster stays valid for such a SIF. The tree is read
-from the file itself; the record in the store only names the image and the tool.
+Runs on: LOGIN NODE. A different version of squashfs-tools, or `apptainer build`, packs the same files into different
+bytes (docs/explanation/images.md, "Same bytes"). A lockfile from another cluster stays valid for such a SIF. The tree
+is read from the file itself. The record in the store only names the image and the tool.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 def stands_for(
     container: ContainerTable, image: Path, sha256: str, *, place: StorePlace, cache: Path | None = None
 ) -> bool:
-    """Return whether a SIF whose bytes are not the locked bytes has the locked file tree.
+    """Return whether a SIF has the locked file tree, although its bytes are not the locked bytes.
 
     Args:
-        container: the locked container. This container has a digest of the file tree only if the tree was compared with
-            the layers.
+        container: the locked container. It has a digest of the file tree only if the tree was compared with the
+            layers.
         image: the SIF. The file tree of the SIF is read once, which takes seconds for each GB.
         sha256: the sha256 of the present file, in hexadecimal.
-        place: the store that must have made the SIF from the locked image.
+        place: the store. The store must have made the SIF from the locked image.
         cache: the user's folder for the tree digests of SIFs, by sha256.
     """
     if container.tree_sha256 is None or container.manifest_digest is None:
@@ -48,7 +48,7 @@ def stands_for(
             return False
         return _tree_of(image, sha256, cache) == container.tree_sha256
     except HpcenvError:
-        return False  # there is no store, or it cannot be read: then the file counts as a different SIF
+        return False  # there is no store, or it cannot be read, so the file counts as a different SIF
 
 
 def _tree_of(image: Path, sha256: str, cache: Path | None) -> str:
@@ -67,7 +67,7 @@ def _tree_of(image: Path, sha256: str, cache: Path | None) -> str:
 
 
 def expecting(expectations: tuple[Expectation, ...], sha256: str, locked: Lockfile) -> tuple[Expectation, ...]:
-    """Return what the nodes must have if a SIF that was made again replaces the locked SIF. Pure.
+    """Return the values that the nodes must have if a SIF that was made again replaces the locked SIF. Pure.
 
     The nodes must have the SIF with this sha256. The difference to the locked sha256 is reported with the severity of
     `container.sif.made-again`.

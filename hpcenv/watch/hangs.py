@@ -1,7 +1,7 @@
-"""Look at all ranks when one rank makes no optimizer step, and report for which rank the others wait.
+"""Look at all ranks when one rank makes no optimizer step, and report for which rank the other ranks wait.
 
 Runs on: COMPUTE NODE. Standard library only. The nodes communicate through files in the run folder: a request, two
-answers of each node, and the first node's judgement of all answers.
+answers from each node, and the first node's judgement of all answers.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from hpcenv.watch.watched_node import WatchedNode
 _LEAST_STALL = 300.0
 _MEDIANS = 10
 _BEFORE_FIRST_STEP = 1800.0
-# Part of the shortest time-out of a process group. After the whole time-out, the ranks have ended.
+# Share of the shortest time-out of a process group. After the whole time-out, the ranks would have ended.
 _SHARE_OF_TIMEOUT = 0.7
 _SHARE_BETWEEN_LOOKS = 0.1
 _SHARE_BETWEEN_LISTINGS = 0.05
 _SECONDS_BETWEEN_LOOKS = 60.0
 _SECONDS_BETWEEN_LISTINGS = 10.0
-# A node that has not answered after this time counts as a node that does not answer.
+# If a node has not answered after this time, hpcenv reports that the node does not answer.
 _SECONDS_FOR_NODES = 15.0
 _FURTHER_LOOKS = 6
 _SECONDS_BETWEEN_FURTHER_LOOKS = 0.13
@@ -81,12 +81,12 @@ class HangWatch:
         self._thread: threading.Thread | None = None
 
     def attend(self, now: float) -> None:
-        """Look at the steps of this node's ranks, and look for requests, if it is time."""
+        """If it is time, look at the steps of this node's ranks, and look for requests."""
         if now - self._listed < self._between:
             return
         self._listed = now
         with suppress(OSError, HpcenvError):
-            # The program that holds a session makes no steps.
+            # The program that keeps a session open makes no steps.
             ranks = read_pulses(self._node.rank_folders()) if self._node.manifest.session is None else ()
             for rank in ranks:
                 self._look_at(rank, now)
@@ -96,7 +96,7 @@ class HangWatch:
             self._stop_if_found()
 
     def finish(self, now: float) -> None:
-        """Nothing is left to write."""
+        """Do nothing, because all results are already written."""
 
     # -- a rank that makes no step -----------------------------------------------------------
 
@@ -112,13 +112,13 @@ class HangWatch:
         if rank.saving:
             return
         limit = self._limit(rank)
-        # For the same stall, the second request follows after twice the time of the first one.
+        # If the same stall goes on, the second request follows after twice the time of the first request.
         if still >= max(limit, 2 * self._asked_after.get((rank.pid, since), 0.0)):
             self._asked_after[rank.pid, since] = still
             self._request(rank, still, since, now)
 
     def _limit(self, rank: RankPulse) -> float:
-        """Return the number of seconds without a step after which this node asks for the stacks."""
+        """Return the number of seconds without a step after which this node requests the stacks."""
         given = self._node.options.stall_after
         if not rank.last_step:
             limit = max(_BEFORE_FIRST_STEP, given)
@@ -126,7 +126,7 @@ class HangWatch:
             limit = given
         else:
             limit = max(_LEAST_STALL, _MEDIANS * self._median(rank.pid))
-        # The nodes ask one after the other, so that the others see the first request.
+        # The nodes make their requests one after the other, so that a later node sees the request of an earlier node.
         limit += min(self._node.this_node.rank * self._between * 2, limit / 4)
         return min(limit, _SHARE_OF_TIMEOUT * self._timeouts.get(rank.pid, float("inf")))
 
@@ -141,13 +141,14 @@ class HangWatch:
 
     @property
     def _between(self) -> float:
-        """Seconds between two listings. If time-outs are short, the second look must also be before their end."""
+        """Seconds between two listings. If time-outs are short, the second look must still be before they end."""
         return min(self._usual, max(1.0, _SHARE_BETWEEN_LISTINGS * self._timeout))
 
     def _may_know_less(self, rank: RankPulse, now: float) -> bool:
-        """Whether to ask for time-outs: after 10 s, 20 s, 40 s and so on, because a script can make groups at any time.
+        """Whether to ask a rank for time-outs: after 10 s, 20 s, 40 s and so on.
 
-        A rank that makes its usual steps is not asked.
+        The question is repeated because a script can make process groups at any time. A rank that makes its usual steps
+        is not asked.
         """
         still = now - (rank.last_step or self._began[rank.pid])
         usual = 3 * self._median(rank.pid)
@@ -203,7 +204,10 @@ class HangWatch:
         return self._thread is not None and self._thread.is_alive()
 
     def _begin(self, work: Callable[[], None]) -> None:
-        """Do work in a thread, if no other work is being done. The samples must not wait for a rank that is silent."""
+        """Do work in a thread, if no other work is being done.
+
+        The samples must not wait for a rank without an answer.
+        """
         if not self._is_busy():
             self._thread = threading.Thread(target=work, name="stacks", daemon=True)
             self._thread.start()
@@ -228,7 +232,7 @@ class HangWatch:
             for look in stacks.look(self._node.rank_folders())
         ]
         if number == 2:
-            # If a rank loops over two lines, half of all looks see the same line.
+            # A rank may loop over two lines. Then two looks often see the same line, so further looks are needed.
             moving = self._moving(looks)
             looks = [replace(look, moves=look.process.pid in moving) for look in looks]
         node = self._node.this_node.node
@@ -236,7 +240,7 @@ class HangWatch:
         save_record(answer, answer_path(self._folder, request.id, node, number))
 
     def _moving(self, looks: Sequence[RankStacks]) -> set[int]:
-        """Return the processes whose lines change in further looks. Processes without a stack are not asked again."""
+        """Return the processes that are at different lines in further looks. Only processes with a stack are asked."""
         lines = {look.process.pid: lines_of(look.stack) for look in looks if look.stack and not look.unknown}
         moving: set[int] = set()
         for _ in range(_FURTHER_LOOKS):

@@ -22,10 +22,13 @@ class Watcher(Protocol):
     """Watches one subject: hangs, samples or the whole run."""
 
     def attend(self, now: float) -> None:
-        """Do what is due at `now`, in seconds since the epoch. Raises nothing, and takes less than a second."""
+        """Do the work that is due at `now`, in seconds since the epoch.
+
+        Raises nothing, and takes less than a second.
+        """
 
     def finish(self, _now: float) -> None:
-        """Write what is left after the ranks have ended, within a second."""
+        """Write the remaining results after the ranks have ended. Takes less than a second."""
 
 
 def watch_node(node: WatchedNode) -> None:
@@ -39,7 +42,7 @@ def watch_node(node: WatchedNode) -> None:
 
 
 def _watchers(node: WatchedNode) -> list[Watcher]:
-    """Return the watchers of this node. One watcher on the first node watches the whole run."""
+    """Return the watchers of this node. On the first node, one more watcher watches the whole run."""
     watchers: list[Watcher] = [HangWatch(node)]
     if node.options.sample:
         watchers.append(Sampler(node, begin=time.time()))

@@ -1,9 +1,9 @@
-"""What the job uses of this node: CPUs, memory, disks and network.
+"""The resources of this node that the job uses: CPUs, memory, disks and network.
 
 Runs on: COMPUTE NODE. Standard library only.
 
 The figures are those of the job's cgroup, v1 or v2, with the names of Slurm 22.05 to 26.05 (machine/job_cgroup.py). If
-Slurm made no cgroup, CPU time is the sum over the job's processes, and the other figures are unknown, because figures
+Slurm made no cgroup, CPU time is the sum over the job's processes. The other figures are then unknown, because figures
 of the whole node would include other jobs.
 """
 
@@ -41,8 +41,8 @@ class NodeWatch:
     """Reads the figures of the node repeatedly. The use of CPUs is the use since the last call.
 
     Args of the constructor:
-        processes: returns the processes of the job on this node, whose CPU time counts if the job has no cgroup; None
-            if the processes are not known.
+        processes: returns the processes of the job on this node; None if the processes are not known. If the job has no
+            cgroup, the CPU time of these processes counts.
     """
 
     def __init__(self, places: NodePlaces, processes: Callable[[], Iterable[int]] | None = None) -> None:
@@ -53,7 +53,7 @@ class NodeWatch:
         self._peak: float | None = None
 
     def look(self, now: float) -> NodeUse:
-        """Return what the job uses; `now` is in seconds of any clock."""
+        """Return the resources that the job uses; `now` is in seconds of any clock."""
         values: dict[str, float | None] = {}
         missing = f"{'' if self._processes else 'cpu, '}memory, pressure, read, written"
         unknown = {} if self._cgroup else {missing: "this job step has no cgroup"}
@@ -69,7 +69,7 @@ class NodeWatch:
                 values["cpu"] = max(0.0, used - before[1]) / (now - before[0])
         memory = values.get("memory")
         if memory is not None:
-            # The peak of the kernel is not used, because it includes cached files.
+            # The kernel's own peak value is not used, because it includes cached files.
             self._peak = values["memory_peak"] = max(memory, self._peak or 0.0)
         cpus = values.pop("cpus", None)
         return NodeUse(**values, cpus=None if cpus is None else int(cpus), unknown=_together(unknown))
@@ -110,7 +110,7 @@ def _together(unknown: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cgroup:
-    """The cgroup of the job step: in v2 one folder, in v1 one folder per controller. A missing folder is None."""
+    """The cgroup of the job step: one folder in v2, one folder per controller in v1. A missing folder is None."""
 
     v2: Path | None = None
     memory: Path | None = None
@@ -179,7 +179,7 @@ def _keyed(path: Path, key: str) -> float:
 
 
 def _cached(path: Path, prefix: str) -> float:
-    """Return the bytes of cached files. The kernel frees them before a job lacks memory."""
+    """Return the bytes of cached files. If a job needs more memory, the kernel frees them first."""
     return _keyed(path, f"{prefix}active_file") + _keyed(path, f"{prefix}inactive_file")
 
 

@@ -1,9 +1,10 @@
-"""Start the watching process beside the ranks, and end it after them.
+"""Start the watching process beside the ranks, and end it after the ranks have ended.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-A separate process watches, because a driver that hangs must block neither the ranks nor the process that ends them.
-The watching process ends when its standard input is closed. This also happens if this process is killed.
+The watch runs in a separate process, because a driver that hangs must not block the ranks or the process that ends the
+ranks. The watching process ends when its standard input is closed. The input is also closed if the launch step is
+killed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 
-# Time for the last sample. Then the watching process is killed, because the end of the job must not wait for it.
+# Time for the last sample. After this time the watching process is killed, because the job must end without delay.
 _SECONDS_TO_END = 2.0
 
 
@@ -28,7 +29,7 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
     """Watch this node inside the block, if the run requests it.
 
     Args:
-        first: whether this is the first task of its node. With `--launcher srun`, this task watches for all.
+        first: whether this is the first task of its node. With `--launcher srun`, this task watches for all tasks.
         say: called with one line for the job's log if the process cannot be started.
     """
     with ExitStack() as stack:

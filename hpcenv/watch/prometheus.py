@@ -2,8 +2,9 @@
 
 Runs on: COMPUTE NODE. Standard library only.
 
-Names and units are those of NVIDIA's dcgm-exporter if it has the value, so that its dashboards work. An unknown value
-has no line. The collector may read at any time, so the file is written under another name and then renamed.
+Names and units are those of NVIDIA's dcgm-exporter if dcgm-exporter has the value. So its dashboards also work with
+this file. An unknown value has no line. The collector may read at any time, so the file is written under another name
+and then renamed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpcenv.records.samples import GpuUse, NodeUse, RankUse, Sample
 
 _MIB = 1 << 20
 
-# Name, help text and value. All are gauges: the file is removed after the job, and every count with it.
+# Name, help text and value. All are gauges. Counters are gauges too, because the file is removed after the job.
 _OF_GPUS: tuple[tuple[str, str, Callable[[GpuUse], float | None]], ...] = (
     ("DCGM_FI_DEV_GPU_UTIL", "Share of time in which a kernel ran, in percent", lambda gpu: gpu.use),
     ("DCGM_FI_DEV_FB_USED", "Memory used, in MiB", lambda gpu: _divided(gpu.memory, _MIB)),
@@ -78,7 +79,7 @@ def publish(sample: Sample, folder: Path, labels: Mapping[str, str]) -> None:
 
 
 def withdraw(folder: Path, labels: Mapping[str, str]) -> None:
-    """Remove the file of this job and node, because its values are no longer true."""
+    """Remove the file of this job and node, because its values are now out of date."""
     with suppress(OSError):
         _path(folder, labels).unlink()
 

@@ -1,4 +1,4 @@
-"""The pulses of this node's ranks: what their start hooks wrote after each step (incontainer/start_hook/pulse.py).
+"""The pulses of this node's ranks. The start hook of a rank writes a pulse after each step (start_hook/pulse.py).
 
 Runs on: COMPUTE NODE. Standard library only.
 """
@@ -18,16 +18,16 @@ _LOOKS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RankPulse:
-    """What one rank wrote last.
+    """The values that one rank wrote last.
 
     Attributes:
         pid: its process id, as processes of this node see it.
         steps: number of optimizer steps of this process.
         last_step: when the last step ended, in seconds since the epoch; 0 before the first step.
         seconds: time of all steps but the first.
-        waited: how long the rank waited for its data loaders in that time.
+        waited: how long the rank waited for its data loaders in these steps.
         saving: whether the rank is inside `hpcenv.training.saving`.
-        torch_memory, torch_peak: bytes that torch holds on the GPU, now and at most; None if unknown.
+        torch_memory, torch_peak: bytes that torch uses on the GPU, now and at most; None if unknown.
     """
 
     rank: int

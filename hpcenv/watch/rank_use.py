@@ -1,4 +1,4 @@
-"""What the ranks of this node do: their steps from their pulses, their processes from /proc.
+"""The activity of the ranks of this node: their steps from their pulses, and their processes from /proc.
 
 Runs on: COMPUTE NODE. Standard library only.
 """
@@ -17,13 +17,13 @@ _WORKER = "pt_data_worker"
 
 
 class RankLook:
-    """Reads the figures of the ranks repeatedly. The figures are those since the last call."""
+    """Reads the figures of the ranks repeatedly. The figures are for the time since the last call."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, float, RankPulse]] = {}
 
     def look(self, pulses: Sequence[RankPulse], processes: Mapping[int, int], now: float) -> tuple[RankUse, ...]:
-        """Return what each rank does.
+        """Return the activity of each rank.
 
         Args:
             pulses: the newest pulse (steps, times, memory) of each running rank.
@@ -45,10 +45,10 @@ def _use(pulse: RankPulse, before: tuple[float, float, RankPulse] | None, now: t
     step_seconds = wait_seconds = cpu = None
     if before is not None:
         earlier = before[2]
-        steps = pulse.steps - max(earlier.steps, 1)  # the time of the first step includes the time before it
+        steps = pulse.steps - max(earlier.steps, 1)  # the first step is left out: its time includes the time before it
         if steps > 0:
             step_seconds = (pulse.seconds - earlier.seconds) / steps
-            # A rank that never waited for a DataLoader of torch has none, and may read its data in another way.
+            # A rank that never waited for a DataLoader of torch has no wait time, and may read its data in another way.
             wait_seconds = max(0.0, pulse.waited - earlier.waited) / steps if pulse.waited else None
         if now[0] > before[0]:
             # The CPU time of an ended child is lost if no process has waited for the child.

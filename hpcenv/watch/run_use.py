@@ -1,7 +1,7 @@
 """Read the samples of all nodes while the run goes on, to report slow ranks, and to end a run that uses nothing.
 
-Runs on: COMPUTE NODE, the first one. Standard library only. Each node writes its samples into the run folder. So no
-further process and no connection between nodes is needed.
+Runs on: COMPUTE NODE, the first node of the job. Standard library only. Each node writes its samples into the run
+folder. So no further process and no connection between nodes is needed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hpcenv.watch.hangs import in_words, say_in_log
 from hpcenv.watch.watched_node import WatchedNode
 
 _SECONDS_BETWEEN_LOOKS = 120.0
-# The samples of this last period are judged. After a note, no other note follows within the same time.
+# The samples of the last period of this length are judged. A note is followed by no other note within the same time.
 _SECONDS_JUDGED = 600.0
-# A node whose newest sample is older than this may be in use. After some hours, a node writes only one sample per
-# minute, and a shared file system may show it late.
+# If the newest sample of a node is older than this, the node may be in use. After some hours, a node writes only one
+# sample per minute, and a shared file system may show the sample late.
 _LATEST = 150.0
 
 
@@ -50,7 +50,7 @@ class RunWatch:
         self._ended = False
 
     def attend(self, now: float) -> None:
-        """Read and judge what the nodes have written, if it is time."""
+        """If it is time, read and judge the samples that the nodes have written."""
         if now - self._looked < self._between:
             return
         self._looked = now
@@ -61,7 +61,7 @@ class RunWatch:
                 self._end_if_idle(nodes, now)
 
     def finish(self, _now: float) -> None:
-        """Nothing is left to write."""
+        """Do nothing, because all results are already written."""
 
     def _name_slow_ranks(self, nodes: Sequence[NodeSamples], now: float) -> None:
         """Report each slow rank once, with the reason, and at least ten minutes after the previous note."""
@@ -77,7 +77,7 @@ class RunWatch:
                 return
 
     def _end_if_idle(self, nodes: Sequence[NodeSamples], now: float) -> None:
-        """Record and report if nothing was in use for the time limit. The watch of each node then ends its ranks."""
+        """Record and report if nothing was in use for the time limit. Then the watch on each node ends the ranks."""
         limit = self._node.options.idle_end
         newest = {}
         for node in nodes:
@@ -86,7 +86,7 @@ class RunWatch:
                 newest[node.node], words = sample.at, use_of(sample)
                 if words:
                     self._used[node.node] = max(sample.at, self._used.get(node.node, 0.0))
-            # The first sample has no use of CPUs, because this is the use since the sample before.
+            # The first sample has no use of CPUs, because the use is measured since the previous sample.
             if self._knows and words.startswith("unknown") and len(node.samples) > 1:
                 self._knows = False
                 self._say(f"hpcenv: note: --idle-end cannot act: {words} on node {node.node}")

@@ -3,8 +3,8 @@
 Runs on: COMPUTE NODE. Standard library, and pynvml if it is installed.
 
 The size of the file is limited. After `_HOURS_IN_FULL`, the samples of a minute become one record with their means,
-minima and maxima. This begins earlier if the samples are so many that they fill a quarter of the file. At
-`_MOST_BYTES`, a last record says that no sample follows.
+minima and maxima. This begins earlier if the samples fill a quarter of the file before. At `_MOST_BYTES`, a last record
+says that no more samples follow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpcenv.watch.watched_node import WatchedNode
 _HOURS_IN_FULL = 6
 _SECONDS_OF_A_RECORD = 60.0
 _MOST_BYTES = 64 << 20
-# NVML answers within milliseconds; a driver that hangs must not delay the other figures for longer.
+# NVML answers within milliseconds. If a driver hangs, the other figures must not wait longer than this.
 _SECONDS_FOR_GPUS = 0.8
 
 
@@ -56,7 +56,7 @@ class Sampler:
         self._problem = ""
 
     def attend(self, now: float) -> None:
-        """Take a sample if it is time for one."""
+        """Take a sample if the next sample is due."""
         if now - self._last >= self._node.options.sample:
             self._take(now)
 
@@ -97,10 +97,10 @@ class Sampler:
             door = load_record(SessionNode, self._node.run.session_of(self._node.this_node.node))
             return float(sum(not name.startswith(".") for name in os.listdir(NodeFolder(Path(door.folder)).open)))
         except (OSError, HpcenvError):
-            return 0.0  # the session is not open here yet, or not any more
+            return 0.0  # the session is not yet open here, or is no longer open
 
     def _publish(self, sample: Sample) -> None:
-        """Write the newest sample for the site's Prometheus. After a problem, which is reported, nothing is written."""
+        """Write the newest sample for the site's Prometheus. After a problem, report it, and write nothing more."""
         try:
             if self._folder is not None:
                 prometheus.publish(sample, self._folder, self._labels)
@@ -114,7 +114,7 @@ class Sampler:
         found = self._gpus.look(_SECONDS_FOR_GPUS)
         count = self._node.manifest.gpus_per_node
         if isinstance(found, tuple) and len(found) > count:
-            # No cgroup hides the GPUs of other jobs. So the GPUs that the ranks use are those of the job.
+            # On this node, no cgroup hides the GPUs of other jobs. So the GPUs with ranks are the GPUs of the job.
             ours = tuple(gpu for gpu in found if gpu.ranks)
             found = (
                 ours if len(ours) == count else f"the node shows {len(found)} GPUs, and which the job has is unknown"
@@ -124,7 +124,7 @@ class Sampler:
         return tuple(GpuUse(index=index, unknown={"all": found}) for index in range(count))
 
     def _write(self, sample: Sample) -> None:
-        """Append one line with one write. After a problem, which is reported, no more samples are written."""
+        """Append one line with one write. After a problem, report it, and write no more samples."""
         if self._problem:
             return
         line = samples_line(sample).encode()
@@ -154,7 +154,7 @@ class Sampler:
 
 # -- several samples in one ---------------------------------------------------------------
 
-# Counters and states: the last value is the value for all samples.
+# Counters and states: the combined record has the last value.
 _LAST = frozenset((
     "ecc", "replays", "energy", "read", "written", "received", "sent", "rdma_received", "rdma_sent", "step",
     "last_step", "rdma_errors",
@@ -162,7 +162,7 @@ _LAST = frozenset((
 
 
 def together(samples: Sequence[Sample]) -> Sample:
-    """Return one sample for several consecutive ones, with mean, minimum and maximum of each figure. Pure."""
+    """Return one sample for several consecutive samples, with mean, minimum and maximum of each figure. Pure."""
     last = samples[-1]
     seconds = sum(sample.seconds for sample in samples)
     if len(samples) == 1:
@@ -179,7 +179,7 @@ def together(samples: Sequence[Sample]) -> Sample:
 def _combined(records: Sequence[Any], how: Callable[[Sequence[float]], float]) -> Any:
     """Return the last record, with each figure combined over all records.
 
-    Lists are combined item by item, over the records whose list is as long as that of the last record.
+    Lists are combined item by item. A list with a different length than the list of the last record is left out.
     """
     last = records[-1]
     changes: dict[str, Any] = {}

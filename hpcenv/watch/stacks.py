@@ -1,7 +1,8 @@
-"""Ask a rank of this node for its stacks, without disturbing it, and read what the kernel says about it.
+"""Ask a rank of this node for its stacks without disturbing the rank, and read the kernel's data about the rank.
 
-Runs on: COMPUTE NODE. Standard library only. The other side is incontainer/start_hook/stacks.py. Only a process that
-has marked itself gets the signal, and only if its thread catches it. The signal would end any other process.
+Runs on: COMPUTE NODE. Standard library only. The code inside the rank is incontainer/start_hook/stacks.py. A process
+gets the signal only if it has marked itself, and only if its thread catches the signal. The signal would end any other
+process.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from hpcenv.records.files import read_file, read_json
 from hpcenv.records.hangs import LOCK_HELD, Frame, GroupState, Operation, ProcessState, RankStacks
 
 _SECONDS_TO_ANSWER = 5.0
-# Time to wait for torch's record after the stacks. This record needs Python's lock.
+# Time to wait for torch's record after the stacks have come. This record needs Python's lock.
 _SECONDS_FOR_OPERATIONS = 1.0
-# A thread that wants Python's lock asks for it every 5 ms (sys.getswitchinterval), and sleeps in between. Python code
-# gives the lock away when it is asked. If this number of requests has no effect, a C call holds it.
+# A thread that wants Python's lock requests it every 5 ms (sys.getswitchinterval), and sleeps between two requests.
+# Python code gives the lock away on request. If this number of requests has no effect, a C call holds the lock.
 _ASKED_IN_VAIN = 200
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MOST_BYTES = 1 << 20
@@ -44,7 +45,9 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\Z')
 
 
 def look(folders: list[Path], only: Collection[int] | None = None) -> Iterator[RankStacks]:
-    """Yield the answer of each marked rank of this node. All are asked first, so that all stacks show the same moment.
+    """Yield the answer of each marked rank of this node.
+
+    All ranks are asked before the first answer is read, so that all stacks show the same moment.
 
     Args:
         folders: folders in which the ranks of this node have their marks.
@@ -76,7 +79,7 @@ def _marks(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _ask(folder: Path, mark: dict[str, Any]) -> str:
-    """Send the signal to the thread that waits for it; return why that is not possible, or an empty text."""
+    """Send the signal to the thread that waits for it. Return why this is not possible, or an empty text."""
     if not proc.runs(mark["pid"], mark["start"]):
         return "it has ended"
     if not _is_in(mark, "Cgt", mark["signal"]):
@@ -87,7 +90,7 @@ def _ask(folder: Path, mark: dict[str, Any]) -> str:
 
 
 def _ask_without_lock(mark: dict[str, Any]) -> None:
-    """Send the second signal, whose handler writes the stacks without the lock."""
+    """Send the second signal. Its handler writes the stacks without the lock."""
     number = mark["signal-without-lock"]
     if _is_in(mark, "Cgt", number) and not _is_in(mark, "Blk", number):
         _send(mark, number)
@@ -127,7 +130,7 @@ def _stacks(folder: Path, mark: dict[str, Any], until: float) -> str:
     """Wait for the stacks. If a C call holds Python's lock, ask for the stacks without the lock."""
     text, size, wanted = "", -1, True
     while time.monotonic() < until and (size < 1 or len(text) != size):
-        # The file is complete when it no longer grows, because it is written within milliseconds.
+        # The file is written within milliseconds. So it is complete when it no longer grows.
         size = len(text)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         text = _read(str(_file(folder, mark, "stacks")))
@@ -138,7 +141,7 @@ def _stacks(folder: Path, mark: dict[str, Any], until: float) -> str:
 
 
 def _answer(folder: Path, mark: dict[str, Any], found: RankStacks, until: float) -> RankStacks:
-    """Wait for the stacks, then a short time for torch's record."""
+    """Wait for the stacks, and then wait a short time for torch's record."""
     text = _stacks(folder, mark, until)
     if not text:
         return replace(found, unknown=f"no answer in {_SECONDS_TO_ANSWER:.0f} s")
@@ -195,7 +198,7 @@ def _group(name: str, data: dict[str, Any]) -> GroupState:
     )
 
 
-# -- what the kernel says ------------------------------------------------------------------
+# -- data from the kernel ------------------------------------------------------------------
 
 
 def state_of(pid: int) -> ProcessState:
@@ -203,7 +206,7 @@ def state_of(pid: int) -> ProcessState:
     state = proc.state(pid)[0]
     if not state:
         return ProcessState(pid=pid, state="")
-    # A process that maps a file reads it without a system call: only `read_bytes` has that.
+    # A process that reads a mapped file makes no system call for it: only `read_bytes` counts these bytes.
     counts = re.findall(r"^(?:[rw]char|read_bytes): (\d+)$", _read(f"/proc/{pid}/io"), re.MULTILINE)
     ran = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
     found = ProcessState(
@@ -226,12 +229,12 @@ def state_of(pid: int) -> ProcessState:
 
 
 def workers_of(pid: int) -> tuple[ProcessState, ...]:
-    """Return the states of the processes below a rank. These processes get no signal."""
+    """Return the states of the processes that a rank or one of its child processes started. They get no signal."""
     return tuple(state_of(child) for child in process.below(pid)[:_MOST_WORKERS])
 
 
 def _place(pid: int, descriptor: int) -> tuple[str, str]:
-    """Return the file of a descriptor, and its mount. Does not call `stat`, which would hang as well."""
+    """Return the file of a descriptor, and its mount. `stat` is not called, because it could hang too."""
     try:
         file = os.readlink(f"/proc/{pid}/fd/{descriptor}")
     except OSError:

@@ -1,11 +1,11 @@
-"""What the watching process knows of its node, and the folders in which the ranks write for it.
+"""The data about its node that the watching process has, and the folders in which the ranks write for this process.
 
 Runs on: COMPUTE NODE. Standard library only.
 
-The ranks write into a folder of the node (TMPDIR) and not of the shared file system, because a rank writes after each
-step. This folder is below the folder of the start gate. Every container has the folder of the start gate
+The ranks write into a folder on the node (TMPDIR), not on the shared file system, because a rank writes after each
+step. This folder is inside the folder of the start gate. Every container has the folder of the start gate
 (container/start_gate.py), but read-only. So the folder of the ranks has a separate bind. With `--launcher srun`, each
-task has one container and one such folder.
+task has its own container, and its own folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcenv.machine.this_node import ThisNode
 from hpcenv.records.manifest import Bind, Manifest, WatchOptions
 from hpcenv.records.run_folder import RunFolder
 
-# Below the folder of a start gate: what the start hook of a rank writes for the watching process.
+# Inside the folder of a start gate: the folder with the files that the start hooks of ranks write for this process.
 FOLDER = "watch"
 
 
@@ -48,8 +48,8 @@ class WatchedNode:
     def processes(self) -> Callable[[], list[int]] | None:
         """Return a function that lists the launch step and all processes below it, without this process.
 
-        Returns None if these are not all processes of the run on this node: with `--launcher srun`, each task of the
-        node has another launch step.
+        Returns None if the run has more processes on this node. With `--launcher srun`, each task of the node has a
+        different launch step, so this function would list the processes of one task only.
         """
         if self.manifest.launch.launcher not in ("torchrun", "none", "ray"):
             return None
@@ -62,7 +62,10 @@ class WatchedNode:
 
 
 def folders_prefix(this_node: ThisNode) -> str:
-    """Return the beginning of the names of this node's gate folders. Emulated nodes share the folder above them."""
+    """Return the beginning of the names of this node's gate folders.
+
+    The name of the node is needed because emulated nodes share the parent folder.
+    """
     return f"hpcenv-gate-{this_node.job_id}.{this_node.attempt}.{this_node.node}-"
 
 

@@ -15,8 +15,8 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.severities import Severities
 from hpcenv.records.verdict import Finding, Result, Verdict
 
-# Many machines cannot measure these checks. So an unknown result gives no warning. It blocks only if [policy] makes the
-# check a `must`.
+# Many machines cannot do these checks. So an unknown result gives no warning. An unknown result blocks the job only if
+# [policy] makes the check a `must`.
 INFO_IF_UNKNOWN = frozenset({"fs.lustre.servers", "gpu.xid", "pci.acs", "pci.iommu"})
 
 
@@ -86,7 +86,7 @@ _UNDECIDED = "whether this clock is wrong, or those that it is compared with, ca
 def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tuple[dict[str, float], bool]:
     """Return how many seconds the clock of each node is ahead, and whether more than half of the known clocks agree.
 
-    The file server is counted as one more clock, so that the wrong clock of two nodes can be found. If the nodes
+    The clock of the file server is compared too, so that the wrong clock of two nodes can be found. If the nodes
     themselves set the times of files, all clocks are compared with the batch node's clock instead.
     """
     by_files = {node: one.checks.clock for node, one in facts.items() if one.checks and one.checks.clock is not None}
@@ -106,7 +106,7 @@ def _skews(facts: Mapping[str, Facts], window: tuple[float, float] | None) -> tu
 
 
 def _outside(moment: float, window: tuple[float, float] | None) -> float:
-    """Return how many seconds a moment is after a window: a negative number before the window, and 0 in the window.
+    """Return how many seconds a moment is after a window: negative if it is before the window, 0 if it is inside.
 
     If there is no window, return 0.
     """
@@ -164,7 +164,7 @@ def add_reports(
 
 
 def without_start(verdict: Verdict) -> Verdict:
-    """Remove from a verdict that allows no start the settings for a start."""
+    """Remove the settings for a start from a verdict that allows no start."""
     return replace(verdict, rendezvous=None, settings={}, inherited={}, launched=(), network=None)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from hpcenv.judge.compat.versions import Numbers
 
-# Architectures of Jetson and other Tegra chips. They are binary compatible neither with other chips nor with each
+# Architectures of Jetson and other Tegra chips. They are not binary compatible with other chips, and not with each
 # other (CUDA Programming Guide, Binary Compatibility).
 TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7)}
 
@@ -39,7 +39,7 @@ def of_build(text: str) -> tuple[str, ...]:
 
 
 def cubin_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
-    """Return the kernel that runs on a GPU: the major number is the same, and the minor number is not higher.
+    """Return the kernel that runs on a GPU. It has the same major number as the GPU, and no higher minor number.
 
     A kernel for `sm_90a` runs only on exactly that architecture. A kernel for `sm_100f` runs on a family: the same
     major number with the same or a higher minor number.

@@ -17,8 +17,8 @@ PACKAGED = Path(__file__).with_name("table.toml")
 
 SCHEMA = 2
 
-# torch and CUDA have a new release about every two months. So after half a year, the table lacks three releases of
-# each.
+# torch and CUDA each have a new release about every two months. So after half a year, the table lacks three releases of
+# torch and three of CUDA.
 OLD_AFTER_DAYS = 180
 
 
@@ -57,15 +57,16 @@ class TorchRelease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuModel:
-    """What the name of a GPU says about the GPU.
+    """The properties that follow from the name of a GPU.
 
     Attributes:
-        sm_count: number of multiprocessors; None if the name alone does not give this number.
+        sm_count: number of multiprocessors; None if the name alone does not tell this number.
         memory_gb: the sizes of memory with which the GPU is sold, in 10^9 bytes; empty if the value is unknown.
         machine: architecture of the processors, if the GPU is built together with processors; otherwise "".
-        first_driver: drivers that are older do not run the GPU; empty if no source names one.
-        listed_driver: no source says whether older drivers run the GPU; empty if no source names such a driver.
-        driver_source: the source of both.
+        first_driver: the first driver that runs the GPU; empty if no source names this driver.
+        listed_driver: the first driver with this GPU in its list of GPUs. It is unknown whether older drivers run the
+            GPU. Empty if no source names this driver.
+        driver_source: the source of `first_driver` and `listed_driver`.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Pair:
 
     Attributes:
         torch: version of the package -> requirement on torch.
-        doubt: version of the package -> requirement on torch, and why it is unknown whether such a torch works.
+        doubt: version of the package -> requirement on torch, and why it is unknown whether that torch works.
     """
 
     name: str
@@ -151,7 +152,7 @@ class Compat:
         return next((one for one in self.torches if one.version == public(version)), None)
 
     def knows_toolkit(self, cuda: str) -> bool:
-        """Return whether a CUDA release exists. `12.6` means any update of 12.6, `12.6.3` exactly this update."""
+        """Return whether a CUDA release exists. `12.6` means any update of 12.6; `12.6.3` means exactly this update."""
         wanted = numbers(cuda)
         return wanted is not None and any(one[: len(wanted)] == wanted for one in self.toolkits)
 

@@ -36,7 +36,7 @@ def check_driver(
         cuda: CUDA runtime version of the image, for which torch was built.
         driver: driver version of the node, or `absent`.
         node: name of the node, for the message.
-        holder: what contains this CUDA, for the message; "" without an image.
+        holder: the thing that contains this CUDA, for the message; "" without an image.
         forward_compat: CUDA version of the cuda-compat package that the job puts first on the loader's path; None
             without such a package.
         gpus: GPU models of the node, because forward compatibility is for data-centre GPUs only.
@@ -51,7 +51,7 @@ def check_driver(
         return Judgement(result="unknown", what=f"`{driver}` is not a driver version")
     if floor is None:
         what = f"which driver CUDA {cuda} needs is not in the table (dated {compat.dated})"
-        return Judgement(result="unknown", what=what, hint="a newer hpcenv has a newer table")
+        return Judgement(result="unknown", what=what, hint="install a newer hpcenv, which has a newer table")
     too_old = f"this driver is too old for CUDA {cuda}{holder}: needs >= {floor.version}, {has} {driver}"
     without = older(have, floor.version)
     others = suggest_torch(compat, driver, compute_capability=compute_capability, machine=machine) if without else ()
@@ -59,7 +59,7 @@ def check_driver(
     if forward_compat is None and without:
         return Judgement(result="mismatch", what=too_old, why=compat.floors_source, hint=hint)
     ended = check_driver_branch(compat, driver, compute_capability, gpu=gpus[0] if gpus else "")
-    # The driver of a node shows the GPU of the node, so it runs that GPU.
+    # The driver of a node reports the GPU of the node, so the driver runs that GPU.
     asked = bool(gpus and not node and compute_capability in compat.capabilities)
     if ended.result == "mismatch" or (ended.result == "unknown" and asked):
         return ended
@@ -76,7 +76,7 @@ def check_driver(
 
 
 def _limits(floor: Floor, have: Numbers) -> str:
-    """Return what a driver cannot do although it is newer than the floor."""
+    """Return the features that do not work with a driver, although the driver is newer than the floor."""
     if not floor.packaged:
         return f"CUDA {floor.cuda} itself is unknown to the table; the floor of its major release counts"
     if older(have, floor.packaged):

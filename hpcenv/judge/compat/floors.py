@@ -41,8 +41,8 @@ def driver_floor(compat: Compat, cuda: str) -> Floor | None:
         return None
     packaged = compat.packaged.get(padded(toolkit, 3)[:3], "")
     if not packaged:
-        # PTX has the version of the minor release. So the first driver that was packaged with this minor release can
-        # compile the PTX.
+        # PTX has the version of the minor release. So the first driver that can compile the PTX is the driver that was
+        # packaged with this minor release.
         same_minor = [update for update in compat.packaged if update[:2] == padded(toolkit, 2)[:2]]
         packaged = compat.packaged[min(same_minor)] if same_minor else ""
     source = f"{compat.floors_source}; {compat.packaged_source}" if packaged else compat.floors_source

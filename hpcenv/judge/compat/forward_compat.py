@@ -21,10 +21,10 @@ _OF_THE_NODE = "/.singularity.d/libs"
 
 
 def package_for(manifest: Manifest, facts: Facts, needs: GpuNeeds, table: Compat) -> CudaCompat | None:
-    """Return the cuda-compat package whose libcuda the ranks load; None if they load the node's libcuda.
+    """Return the cuda-compat package from which the ranks load libcuda; None if they load the node's libcuda.
 
-    The package is loaded if it is first on the loader's path: the image puts it first, or, if the node's driver is too
-    old, hpcenv does.
+    The ranks load the package's libcuda if it is first on the loader's path. The image may put it first. If the node's
+    driver is too old, hpcenv puts it first.
     """
     package = facts.cuda_compat
     if package is None:

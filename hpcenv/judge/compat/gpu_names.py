@@ -1,4 +1,4 @@
-"""Find out what the name of a GPU says about the GPU. Pure; standard library only.
+"""Find the properties of a GPU from the name of the GPU. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -12,7 +12,7 @@ from hpcenv.judge.compat.compat_table import Compat, GpuModel
 
 
 def gpu_by_name(compat: Compat, name: str) -> GpuModel | None:
-    """Return what the name of a GPU says about the GPU; None if the name is unknown or ambiguous.
+    """Return the properties that the name of a GPU tells; None if the name is unknown or ambiguous.
 
     Args:
         compat: the table.
@@ -40,7 +40,7 @@ def _gres_type(name: str) -> str:
 
 
 def names(name: str) -> tuple[str, ...]:
-    """Return the short forms of a GPU's name that people and Slurm use: `GeForce RTX 3090` -> rtx3090, 3090."""
+    """Return the short forms of a GPU's name that people and Slurm use: `rtx3090` and `3090` for GeForce RTX 3090."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     shorter = [words] if words else []
     if words[:1] == ["geforce"]:

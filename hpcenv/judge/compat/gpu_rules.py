@@ -27,7 +27,7 @@ from hpcenv.records.verdict import Finding
 def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Finding]:
     """Return the findings on a driver or GPUs that do not meet the needs of the run.
 
-    Nothing is compared if the run uses no GPU, or if neither torch nor JAX was built for CUDA.
+    Nothing is compared if the run uses no GPU, or if it has no torch and no JAX for CUDA.
     """
     needs = manifest.gpu_needs
     if needs is None:
@@ -51,7 +51,7 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
     ]
 
 
-# Field, what is needed, what the node has, and the judgement.
+# The field, the needed value, the value of the node, and the judgement.
 _RuleRow = tuple[str, str, str, Judgement]
 
 
@@ -92,7 +92,7 @@ def _kernels(facts: Facts, needs: GpuNeeds, table: Compat) -> Iterable[_RuleRow]
             machine=str(facts.values.get("host.machine", X86_64)),
         )  # fmt: skip
         if not needs.arch_list:
-            judged = Judgement(result="unknown", what="which GPUs this torch has kernels for is not known")
+            judged = Judgement(result="unknown", what="it is not known for which GPUs this torch has kernels")
         yield field, locked, capability, judged
         for package, built in needs.built.items():
             own = covers_built(table, package, built, capability, gpu=name, cuda=needs.cuda, driver=driver)

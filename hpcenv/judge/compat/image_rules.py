@@ -5,12 +5,12 @@ Runs on: LOGIN NODE, COMPUTE NODE.
 A requirement is evaluated in the same way as by NVIDIA's container tools. nvidia-container-toolkit 1.20.0 collects the
 variables (internal/config/image/cuda_image.go) and passes each to nvidia-container-cli, which parses and evaluates the
 variable (libnvidia-container, src/cli/dsl.c and configure.c). Blanks separate alternatives. Commas separate conditions
-that must hold together. Alternatives are evaluated from left to right until an alternative holds. If a condition that
-is evaluated cannot be read, the container is refused. All variables must hold, for every GPU. (The toolkit's CDI mode,
-the default since 1.18, evaluates none of these variables.)
+that must all hold. Alternatives are evaluated from left to right until an alternative holds. If a condition is
+evaluated and cannot be read, the container is refused. All variables must hold, for every GPU. The toolkit's CDI mode,
+which is the default since 1.18, evaluates none of these variables.
 
-There is one difference. If NVIDIA's tools cannot see a GPU's brand or the driver, they assume a value, but here the
-result is `unknown`.
+There is one difference. If NVIDIA's tools cannot see a GPU's brand or the driver, they assume a value. Here the result
+is then `unknown`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requirement:
-    """One NVIDIA_REQUIRE_* variable: all conditions of at least one of its `alternatives` must hold."""
+    """One NVIDIA_REQUIRE_* variable. At least one of its `alternatives` must hold, with all its conditions."""
 
     variable: str
     text: str
@@ -92,7 +92,7 @@ def parse_require(text: str, *, variable: str = "NVIDIA_REQUIRE_CUDA") -> Requir
 def _parse_condition(text: str) -> Condition:
     match = re.fullmatch(r"([^<>=!]*)([<>=!]*)(.*)", text, re.DOTALL)
     assert match is not None
-    # nvidia-container-cli ignores case here.
+    # nvidia-container-cli ignores upper and lower case here.
     name, sign, value = match[1].lower(), match[2], match[3]
     problem = ""
     if sign not in _OPERATORS:
@@ -132,7 +132,7 @@ def _shown(requirement: Requirement) -> str:
 
 
 def _gpus(facts: Mapping[str, Value]) -> list[dict[str, str]]:
-    """Return the facts that conditions use, once for each GPU: the driver, and that GPU."""
+    """Return the facts that conditions use, once for each GPU: the driver, and the facts of that GPU."""
     driver = {name: str(facts[key]) for name, key in _VERSIONS.items() if key in facts}
     columns = {name: facts.get(key) for name, key in _PER_GPU.items()}
     lists = {name: column for name, column in columns.items() if isinstance(column, tuple)}

@@ -37,7 +37,7 @@ def covers(
         cuda, driver: CUDA runtime version of the image, and driver version of the node. If only PTX fits, these
             versions are needed to say whether the driver compiles PTX of this toolkit.
         machine: architecture of the processors, used to name a build that would run.
-        subject: what contains the kernels, for the message.
+        subject: the thing that contains the kernels, for the message.
     """
     wanted = numbers(compute_capability)
     if wanted is None or len(wanted) != 2:
@@ -58,7 +58,7 @@ def covers(
         what=f"{subject} has no kernels for this GPU ({this}; it has {_range(arch_list)})",
         why="a Tegra runs only kernels that were compiled for it (CUDA Programming Guide, Binary Compatibility)"
         if wanted in TEGRA
-        else "a kernel runs on GPUs of the same major and the same or a higher minor compute capability",
+        else "a kernel runs on GPUs with the same major compute capability and the same or a higher minor number",
         hint=would_run(
             suggest_torch(compat, driver, compute_capability=compute_capability, machine=machine),
             verb="would run" if driver else "has kernels for it",

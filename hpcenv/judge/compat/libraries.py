@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE, COMPUTE NODE.
 
 cuDNN, NCCL and cuBLAS are compared with the versions in the metadata of torch's wheel, because torch was built for
-these versions and tested with them. torchvision and torchaudio require a torch version in their wheels, which is
+these versions and tested with them. The wheels of torchvision and torchaudio require a torch version. This version is
 compared with the installed torch.
 """
 
@@ -120,7 +120,7 @@ def check_pair(compat: Compat, name: str, version: str, torch: str) -> Fit:
 
 
 def _doubt(pair: Pair, version: str, torch: str) -> str | None:
-    """Return why it is doubtful that a version runs with this torch; None if nothing makes it doubtful."""
+    """Return why it is doubtful that a version runs with this torch; None if there is no doubt."""
     when, why = pair.doubt.get(public(version), ("", ""))
     return why if when and fits(numbers(public(torch)) or (), when) else None
 
@@ -153,7 +153,7 @@ def _fitting(pair: Pair, torch: str) -> str | None:
 def fitting_pairs(compat: Compat, torch: str) -> dict[str, str]:
     """Return the newest torchvision and torchaudio that fit a torch.
 
-    A package without a fitting version in the table is left out. A version that the table doubts does not fit.
+    A package is left out if no version in the table fits. A version with an entry in `doubt` does not fit.
     """
     found = {name: _fitting(pair, torch) for name, pair in compat.pairs.items()}
     return {name: version for name, version in found.items() if version is not None}

@@ -43,8 +43,8 @@ def judge(manifest: Manifest, facts: Facts, severities: Severities) -> list[Find
 def versions_of(facts: Mapping[str, Value], packages: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return name -> version of the libraries and packages that the table judges.
 
-    If a library itself reports a version, this version is used, not the version of its package, because this library is
-    what the loader loads.
+    If a library itself reports a version, this version is used, not the version of its package. The reason is that the
+    loader loads this library.
 
     Args:
         facts: fields of the environment.
@@ -70,5 +70,5 @@ def weight(fit: Fit, severities: Severities) -> Severity:
 
 @functools.lru_cache(maxsize=64)
 def _fits(text: str, torch: str, cuda: str, versions: tuple[tuple[str, str], ...]) -> tuple[Fit, ...]:
-    """Return the judgements, which are made once for all nodes with the same versions."""
+    """Return the judgements. Nodes with the same versions share one judgement."""
     return judge_environment(gpu_rules.table(text), torch=torch, cuda=cuda, versions=dict(versions))

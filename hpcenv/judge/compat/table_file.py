@@ -281,7 +281,10 @@ def _parse_gpus(table: _Table) -> dict[str, GpuModel]:
 
 
 def _longer_names(gpus: Mapping[str, GpuModel], counts: _Table) -> dict[str, GpuModel]:
-    """Return the GPUs with longer names, such as `H100 PCIe`. Only the longer name says how many multiprocessors."""
+    """Return the GPUs with longer names, such as `H100 PCIe`.
+
+    Only a longer name tells the number of multiprocessors.
+    """
     found: dict[str, GpuModel] = {}
     for name in counts.data:
         first = next(iter(name.split()), "")

@@ -38,7 +38,7 @@ def check_toolkit(compat: Compat, cuda: str, compute_capability: str, *, gpu: st
 
 
 def check_driver_branch(compat: Compat, driver: str, compute_capability: str, *, gpu: str = "") -> Judgement:
-    """Say whether a driver runs a GPU: the driver is not older than the GPU, and still supports the GPU.
+    """Say whether a driver runs a GPU: the driver must not be too old for the GPU, and must still support the GPU.
 
     If no source names the first driver of a GPU, the driver of the first toolkit for the GPU is used instead.
 

@@ -1,4 +1,4 @@
-"""Find out which torch builds exist, for which Python, and which of them would run. Pure; standard library only.
+"""Find out which torch builds exist, for which Python, and which builds would run. Pure; standard library only.
 
 Runs on: LOGIN NODE, COMPUTE NODE.
 """
@@ -71,7 +71,7 @@ def suggest_torch(
 
 
 def would_run(suggestions: Sequence[Suggestion], *, verb: str = "would run") -> str:
-    """Name the newest build that a plain `pip install` installs, and the newest build of all, with its index."""
+    """Name the newest build that a plain `pip install` installs, and the newest build of any index, with its index."""
     if not suggestions:
         return ""
     newest = suggestions[0]
@@ -155,5 +155,5 @@ def _runs(compat: Compat, cuda: str, kernels: Sequence[str], driver: Numbers, co
     floor = driver_floor(compat, cuda)
     if floor is None or older(driver, floor.version):
         return False
-    # PTX does not count here, because another function judges whether the driver can compile PTX.
+    # A kernel is needed here. PTX does not count, because another function judges whether the driver can compile PTX.
     return not compute_capability or cubin_for(kernels, numbers(compute_capability) or ()) is not None

@@ -63,9 +63,9 @@ def fits(version: Numbers, requirement: str, *, known: int = 0) -> bool:
 
     Args:
         version: the numbers of the version.
-        requirement: clauses, separated by commas, which must all hold.
+        requirement: clauses, separated by commas. All clauses must hold.
         known: how many parts of the version are known; 0 means all parts. For example, cuDNN itself reports only
-            9.10.2 while its wheel has version 9.10.2.21. Of this cuDNN, three parts are known, and only these three
+            9.10.2, but its wheel has version 9.10.2.21. Three parts of this version are known, and only these three
             parts are compared.
     """
     return all(_meets(version, match[1], match[2], known) for match in _CLAUSE.finditer(requirement))
@@ -79,6 +79,6 @@ def _meets(version: Numbers, sign: str, text: str, known: int) -> bool:
     if known:
         version, wanted = version[:known], wanted[:known]
     below, above = less(version, wanted), less(wanted, version)
-    # With a strict bound, the unknown parts may decide.
+    # With `<` or `>`, the unknown parts may decide.
     strict = {"<": below or bool(known and not above), ">": above or bool(known and not below)}
     return {"==": not below and not above, ">=": not below, "<=": not above, **strict}[sign]

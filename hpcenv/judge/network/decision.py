@@ -2,9 +2,9 @@
 
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 
-Values are merged here in this order, and a later value wins: detected values, files of the host, the environment of
-the job, then site profile, project and user (already merged in the manifest). A variable that is given without a value
-is not set.
+Values are merged here in this order, and a later value replaces an earlier one: detected values, files of the host, the
+environment of the job, and last the variables of site profile, project and user. The manifest already contains these
+last variables in merged form. A variable that is given without a value is not set.
 """
 
 from __future__ import annotations
@@ -120,14 +120,15 @@ def _situation(
 
 
 def _library_path(manifest: Manifest, facts: Facts) -> str:
-    """Return LD_LIBRARY_PATH with the image's cuda-compat if this node needs that package; else empty."""
+    """Return LD_LIBRARY_PATH with the image's cuda-compat if this node needs that package; otherwise empty."""
     needs = manifest.gpu_needs
     if needs is None or facts.cuda_compat is None:
         return ""
     return forward_compat.library_path(manifest, facts, needs, gpu_rules.table(needs.table))
 
 
-# These ports are between NCCL's usual port and the ports that the kernel gives to connections (ip_local_port_range).
+# These ports are above NCCL's usual port, and below the ports that the kernel gives to connections
+# (ip_local_port_range).
 _FIRST_RAS_PORT, _RAS_PORTS = 28100, 4000
 
 
@@ -147,7 +148,7 @@ def _dumps(manifest: Manifest, attempt: int) -> str:
 
 
 def _own_plugin(facts: Facts) -> str:
-    """Return a plugin that NCCL loads before its built-in network, such as HPC-X's; empty for aws-ofi-nccl."""
+    """Return a plugin (for example of HPC-X) that NCCL loads before its own network code; empty for aws-ofi-nccl."""
     image = facts.image_network
     return image.plugin if image is not None and not image.plugin_version else ""
 
@@ -174,8 +175,8 @@ class _Imported:
     binds: tuple[ExplainedBind, ...] = ()
 
 
-# Variables that name a library or a file. It is not enough to bind a library of the host into a container, because the
-# libraries that this library needs would be missing.
+# Variables that name a library or a file. To bind only this library of the host into a container is not enough: the
+# container would lack the libraries that it needs.
 _LIBRARIES = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN")
 
 
@@ -250,7 +251,7 @@ _YIELDS_TO = {
 def _merge(
     proposed: Iterable[tuple[NetworkRule, Proposal]], imported: _Imported, given: Mapping[str, Setting]
 ) -> list[NetworkRow]:
-    """Return a row for each variable. If several sources have the variable, the last source wins."""
+    """Return a row for each variable. If several sources have the variable, the value of the last source is used."""
     rows: dict[str, NetworkRow] = {}
     for rule, proposal in proposed:
         rows[proposal.name] = _detected_row(rule, proposal, given)

@@ -1,9 +1,10 @@
-"""Find out whether settings take effect: compare each setting with what can be read before the training. Pure.
+"""Find out whether settings take effect: compare each setting with values that can be read before the training. Pure.
 
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only.
 
 If the host lacks what a setting needs, libraries often ignore the setting silently. A row in CHECKS reads back one kind
-of setting. A setting that cannot be read back is `unknown`. NCCL's log says more, and is read after the smoke test.
+of setting. A setting that cannot be read back is `unknown`. NCCL's log gives more information, and is read after the
+smoke test.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _LEAST_LOCKED = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class ReadBack:
-    """What was read back for one setting.
+    """The values that were read back for one setting.
 
     Attributes:
         where: the file or library that was read.
         found: what the file or library says.
-        why: one sentence that says why the setting has no effect, or what follows if it has none.
+        why: why the setting has no effect, or what happens if it has no effect. One sentence.
         hint: what to do if the setting has no effect.
     """
 
@@ -83,7 +84,7 @@ def _cache_monitor(value: str, facts: Facts) -> Iterator[ReadBack]:
         )
     if value == "userfaultfd":
         allowed = versions.get("userfaultfd")
-        # A new libfabric watches only page faults of the program (UFFD_USER_MODE_ONLY), which every user may do.
+        # A new libfabric needs only the page faults of the program (UFFD_USER_MODE_ONLY). Every user may watch these.
         answer: YesNo = "yes" if allowed is not None and allowed.version == "all users" else "unknown"
         yield ReadBack(
             took_effect=answer,
@@ -107,7 +108,7 @@ def _interfaces(value: str, facts: Facts) -> Iterator[ReadBack]:
         where="/sys/class/net",
         found=listed(used or names, 4),
         why="no interface of this node has such a name",
-        hint="leave it out: hpcenv chooses the interface of each node by itself",
+        hint="leave the variable out: hpcenv chooses the interface of each node",
         source=NCCL_ENV,
     )
 
@@ -121,8 +122,8 @@ def _adapters(value: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if used else "no",
         where="/sys/class/infiniband",
         found=listed(used or active, 4) or "no active port",
-        why="it selects none of this node's active ports, so that NCCL falls back to TCP or ends",
-        hint="leave it out: hpcenv names the ports where that is needed",
+        why="the value selects none of this node's active ports, so NCCL falls back to TCP or ends",
+        hint="leave the variable out: hpcenv names the ports if this is needed",
         source=NCCL_ENV,
     )
 
@@ -178,7 +179,7 @@ def _plugin(value: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if image.plugin else "no",
         where="the environment",
         found=image.plugin or "the loader finds no such library",
-        why="NCCL goes on without the plugin, over another network",
+        why="NCCL continues without the plugin, over a different network",
         hint="give its path, or put its folder into LD_LIBRARY_PATH",
         source=NCCL_ENV,
     )
@@ -192,8 +193,8 @@ def _gpudirect(value: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if fabric.gpudirect else "no",
         where="/sys/module/nvidia_peermem, /proc/driver/nvidia/version",
         found=fabric.gpudirect or "neither nvidia_peermem nor the open kernel module",
-        why="no adapter reaches GPU memory on this node, whatever the level",
-        hint="ask the site to load nvidia_peermem, or for the open kernel module",
+        why="no adapter can access GPU memory on this node, so the level has no effect",
+        hint="ask the site to load nvidia_peermem, or to install the open kernel module",
         source=NCCL_ENV,
     )
 
@@ -221,8 +222,8 @@ def _locked_memory(_: str, facts: Facts) -> Iterator[ReadBack]:
         took_effect="yes" if enough else "no",
         where="RLIMIT_MEMLOCK of the step",
         found=limit,
-        why="RDMA cannot register its buffers: the limit of the login node, or of slurmd, was taken over",
-        hint="start the step with --propagate=NONE ([srun]); else the site sets LimitMEMLOCK=infinity for slurmd",
+        why="RDMA cannot register its buffers, because the step has the limit of the login node or of slurmd",
+        hint="start the step with --propagate=NONE ([srun]), or ask the site to set LimitMEMLOCK=infinity for slurmd",
         source="Slurm FAQ, memlock, 2026-08-20; NVIDIA/nccl-tests#206",
     )
 
@@ -260,7 +261,7 @@ def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[Network
     for row in rows:
         if profile == "gloo" and not row.name.startswith("GLOO_"):
             continue
-        # An empty value asks for the library's default.
+        # An empty value means the library's default.
         chosen_there = row.action == "set" and row.name in _CHOSEN_FROM_WHAT_IS_READ
         if row.action != "skip" and row.value and row.name in CHECKS and not chosen_there:
             yield row, CHECKS[row.name]
@@ -268,7 +269,7 @@ def _to_read(rows: Sequence[NetworkRow], profile: str) -> Iterator[tuple[Network
         yield _MEMLOCK, _locked_memory
 
 
-# hpcenv chooses these values from the same files, so reading the files again would prove nothing.
+# hpcenv chooses these values from the same files. To read the files again would prove nothing.
 _CHOSEN_FROM_WHAT_IS_READ = ("GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME")
 
 # Slurm sets this limit for each step.

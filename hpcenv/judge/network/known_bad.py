@@ -38,7 +38,8 @@ class BadVersion:
     ending: str = ""
 
 
-# Read 2026-11-23. The authors' test of 1.18.0 was stopped early: the report does not say whether 1.18.0 works.
+# Read 2026-11-23. The test of 1.18.0 by the authors of the report was stopped early, so the report does not say whether
+# 1.18.0 works.
 _GEODESIC = "GeodesicResearch/geodesic-megatron 39309f8, docs/investigations/slingshot-fix-results.md"
 
 KNOWN_BAD = (
@@ -49,7 +50,7 @@ KNOWN_BAD = (
         first="1.8.1",
         before="1.8.2",
         profiles=("slingshot",),
-        what="deadlocks on Slingshot (seen on GH200); none of 14 settings that were tried prevents it",
+        what="deadlocks on Slingshot (seen on GH200); 14 settings were tried, and none of them prevents the deadlock",
         hint="use aws-ofi-nccl 1.17 or newer, which has the plugin's own fix",
         source=_GEODESIC,
         date="2026-11-23",
@@ -62,7 +63,7 @@ KNOWN_BAD = (
         before="",
         profiles=("slingshot",),
         what="jobs with more than about 2,000 connections hang while trees are connected (seen with 1.19.2 and 1.20.0)",
-        hint="set NCCL_MAX_NCHANNELS=20, as the report did",
+        hint="set NCCL_MAX_NCHANNELS=20, as the authors of the report did",
         source="aws/aws-ofi-nccl#1379",
         date="2026-08-27",
     ),
@@ -73,8 +74,8 @@ KNOWN_BAD = (
         first="1.8.1",
         before="1.8.2",
         profiles=("slingshot",),
-        what="deadlocks on Slingshot (seen on GH200); none of 14 settings that were tried prevents it",
-        hint="build aws-ofi-nccl 1.17 or newer into the image, or bind the site's",
+        what="deadlocks on Slingshot (seen on GH200); 14 settings were tried, and none of them prevents the deadlock",
+        hint="build aws-ofi-nccl 1.17 or newer into the image, or bind the site's aws-ofi-nccl",
         source=_GEODESIC,
         date="2026-11-23",
     ),
@@ -86,7 +87,7 @@ KNOWN_BAD = (
         before="",
         ending="-aws",
         profiles=("slingshot",),
-        what="a release for EFA that the loader finds first, as in NVIDIA's images until 2026; tested on EFA only",
+        what="a release that was tested on EFA only; in NVIDIA's images until 2026, the loader finds it first",
         hint="put the plugin for Slingshot before it in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN",
         source="aws-ofi-nccl 2daf7d3, README.md; NVIDIA-NeMo/Megatron-Bridge#5033 and NVIDIA-NeMo/RL#1973",
         date="2026-08-21",

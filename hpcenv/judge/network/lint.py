@@ -1,7 +1,7 @@
-"""Find problems with given variables: tuning to avoid, contradictions, names that no library reads. Pure.
+"""Find problems with given variables: tuning to avoid, contradictions, and names that no library reads. Pure.
 
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only. A given value is always
-kept. The warning says what the value does.
+kept. The warning says which effect the value has.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hpcenv.records.network import NetworkRow, NetworkWarning
 _ENV_RST = "NCCL user guide, env.rst (2.30), 2026-06-11"
 _DEBUGGING = "a variable for debugging: NCCL's authors say that it should not be kept in scripts"
 
-# Name -> why the variable should not be set. Each variable is in the section "Debugging" of env.rst, or its default is
-# better since the named version.
+# Name -> why the variable should not be set. Each variable is in the section "Debugging" of env.rst, or NCCL's default
+# is better than a fixed value since the NCCL version in the text.
 _AVOID = {
     "NCCL_P2P_DISABLE": "hides a broken node: GPUs of a node then talk through host memory",
     "NCCL_P2P_LEVEL": _DEBUGGING,
@@ -51,7 +51,7 @@ _AVOID = {
 }
 
 _SEEN = "not in libnccl 2.21.5 to 2.32.3 (binaries searched, 2026-11-20)"
-# Names that no present NCCL reads, and their replacements.
+# Names that no current NCCL reads, and their replacements.
 _DEAD = {
     "NCCL_IB_CUDA_SUPPORT": "NCCL_NET_GDR_LEVEL, which is best left alone",
     "NCCL_TIMEOUT": "the argument `timeout` of init_process_group",
@@ -104,7 +104,7 @@ def _avoid(given: Sequence[NetworkRow]) -> Iterator[NetworkWarning]:
             yield NetworkWarning(
                 rule="lint.avoid",
                 what=f"{row.name}={row.value} ({row.origin}): {_AVOID[row.name]}",
-                todo="take it out, unless a measurement on this cluster shows that it helps",
+                todo="remove it, or measure on this cluster whether it helps",
                 source=_ENV_RST,
                 nodes=row.nodes,
             )
@@ -115,7 +115,7 @@ def _dead(given: Sequence[NetworkRow], unread: Collection[str]) -> Iterator[Netw
         if row.name in _OLD:
             yield NetworkWarning(
                 rule="lint.old-name",
-                what=f"{row.name}={row.value} ({row.origin}): an old name, of which torch warns",
+                what=f"{row.name}={row.value} ({row.origin}): an old name; torch prints a warning",
                 todo=f"use TORCH_{row.name}",
                 source="torch 2.15, ProcessGroupNCCL.hpp",
                 nodes=row.nodes,

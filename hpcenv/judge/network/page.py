@@ -1,6 +1,7 @@
 """The network decision as text. Pure.
 
-Runs on: LOGIN NODE and COMPUTE NODE. The text is plain ASCII. Lines have at most 80 columns, unless a word is longer.
+Runs on: LOGIN NODE and COMPUTE NODE. The text is plain ASCII. Lines have at most 80 columns; a longer word gets a
+longer line.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hpcenv.records.network import Fabric, RdmaPort
 
 # A RoCE adapter below this speed counts as an Ethernet adapter. Small clusters have such adapters, but their network is
-# not configured for RoCE. With them, an image without libibverbs can train over TCP.
+# not configured for RoCE. As Ethernet adapters, they also work for an image without libibverbs, which trains over TCP.
 _ROCE_GBIT = 100.0
 
 # Name of a profile -> the condition under which it is chosen. docs/explanation/network.md shows this table.
@@ -26,7 +26,7 @@ PROFILES = {
     "mnnvl": "all GPUs of all nodes are in one NVLink domain, and IMEX channels are there",
     "ib": "every node has an active InfiniBand port",
     "roce2": f"every node has an active RoCE v2 port of at least {_ROCE_GBIT:g} Gb/s",
-    "tcp": "nothing of these is on every node",
+    "tcp": "no network of the rows above is on every node",
     "unknown": "a node did not report its network hardware",
 }
 

@@ -2,8 +2,8 @@
 
 Runs on: COMPUTE NODE (the batch node), once for each attempt. Standard library only.
 
-Each node uses the interface of its route to the first node. Without a choice, NCCL takes the first
-interface by name, and Gloo takes the address of the host name. These guesses are the most frequent
+Each node uses the interface of its route to the first node. If hpcenv chose no interface, NCCL would take the first
+interface by name, and Gloo would take the address of the host name. These guesses are the most frequent
 cause of "Connection refused" at start (pytorch#38702, nccl#1105; Debian maps the host name to
 127.0.1.1). If several interfaces reach the first node, the fastest interface is used.
 """
@@ -24,7 +24,7 @@ from hpcenv.records.verdict import Rendezvous
 # This address is used for a single node, and if several nodes are emulated on one machine.
 _LOOPBACK = "127.0.0.1"
 
-# A network for which no route was recorded is preferred only if it is faster by this factor.
+# If no route was recorded for a network, the network is preferred only if it is faster by this factor.
 _MUCH_FASTER = 2
 
 
@@ -60,12 +60,12 @@ def choose(
         facts: facts of each node; nodes may be missing.
         job_id, attempt: make the rendezvous id unique to this start.
 
-    If several nodes used localhost, each node would train alone (pith-train#91). So hpcenv does not guess, and a
-    missing fact is a problem.
+    If several nodes used localhost, each node would train alone (pith-train#91). So hpcenv does not guess. If a fact is
+    missing, it is reported as a problem.
     """
     first = nodes[0]
     reported = {node: _readable(facts[node]) for node in nodes if node in facts}
-    # Emulated nodes are on one machine, so the first of them is enough.
+    # Emulated nodes are on one machine, so only the first node is needed.
     seen = list(reported.items())[: 1 if manifest.cluster == "local" else None]
     profile = find_profile({node: found.fabric for node, found in seen}, backend=manifest.backend)
     problems: dict[str, str] = {}
@@ -93,7 +93,7 @@ def choose(
 
 
 def _readable(facts: Facts) -> Facts:
-    """Return the facts; leave out network hardware of another schema version, so that the hardware is unknown."""
+    """Return the facts. Network hardware of a different schema version is left out, and is then unknown."""
     known = facts.fabric is None or facts.fabric.schema == FABRIC_SCHEMA
     return facts if known else replace(facts, fabric=None)
 
@@ -116,8 +116,8 @@ def _path_to_first(
 ) -> tuple[_Path | None, dict[str, str]]:
     """Return each node's route to one address of the first node; without such an address, the reason for each node.
 
-    The first node must own the address, and every other node must have a route to it. The answer of the resolver for
-    the host name (often 127.0.1.1) is not used.
+    The first node must have the address, and every other node must have a route to it. The address that the resolver
+    returns for the host name (often 127.0.1.1) is not used.
     """
     first, others = nodes[0], nodes[1:]
     missing = {node: "this node reported no facts" for node in nodes if node not in facts}
@@ -136,7 +136,7 @@ def _path_to_first(
 
 
 def _routed(nodes: Sequence[str], facts: Mapping[str, Facts], owned: Mapping[str, str]) -> Iterator[_Path]:
-    """Yield routes to each address of the first node to which the kernel of every other node has a route."""
+    """Yield the routes to each address of the first node, if the kernel of every other node has a route to it."""
     first, others = nodes[0], nodes[1:]
     for address in sorted(owned, key=lambda a: (":" in a, a)):
         routes = {node: route for node in others if (route := _route_from(facts[node], address)) is not None}
@@ -148,8 +148,7 @@ def _routed(nodes: Sequence[str], facts: Mapping[str, Facts], owned: Mapping[str
 def _shared_networks(nodes: Sequence[str], facts: Mapping[str, Facts]) -> Iterator[_Path]:
     """Yield routes in each network in which every node has an address, on a device that is up.
 
-    Bridges and other virtual interfaces do not count, because, for example, each node has a docker0 with the same
-    address.
+    Bridges and other virtual interfaces do not count. For example, each node has a docker0 with the same address.
     """
     first = nodes[0]
     own = {node: dict(_addresses_on_devices(facts[node])) for node in nodes}

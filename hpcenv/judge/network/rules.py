@@ -3,8 +3,9 @@
 Runs on: COMPUTE NODE (the batch node), and LOGIN NODE for explanations. Standard library only. Pure.
 
 NCCL's authors advise against most tuning variables ("should not be used in production nor retained in scripts",
-env.rst). So this module has few rules. Each rule has a source with its date. If a variable is left out on purpose, the
-decision has a row with the reason for this variable, too. docs/reference/network-rules.md is made from RULES.
+env.rst). So this module has few rules. Each rule has a source with its date. If a rule leaves out a variable on
+purpose, the decision has a row for this variable too, with the reason. docs/reference/network-rules.md is made from
+RULES.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ CXI = "libfabric manual, fi_cxi(7), read 2026-11-23"
 OFI = "aws-ofi-nccl 2daf7d3, nccl_ofi_interface_nvidia.cpp, 2026-08-21"
 
 
-# The hash does not use the hardware, which is the largest part. Equal values still have equal hashes.
+# The hash leaves out the hardware, which is the largest part. Equal values still have equal hashes.
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the rules know about a node and its job. Equal nodes of a job have equal values.
+    """The facts about a node and its job that the rules use. Equal nodes of a job have equal values.
 
     Attributes:
         profile, rdma: see `hpcenv.judge.network.profiles.NetworkProfile`.
@@ -98,7 +99,7 @@ class NetworkRule:
 
 
 def _log_prefix(_: Situation) -> Iterator[Proposal]:
-    # torchrun's own prefix names the local rank, which is not unique (torch >= 2.3).
+    # torchrun's own prefix contains the local rank, which is not unique across nodes (torch >= 2.3).
     yield Proposal(
         name="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", value="[${rank}] ", reason="the rank in front of each line"
     )
@@ -117,23 +118,23 @@ def _threads(situation: Situation) -> Iterator[Proposal]:
 
 
 def _socket_interface(situation: Situation) -> Iterator[Proposal]:
-    # "=" asks for exactly this name. Without "=", NCCL reads the name as a prefix.
+    # "=" means exactly this name. Without "=", NCCL reads the name as a prefix.
     yield Proposal(name="NCCL_SOCKET_IFNAME", value=f"={situation.interface}", reason=situation.why_interface)
     yield Proposal(name="GLOO_SOCKET_IFNAME", value=situation.interface, reason=situation.why_interface)
 
 
-# The binary of torch 2.13 contains the new name. FlightRecorder.cpp of torch 2.6 has only the old name, which torch
-# 2.13 still reads.
+# The binary of torch 2.13 contains the new name. FlightRecorder.cpp of torch 2.6 has only the old name, and torch 2.13
+# still reads the old name too.
 _NEW_NAME = (2, 13)
-# Before this version, the recorder was off by default (0 operations). Since this version, it keeps 2,000 operations.
+# Before this version of torch, the recorder was off by default (0 operations). Now it keeps 2,000 operations.
 _RECORDS = (2, 11)
 
 
 def _flight_recorder(situation: Situation) -> Iterator[Proposal]:
-    """Let torch record the last operations, and put the record of NCCL into the run folder.
+    """Let torch record the last operations, and write the dump for NCCL into the run folder.
 
-    By default, torch writes the dump to the local disk of the node, and only for NCCL. If ranks hang, hpcenv asks for
-    the record of each process group (start_hook/stacks.py), including groups that use gloo (torch 2.9 and newer).
+    By default, torch writes the dump to the local disk of the node, and only for NCCL. If ranks hang, hpcenv reads the
+    record of each process group (start_hook/stacks.py), including groups that use gloo (torch 2.9 and newer).
     """
     if not situation.dumps:
         return
@@ -208,7 +209,7 @@ def _verbs_network(situation: Situation) -> Iterator[Proposal]:
 
 
 def _imported_plugin(situation: Situation) -> str:
-    """Return the network or the plugin that a file of the host asks for; empty if no file does."""
+    """Return the network or the plugin that a file of the host names; empty if no file names one."""
     fabric = situation.fabric
     found = [] if fabric is None else [s for t in fabric.tuning for s in t.variables]
     return next((s.value for s in found if s.name in ("NCCL_NET", "NCCL_NET_PLUGIN")), "")
@@ -232,8 +233,8 @@ def _adapters(situation: Situation) -> Iterator[Proposal]:
 def split_ports(fabric: Fabric, layer: str) -> tuple[tuple[RdmaPort, ...], tuple[RdmaPort, ...]]:
     """Return the active ports that transfer the training's data, and the remaining active ports.
 
-    A port with another link layer, or with at most half of the fastest rate, is assumed to be for storage or
-    management.
+    A port is assumed to be for storage or management if it has a different link layer, or at most half of the fastest
+    rate.
     """
     fastest = max((port.rate_gbit or 0 for port in data_ports(fabric, layer)), default=0)
     used = tuple(port for port in data_ports(fabric, layer) if 2 * (port.rate_gbit or 0) > fastest)
@@ -261,7 +262,7 @@ def _mnnvl(situation: Situation) -> Iterator[Proposal]:
 # -- TCP ------------------------------------------------------------------------------------
 
 _FAST_MBIT = 100_000
-# Drivers of adapters on which NCCL itself uses more sockets.
+# Drivers of adapters for which NCCL itself uses more sockets.
 _OWN_DEFAULT = ("ena", "gve")
 
 
@@ -384,7 +385,7 @@ RULES = (
         id="base.debug",
         sets="NCCL_DEBUG",
         when="always",
-        why="NCCL says nothing of a failure's cause by default",
+        why="by default, NCCL does not print the cause of a failure",
         source=NCCL_ENV,
         propose=_debug,
     ),
@@ -392,15 +393,15 @@ RULES = (
         id="base.threads",
         sets="OMP_NUM_THREADS",
         when="always",
-        why="torchrun sets 1 where it is not set",
+        why="if the variable is not set, torchrun sets it to 1",
         source="torch 2.15, distributed/run.py",
         propose=_threads,
     ),
     NetworkRule(
         id="base.flight-recorder",
-        sets="TORCH_FR_DUMP_TEMP_FILE, TORCH_NCCL_DUMP_ON_TIMEOUT (with names and sizes of the torch at hand)",
-        when="in a run; the file and the dump for NCCL, the size (before torch 2.11) for each backend",
-        why="without it the dump lies on the node's own disk and is lost with the job",
+        sets="TORCH_FR_DUMP_TEMP_FILE, TORCH_NCCL_DUMP_ON_TIMEOUT (names and sizes as the installed torch uses them)",
+        when="in a run; the file and the dump only for NCCL, the size for each backend (before torch 2.11)",
+        why="without it, the dump is on the node's own disk, and is lost when the job ends",
         source="torch 2.13 libtorch_cpu.so and FlightRecorder.hpp, 2026-11-23; pytorch 00f0e2f, FlightRecorder.cpp",
         propose=_flight_recorder,
     ),
@@ -408,7 +409,7 @@ RULES = (
         id="base.forward-compat",
         sets="LD_LIBRARY_PATH (the image's cuda-compat first)",
         when="in a SIF with cuda-compat, on a node whose driver is too old, where the table of compatibility allows it",
-        why="without it the first CUDA call fails: the driver is older than the CUDA of the image needs",
+        why="without it, the first CUDA call fails, because the driver is too old for the CUDA of the image",
         source="NVIDIA CUDA Compatibility, Forward Compatibility (edition of driver 615), 2026-11-20",
         propose=_forward_compat,
     ),
@@ -416,15 +417,15 @@ RULES = (
         id="base.ras-address",
         sets="NCCL_RAS_ADDR",
         when="NCCL 2.24 and newer, on nodes whose port 28028 is in use",
-        why="each NCCL job asks for the same port; the second one on a node cannot be asked about a hang",
+        why="each NCCL job uses the same port; the RAS service of a second job on the node cannot be reached",
         source="NVIDIA/nccl 12df1a1, troubleshooting/ras.rst, 2026-11",
         propose=_ras_address,
     ),
     NetworkRule(
         id="base.socket-interface",
         sets="NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
-        when="always, for each node by itself",
-        why="NCCL prefers names that begin with `ib`, then takes any name; Gloo takes what the host name leads to",
+        when="always; each node has its own value",
+        why="NCCL prefers names that begin with `ib`, then any name; Gloo uses the address of the host name",
         source=f"{NCCL_ENV}; Gloo: torch documentation, distributed, 2.15",
         propose=_socket_interface,
     ),
@@ -432,23 +433,23 @@ RULES = (
         id="single.net",
         sets="NCCL_NET (left out)",
         when="NCCL on one node",
-        why="a forced network adds cost, or an error, where no network is needed",
+        why="one node needs no network; a forced network costs time, or gives an error",
         source=HPE,
         propose=_single_node,
     ),
     NetworkRule(
         id="verbs.net",
         sets="NCCL_NET=IB",
-        when="profiles ib, roce2 and mnnvl, unless a file of the host names a plugin or the environment has one",
-        why="a fall back to TCP is 5 to 70 times slower and says nothing",
+        when="profiles ib, roce2 and mnnvl, if neither a file of the host nor the environment has a plugin",
+        why="without it, NCCL may fall back to TCP without a message, and is then 5 to 70 times slower",
         source=NCCL_ENV,
         propose=_verbs_network,
     ),
     NetworkRule(
         id="verbs.adapters",
         sets="NCCL_IB_HCA",
-        when="profiles ib, roce2 and mnnvl, where active ports have another link layer, or half of the rate or less",
-        why="NCCL uses every active port, also those of storage and management",
+        when="profiles ib, roce2, mnnvl, if active ports have a different link layer, or at most half of the rate",
+        why="NCCL uses every active port, also the ports for storage and management",
         source=NCCL_ENV,
         propose=_adapters,
     ),
@@ -456,7 +457,7 @@ RULES = (
         id="roce.left-out",
         sets="NCCL_IB_GID_INDEX, NCCL_IB_TC (left out)",
         when="profile roce2",
-        why="NCCL 2.21 selects the GID; a traffic class belongs to the switches",
+        why="NCCL 2.21 and newer select the GID; the right traffic class depends on the switches",
         source=NCCL_ENV,
         propose=_gid_index,
     ),
@@ -471,8 +472,8 @@ RULES = (
     NetworkRule(
         id="tcp.threads",
         sets="NCCL_SOCKET_NTHREADS=4, NCCL_NSOCKS_PERTHREAD=4",
-        when="profile tcp, interface of 100 Gb/s or more, not AWS's or Google's adapter",
-        why="one socket does not fill such a link",
+        when="profile tcp, with an interface of 100 Gb/s or more that is not an adapter of AWS or Google",
+        why="one socket cannot use the full rate of such a link",
         source=NCCL_ENV,
         propose=_socket_threads,
     ),
@@ -480,7 +481,7 @@ RULES = (
         id="libfabric.net",
         sets="NCCL_NET=AWS Libfabric",
         when="profiles efa and slingshot",
-        why="a fall back to TCP is silent; the plugin answers to this name in every version",
+        why="NCCL would fall back to TCP without a message; every version of the plugin accepts this name",
         source=OFI,
         propose=_libfabric_network,
     ),
@@ -488,7 +489,7 @@ RULES = (
         id="efa.left-out",
         sets="FI_PROVIDER (left out)",
         when="profile efa",
-        why="the plugin sets what the instance type needs",
+        why="the plugin sets the variables that the instance type needs",
         source="aws-ofi-nccl 2daf7d3, platform-aws.cpp, 2026-08-21",
         propose=_efa_provider,
     ),
@@ -510,9 +511,9 @@ RULES = (
     ),
     NetworkRule(
         id="slingshot.rendezvous",
-        sets="FI_CXI_RDZV_PROTO=alt_read and its three sizes",
+        sets="FI_CXI_RDZV_PROTO=alt_read, and the three variables for its sizes",
         when="profile slingshot, and `rdzv_get_en` is 0 on every adapter",
-        why="without --network=disable_rdzv_get libfabric ignores it silently",
+        why="the vendor recommends it; without --network=disable_rdzv_get, libfabric ignores it silently",
         source=HPE,
         propose=_slingshot_rendezvous,
     ),
@@ -528,7 +529,7 @@ RULES = (
         id="slingshot.mpich",
         sets="MPICH_GPU_SUPPORT_ENABLED=0",
         when="profile slingshot",
-        why="it can deadlock beside NCCL",
+        why="GPU support of Cray MPICH can deadlock beside NCCL",
         source="CSCS documentation 80abed1, access/jupyterlab.md, 2026-08-20",
         propose=_slingshot_mpich,
     ),

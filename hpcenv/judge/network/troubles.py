@@ -54,8 +54,8 @@ def _mixed(profile: NetworkProfile) -> Iterator[NetworkWarning]:
         if nodes != usual:
             yield NetworkWarning(
                 rule="profile.differs",
-                what=f"these nodes offer `{kind}`, the others something else, so that the job uses TCP",
-                todo="leave them out with --exclude, or ask for one kind of node with --constraint",
+                what=f"these nodes offer `{kind}`, and the other nodes offer a different network, so the job uses TCP",
+                todo="leave them out with --exclude, or request one kind of node with --constraint",
                 nodes=nodes,
             )
 
@@ -115,7 +115,7 @@ def _no_active_port(fabric: Fabric, manifest: Manifest, _: NetworkProfile) -> It
     if states and "ACTIVE" not in states and manifest.backend == "nccl":
         yield NetworkWarning(
             rule="ports.not-active",
-            what=f"InfiniBand is there, and no port of it is active: {', '.join(sorted(states))}",
+            what=f"the node has InfiniBand, but none of its ports is active: {', '.join(sorted(states))}",
             todo="tell the site's support; leave the node out with --exclude",
         )
 
@@ -125,7 +125,7 @@ def _no_gpudirect(fabric: Fabric, _: Manifest, profile: NetworkProfile) -> Itera
         yield NetworkWarning(
             rule="gpudirect.missing",
             what="no GPUDirect RDMA: neither nvidia_peermem nor the open kernel module of the driver is loaded",
-            todo="ask the site to load nvidia_peermem, or for the open kernel module",
+            todo="ask the site to load nvidia_peermem, or to install the open kernel module",
             source="NVIDIA/nccl 5067397, troubleshooting, 2026-06-11",
         )
 
@@ -158,7 +158,7 @@ _LOADER = "NVIDIA/nccl 5067397, src/plugin/net.cc: dlopen of libnccl-net.so; ld.
 
 
 def _image(image: ImageNetwork, profile: NetworkProfile) -> Iterator[NetworkWarning]:
-    """Report what the environment lacks for the network of the nodes, and plugins for a different network."""
+    """Report libraries that the environment lacks for the network of the nodes, and plugins for a different network."""
     if profile.rdma and not (image.verbs and image.providers):
         lacks = "no libibverbs.so.1" if not image.verbs else "no provider beside libibverbs"
         yield NetworkWarning(

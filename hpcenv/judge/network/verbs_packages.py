@@ -2,9 +2,9 @@
 
 Runs on: LOGIN NODE and COMPUTE NODE. Standard library only.
 
-Sources, read 2026-11-23: Debian 12's package list (libibverbs1, ibverbs-providers); rdma-core 43.4 (0029011):
-redhat/rdma-core.spec, whose package `libibverbs` contains the providers, and suse/rdma-core.spec, whose `libibverbs1`
-requires the providers.
+Sources, read 2026-11-23: Debian 12's package list (libibverbs1, ibverbs-providers); rdma-core 43.4 (0029011). In
+redhat/rdma-core.spec, the package `libibverbs` contains the providers. In suse/rdma-core.spec, `libibverbs1` requires
+the providers.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The smoke test: its plan, and the judgement of what its ranks reported. Pure."""
+"""The smoke test: its plan, and the judgement of the reports of its ranks. Pure."""

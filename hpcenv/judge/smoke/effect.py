@@ -1,7 +1,7 @@
-"""Compare settings with what NCCL did, according to its log and to the libraries that a rank has loaded. Pure.
+"""Compare settings with the actions of NCCL, according to its log and to the libraries that a rank has loaded. Pure.
 
-Runs on: COMPUTE NODE (the batch node). Standard library only. judge/network/effect.py compares the settings that can be
-read back without NCCL.
+Runs on: COMPUTE NODE (the batch node). Standard library only. Some settings can be read back without NCCL.
+judge/network/effect.py compares these settings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from hpcenv.judge.network.effect import selected
 from hpcenv.records.smoke import SmokeRank
 
-# A setting with its value, what the setting asks for, and what NCCL did.
+# A setting with its value, what the setting requests, and what NCCL did.
 Ignored = tuple[str, str, str]
 
 

@@ -25,19 +25,20 @@ from hpcenv.records.smoke import (
 )
 from hpcenv.text import plural
 
-# The highest rate that Gloo is expected to use. Gloo copies with one thread, so it cannot use a faster adapter in full,
-# which is not a fault.
+# The highest rate that Gloo is expected to use. Gloo copies with one thread, so it does not use the full rate of a
+# faster adapter. This is not a fault.
 _GLOO_GBIT = 10.0
 # Shares of the adapter's rate. Below the first share, all_reduce is slow. Below the second share, the link counts as
-# broken. For NCCL, vetnode and stas00/ml-engineering ask for 60 to 80 % on healthy nodes. Gloo, which shares its CPU,
-# reaches far less. The second shares are hpcenv's judgement: a link that is 10 times (with Gloo 200 times) slower than
-# its adapter is broken, or is the wrong link.
+# broken. For NCCL, vetnode and stas00/ml-engineering require 60 to 80 % on healthy nodes. Gloo needs the CPU, which
+# other work uses too, so Gloo is far slower. hpcenv chose the second shares: a link that is 10 times (with Gloo 200
+# times) slower than its adapter is broken, or is the wrong link.
 _SLOW = {"nccl": 0.6, "gloo": 0.03}
 _BROKEN = {"nccl": 0.1, "gloo": 0.005}
-# A pair whose rate is below this share of the median of all pairs is named. NCCL's diagnostics (2.31) use this limit.
+# If the rate of a pair is below this share of the median of all pairs, the message names the pair. NCCL's diagnostics
+# (2.31) use this limit.
 _OFF_MEDIAN = 0.7
 
-# If an interface transferred more bytes per second than this at the time limit, its link is slow, not cut.
+# If a link still transferred more bytes per second than this when the time limit came, it is slow, but not cut.
 _STILL_MOVING = 20_000
 _COUNTED_SECONDS = 5.0
 
@@ -86,7 +87,7 @@ def judge(
     )
 
 
-# After a failure in one of these phases, nothing is known about the other phases.
+# After a failure in one of these phases, the results of the other phases are unknown.
 _BLOCKING = ("smoke.init", "smoke.correct", "smoke.second-group")
 
 _OutcomeRow = tuple[str, CheckOutcome]
@@ -101,7 +102,7 @@ def _rows(
 ) -> Iterator[_OutcomeRow]:
     failed = [report for report in reports.values() if report.ended != "done"]
     named = set()
-    # A report that ended with `unreachable` names a pair. The other nodes may only have waited for this pair.
+    # A report that ended with `unreachable` names a pair of nodes. The other nodes may only have waited for this pair.
     if any(report.ended == "unreachable" for report in failed):
         for row in _failure(plan, reports, failed, pairs):
             named.add(row[0])
@@ -126,7 +127,7 @@ def _rows(
 
 
 def _diagnostics(reports: Mapping[str, SmokeReport]) -> Iterator[_OutcomeRow]:
-    """Yield the problems that NCCL's diagnostics found. Each line already names its GPUs and ranks."""
+    """Yield the problems that NCCL's diagnostics found. Each line from NCCL already names GPUs and ranks."""
     for name, report in reports.items():
         found = [line for line in report.diagnostics if not line.startswith("[OK]")]
         if found:
@@ -212,7 +213,7 @@ def _how(plan: SmokePlan, phase: str, failed: Sequence[SmokeReport]) -> str:
 
 
 def _reached_limit(plan: SmokePlan, phase: str, report: SmokeReport) -> bool:
-    """Return whether a rank itself ended its collective at the time limit, before the node would end the rank."""
+    """Return whether a rank itself ended its collective at the time limit. Later, the node would end the rank."""
     return any(
         one.phase == phase and one.state == "failed" and one.seconds >= plan.seconds
         for rank in report.ranks
@@ -235,7 +236,10 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _said(phase: str, failed: Sequence[SmokeReport]) -> str:
-    """Return the error of a rank that ended its collective itself. `closed by peer` means that another rank ended."""
+    """Return the error of a rank that ended its collective itself.
+
+    `closed by peer` means that a different rank ended.
+    """
     errors = [
         p.error for report in failed for rank in report.ranks for p in rank.phases if p.phase == phase and p.error
     ]
@@ -359,7 +363,7 @@ def _wrong_network(plan: SmokePlan, node: str, found: Sequence[NcclTransport]) -
 
 
 def _different(of_node: Mapping[str, Sequence[NcclTransport | None]]) -> Iterator[_OutcomeRow]:
-    """Compare the nodes with each other: a node that lacks an adapter or GPUDirect makes all nodes slow."""
+    """Compare the nodes with each other. One node without an adapter or without GPUDirect makes all nodes slow."""
     seen: dict[tuple[str, ...], list[str]] = {}
     for name, found in of_node.items():
         known = [transport for transport in found if transport is not None]
@@ -445,7 +449,7 @@ def _gigabytes(rate: float) -> str:
 
 
 def _fine(plan: SmokePlan, reports: Mapping[str, SmokeReport]) -> Iterator[CheckOutcome]:
-    """Yield what was measured, and also what was not measured, with the reason."""
+    """Yield the measured values. If a value was not measured, yield the reason."""
     ranks = [rank for report in reports.values() for rank in report.ranks]
     yield _good("smoke.init", f"{plural(len(ranks), 'rank')}, {_seconds(reports).get('init', 0):.2f} s")
     missing = {name: why for rank in ranks for name, why in rank.not_run.items()}

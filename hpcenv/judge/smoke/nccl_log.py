@@ -29,7 +29,7 @@ _LONGEST = 300
 
 
 def read_transport(lines: Iterable[str]) -> NcclTransport:
-    """Return what the log of one rank says about its transport."""
+    """Return the transport of one rank, from its log."""
     found: dict[str, str] = {}
     adapters: dict[str, None] = {}
     via: dict[str, int] = {}
@@ -74,7 +74,7 @@ def _adapters(line: str) -> list[str]:
 def _kind(word: str) -> tuple[str, bool]:
     """Return the transport without the number of the adapter, and whether the adapter accesses GPU memory directly.
 
-    Words such as `NET/IB/0/GDRDMA` or `NET/AWS Libfabric/3/GDRDMA` have another number on each channel.
+    The number in words such as `NET/IB/0/GDRDMA` or `NET/AWS Libfabric/3/GDRDMA` is different on each channel.
     """
     parts = word.split("/")
     kind = "/".join(part for part in parts if not part.isdigit() and not part.startswith("GDRDMA"))
@@ -136,7 +136,7 @@ def fits(transport: NcclTransport, *, profile: str, wanted: str) -> tuple[bool, 
 
 
 def _is_wanted(network: str, wanted: str) -> bool:
-    """Compare names as NCCL does, ignoring case (net.cc). All names of aws-ofi-nccl mean the same network."""
+    """Compare names as NCCL does, ignoring case (net.cc). The names of aws-ofi-nccl all mean the same network."""
     names = {"aws libfabric", "libfabric", "ofi"}
     found, asked = network.lower(), wanted.lower()
     return found == asked or (found in names and asked in names)

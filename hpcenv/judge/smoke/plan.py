@@ -75,7 +75,7 @@ def _node(manifest: Manifest, settings: NodeSettings, facts: Facts) -> SmokeNode
     interfaces = {one.name: one.addresses for one in facts.network.interfaces if one.addresses}
     name = _SOCKET_INTERFACE[manifest.backend]
     word = next((s.value for s in settings.settings if s.name == name), "")
-    # NCCL also accepts prefixes, exclusions and lists, but only a single name can be compared.
+    # The value may also contain prefixes, exclusions or lists, but only one name can be compared.
     given = word.lstrip("=")
     own = next((name for name, addresses in interfaces.items() if settings.local_address in addresses), "")
     interface = given if given in interfaces else own
@@ -102,7 +102,7 @@ def rounds(count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return rounds of pairs of the numbers 0 to count - 1. Within a round, each number occurs at most once.
 
     The pairs follow the circle method for a round-robin tournament. With more than MOST_FOR_ALL_PAIRS nodes, only
-    neighbours in a ring are paired, which takes two rounds, or three if the number of nodes is odd.
+    neighbours in a ring are paired. This takes two rounds, or three rounds if the number of nodes is odd.
     """
     if count > MOST_FOR_ALL_PAIRS:
         return tuple(tuple(_neighbours(count, first)) for first in ((0, 1) if count % 2 == 0 else (0, 1, count - 1)))

@@ -11,7 +11,7 @@ from hpcenv.text import plural, visible_ascii, wrap
 
 
 def render(result: SmokeResult) -> str:
-    """Return what was tested, with the results. Failures are left out: they are in the table of the verdict."""
+    """Return what was tested, with the results. Failures are left out, because the table of the verdict shows them."""
     lines = [wrap(f"hpcenv smoke test: {headline(result)}")]
     found = {name: text for checks in result.checks.values() for name, text in checks.fine.items()}
     fine = {check.id: found[check.id] for check in CHECKS if check.id in found}

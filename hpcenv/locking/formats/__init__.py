@@ -1,11 +1,11 @@
 """The export formats, one module each.
 
-Runs on: LOGIN NODE. A module defines `EXPORTER` (see locking/exporter.py). `hpcenv export` finds the module without a
-list.
+Runs on: LOGIN NODE. A module defines `EXPORTER` (see locking/exporter.py). `hpcenv export` searches this folder for
+modules, so no list of modules is needed.
 
-If a format cannot express a package, the package is left out, and the text and `left_out` give the reason. The same
-lockfile gives the same bytes: an export contains no time, no path of a machine and no version of hpcenv.
+If a format cannot express a package, the package is left out. The text and `left_out` give the reason. The same
+lockfile always gives the same bytes, so an export contains no time, no path of a machine and no version of hpcenv.
 
-A lockfile is untrusted input, and pip and conda obey the lines of an export. So a name, version, hash or URL that does
-not have its strict form is written only in a comment, as ASCII on one line (`plain_text`).
+A lockfile is untrusted input, and pip and conda obey the lines of an export. A name, version, hash or URL that does
+not have its strict form is therefore written only in a comment, as ASCII on one line (`plain_text`).
 """

@@ -38,8 +38,8 @@ _LIBRARY = re.compile(r"libs\.([^.]+)\.(.+)")
 def cyclonedx(lockfile: Lockfile) -> Rendered:
     """Return a bill of materials as JSON.
 
-    The bill describes the environment. The environment's version is the lockfile's fingerprint, and the serial number
-    is computed from it. Packages without a hash are listed too, so nothing is left out.
+    The bill describes the environment. The version of the environment is the lockfile's fingerprint, and the serial
+    number is computed from the fingerprint. Packages without a hash are listed too, so nothing is left out.
     """
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
@@ -60,8 +60,8 @@ def cyclonedx(lockfile: Lockfile) -> Rendered:
         serial_number=uuid5(NAMESPACE_URL, f"hpcenv:{lockfile.fingerprint}"),
         components=components,
     )
-    # The bill has no time: the same lockfile must give the same bytes. CycloneDX allows this, the library's types do
-    # not.
+    # The bill has no time, because the same lockfile must give the same bytes. CycloneDX allows this. The library's
+    # types do not allow it.
     bom.metadata.timestamp = None  # type: ignore[assignment]
     bom.metadata.component = root
     bom.metadata.tools.components.add(Component(type=ComponentType.APPLICATION, name="hpcenv"))
@@ -142,7 +142,7 @@ def _image_purl(container: ContainerTable) -> PackageURL | None:
 
 
 def _repository(reference: str) -> tuple[str, str]:
-    """Return `HOST/NAME` and the tag of `docker://HOST/NAME:TAG@DIGEST`; a file has no tag."""
+    """Return `HOST/NAME` and the tag of `docker://HOST/NAME:TAG@DIGEST`. For a file there is no tag."""
     if not reference.startswith("docker://"):
         return reference, ""
     tagged = reference.rpartition("://")[2].partition("@")[0]

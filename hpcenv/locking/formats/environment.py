@@ -33,7 +33,7 @@ from hpcenv.project.lockfile import Lockfile
 def environment(lockfile: Lockfile, *, name: str) -> Rendered:
     """Return conda's environment.yml.
 
-    The file names no channel, as the user's configuration of conda chooses channels.
+    The file names no channel, because the user's configuration of conda chooses channels.
     """
     lines = header_lines("environment", lockfile)
     left_out: list[LeftOut] = []

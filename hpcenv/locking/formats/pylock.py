@@ -1,15 +1,15 @@
-"""pylock.toml (PEP 751): every confirmed wheel with its present URL in an index.
+"""pylock.toml (PEP 751): every confirmed wheel with its current URL in an index.
 
 Runs on: LOGIN NODE.
 
-PEP 751 requires URLs. A lockfile contains no URLs, because URLs belong to the user's own index and change. So pip's
-session is asked for the URLs (see locking/wheels/__init__.py), and only a file with the locked sha256 is used. Only
+PEP 751 requires URLs. A lockfile contains no URLs, because URLs belong to the user's own index and change. So hpcenv
+asks pip's session for the URLs (see locking/wheels/__init__.py), and uses only a file with the locked sha256. Only
 lists are downloaded. `pip install --dry-run --report` is a public interface, but it runs pip's resolver. So pip's
 report names only one file for each package, and only a file for this machine's Python. If a local folder and an index
 have the same file, pip names the file in the folder. If an index has no PEP 658 metadata, pip downloads whole wheels.
 
-The file lists all wheels under `wheels`, also wheels from a direct URL. PEP 751 has the key `archive` for wheels from a
-direct URL, but the file and the hash would be the same.
+The file lists all wheels under `wheels`. This includes wheels from a direct URL. PEP 751 has the key `archive` for
+wheels from a direct URL, but the file and the hash would be the same.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def wheels_to_find(lockfile: Lockfile) -> tuple[DistTable, ...]:
 def choose_url(dist: DistTable, links: Sequence[WheelLink]) -> WheelUrl:
     """Return the URL of a listed file that has the locked sha256.
 
-    If the index states no sha256, a file with the locked name is used: pip compares its content with the locked sha256.
+    If the index states no sha256, a file with the locked name is used. pip compares its content with the locked sha256.
     """
     sha256, filename = proved_sha256(dist), dist.wheel.filename if dist.wheel else None
     same = [link for link in links if link.sha256 == sha256]
@@ -176,7 +176,7 @@ def _wheel_name(dist: DistTable, url: str) -> str | None:
 
 
 def _target_environment(lockfile: Lockfile) -> dict[str, Any]:
-    """Return the keys for the wheels' Python and machine: an installer refuses a different Python or machine."""
+    """Return the keys for the wheels' Python and machine. An installer refuses a different Python or machine."""
     parts = ["sys_platform == 'linux'"]
     for marker, field in (("platform_machine", "system.machine"), ("implementation_name", "python.implementation")):
         value = str(lockfile.facts.get(field, ""))

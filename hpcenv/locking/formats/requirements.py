@@ -27,7 +27,7 @@ def requirements(lockfile: Lockfile) -> Rendered:
 
 
 def requirements_text(lockfile: Lockfile) -> str:
-    """Return the same text without notes, for the run folder.
+    """Return the same text, but without notes, for the run folder.
 
     Comments in the text name the packages that are left out.
     """

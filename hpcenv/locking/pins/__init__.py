@@ -1,4 +1,4 @@
-"""Read the pins of other tools, and compare them with the installed packages. For `hpcenv lock --from FILE`.
+"""Read the pins of other tools, and compare them with the installed packages. This is for `hpcenv lock --from FILE`.
 
-One file per format, one row per format in the table of `formats.py`.
+Each format has one file in this folder, and one row in the table of `formats.py`.
 """

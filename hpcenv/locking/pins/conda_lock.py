@@ -14,7 +14,7 @@ Runs on: LOGIN NODE.
       category: main
       optional: false
 
-A package of the category `main`, or of a category that `#CATEGORY,...` chose, must be installed. All other packages may
+A package must be installed if its category is `main`, or a category that `#CATEGORY,...` chose. All other packages may
 be installed. A package can have several entries, one for each category.
 """
 
@@ -37,8 +37,8 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
     """Yield the packages for one platform. `selection.chosen` has the categories, separated by commas.
 
     Raises:
-        LockfileInvalid: the file cannot be read, does not have the category or platform, or names a package without a
-            file that has a hash.
+        LockfileInvalid: the file cannot be read, does not have the category or platform, or names a package for which
+            no file has a hash.
     """
     try:
         packages = data["package"]
@@ -55,16 +55,16 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
-    """Refuse a file of another format or version. The categories depend on the platform, so `select_pins` checks them.
+    """Refuse a file with a different format or version. `select_pins` checks the categories.
 
     Raises:
-        LockfileInvalid: the file has another format or version.
+        LockfileInvalid: the file has a different format or version.
     """
     del chosen
     if "dependencies" in data and "package" not in data:
         raise LockfileInvalid(
             f"`{path}` is an environment.yml: it asks for packages, and pins no files",
-            why="only a lockfile says which builds were meant",
+            why="only a lockfile says which builds must be installed",
             hint=f"make one and install from it: `conda-lock lock --file {quote(path.name)} && conda-lock install`",
         )
     if "package" not in data:
@@ -77,7 +77,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` is a conda-lock.yml of version {str(data.get('version'))[:20]}",
             why=f"hpcenv reads version {VERSION}",
-            hint="is there a newer hpcenv?",
+            hint="a newer hpcenv may read this version",
         )
 
 
@@ -105,7 +105,7 @@ def _categories(path: Path, entries: Sequence[tuple[int, Mapping[str, Any]]], ch
         raise LockfileInvalid(
             f"`{path}` has no category `{unknown[0][:60]}`",
             why=f"it has {', '.join(sorted(present)[:20])}",
-            hint=f"name others after `#`, separated by commas, or none: --from {quote(path.name)}",
+            hint=f"name other categories after `#`, separated by commas, or none: --from {quote(path.name)}",
         )
     return wanted | {_MAIN}
 

@@ -24,7 +24,7 @@ _WITHOUT_FILE = "install it from a wheel or a conda package of a channel, or loc
 
 
 def archive_parts(url: str) -> tuple[str, str, str]:
-    """Return name, version and build that the file name of a conda package states (CEP 26).
+    """Return name, version and build from the file name of a conda package (CEP 26).
 
     Raises:
         ValueError: the URL does not end with the file name of a conda package.
@@ -40,7 +40,7 @@ def archive_parts(url: str) -> tuple[str, str, str]:
 def conda_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, required: bool = True) -> Pin:
     """Return the pin of a conda package.
 
-    The project itself (`.`) has no file: it may be installed, but it cannot be compared.
+    The project itself (`.`) has no file. It may be installed, but it cannot be compared.
 
     Args:
         path: the file, for messages.
@@ -81,7 +81,7 @@ def conda_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, re
 def pypi_pin(path: Path, source: str, url: str, entry: Mapping[str, Any], *, required: bool = True) -> Pin:
     """Return the pin of a Python package that pip or a similar tool installs.
 
-    The project itself (`.`) has no file: it may be installed, but it cannot be compared. The arguments are those of
+    The project itself (`.`) has no file. It may be installed, but it cannot be compared. The arguments are those of
     `conda_pin`.
 
     Raises:
@@ -136,8 +136,8 @@ def _hashes(entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _no_hash(path: Path, source: str, name: str) -> LockfileInvalid:
     return LockfileInvalid(
         f"{path} states no hash of `{name}`",
-        why=f"{source} has neither sha256 nor md5, so nothing shows which file is meant",
-        hint="let the tool that wrote the file lock again, or lock without --from",
+        why=f"{source} has neither sha256 nor md5, so it is unknown which file is meant",
+        hint="lock again with the tool that wrote the file, or lock without --from",
     )
 
 

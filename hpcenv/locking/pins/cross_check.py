@@ -4,7 +4,7 @@ Runs on: LOGIN NODE.
 
     differences = cross_check(pins, dists, find_wheels(dists, ...))
 
-Only sha256 hashes are compared. A pin keeps its other hashes.
+Only sha256 hashes are compared. Other hashes stay in the pin, but are not compared.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ Runs on: LOGIN NODE.
 
     pins = read_pins(PinSource(path=Path("pixi.lock#gpu")), environment=marker_environment(facts))
 
-Each format lists what *may* be installed, for several platforms at a time. A pin counts only if its marker is true, or
-if its platform is the platform of the examined environment. (This is not the environment that runs hpcenv.) If an
-extra, a dependency group or a category was not selected, a package that only this part needs may be absent. If the
-package is installed, it must agree with its pin. In a uv.lock such a package does not count at all, as for `uv sync`.
+Each format lists the packages that *may* be installed, for several platforms at a time. A pin counts only if its marker
+is true, or if its platform is the platform of the examined environment. (This may be a different environment than the
+one that runs hpcenv.) A package may belong only to an extra, a dependency group or a category that was not selected.
+Such a package may be absent. If it is installed, it must agree with its pin. In a uv.lock such a package does not
+count at all, as for `uv sync`.
 
 The text after `#` makes a choice in a file that has several parts: an environment of pixi.lock, categories of
 conda-lock.yml.
@@ -41,15 +42,15 @@ class Format:
     Attributes:
         name: the name that users know.
         syntax: how its text is read.
-        fits: whether a file with this name and content has this format and not another format with the same syntax.
+        fits: whether a file with this name and content has this format. Several formats have the same syntax.
         select_pins: yields the packages that count.
-        reinstall: the command that installs from the file again; FILE and CHOSEN stand for the file and the choice,
-            FORCE for the option that replaces a package by another file of the same version.
-        force: the option that FORCE stands for.
+        reinstall: the command that installs from the file again. FILE means the file, CHOSEN the choice, and FORCE the
+            option that replaces a package by a different file of the same version.
+        force: the option that replaces FORCE in `reinstall`.
         removes: whether the command also removes the packages of pip that the file does not pin.
-        choice: what can stand after `#`; empty if the format has no choice.
+        choice: the kind of text that can follow `#`; empty if the format has no choice.
         require_known: refuses an unknown version, or a choice that is not in the file, before the environment is read.
-        others: what else can be chosen, if the file has several environments and only one of them can be installed.
+        others: the other environments that can be chosen, if only one environment of the file can be installed.
         conda: whether the format pins packages of conda too, not only packages of pip.
         extras: whether extras and groups of the project can be named.
     """
@@ -130,7 +131,7 @@ class PinFile:
         source: the file and the choice as the user wrote them.
         format: its format.
         data: the file's content; for a uv.lock, the packages that uv chose from it.
-        notes: what could not be told about the file.
+        notes: the facts about the file that could not be found out.
     """
 
     path: Path
@@ -147,7 +148,10 @@ class PinFile:
 
     @property
     def project(self) -> tuple[str, ...]:
-        """The project in the folder of the file, which need not be installed, as a run has its own copy of the code."""
+        """The project in the folder of the file.
+
+        It need not be installed, because a run has its own copy of the code.
+        """
         name = project_name(self.path.parent)
         return () if name is None else (name,)
 
@@ -168,12 +172,12 @@ class PinFile:
         return filled.replace("CHOSEN", words).replace("FILE", quote(str(self.path))).rstrip()
 
     def mend(self, too_many: Sequence[str], *, others: bool, force: bool) -> str:
-        """What to do so that the environment is as the file says.
+        """The steps that make the environment equal to the file.
 
         Args:
-            too_many: the packages of pip that are installed, and that the file does not pin.
+            too_many: the packages of pip that are installed, but that the file does not pin.
             others: whether there are other differences.
-            force: whether a package was installed from another file of the pinned version.
+            force: whether a package was installed from a different file of the pinned version.
         """
         lines = []
         if others or self.format.removes:
@@ -202,8 +206,7 @@ def read_pins(source: PinSource, *, environment: Mapping[str, str]) -> tuple[Pin
 def open_pins(source: PinSource) -> PinFile:
     """Read a file of pins, and find out its format.
 
-    Later, before `pins_of`, the environment is read. Reading the environment takes long, so this function refuses wrong
-    files early.
+    Reading the environment takes long, and comes later, before `pins_of`. So this function refuses wrong files early.
 
     Raises:
         FileUnusable: the file does not exist or cannot be read.
@@ -296,7 +299,7 @@ def _require_choice(source: PinSource, path: Path, found: Format) -> None:
         if asked and found.name not in formats:
             raise LockfileInvalid(
                 f"`{option}` does not go with `{path}`",
-                why=f"it is read as a {found.name}; only {' and '.join(formats)} can be asked for that",
+                why=f"it is read as a {found.name}; the option works only with {' and '.join(formats)}",
                 hint="leave the option out, or name another file",
             )
 

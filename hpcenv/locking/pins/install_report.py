@@ -1,4 +1,4 @@
-"""The wheels that were installed according to pip's reports and lockfiles, for `find_wheels`.
+"""The wheels that were installed, according to pip's reports and to lockfiles. They are for `find_wheels`.
 
 Runs on: LOGIN NODE.
 """

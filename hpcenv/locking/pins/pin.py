@@ -33,8 +33,7 @@ class Pin:
         build: conda's build string; empty if conda is not the manager.
         files: file name and sha256 of every file that has a name and a sha256.
         source: file and line (or entry) of the pin.
-        required: False for a constraint, and for a package that is needed only by extras or groups that were not
-            selected.
+        required: False for a constraint, and for a package that only extras or groups need that were not selected.
     """
 
     name: str

@@ -19,7 +19,7 @@ Runs on: LOGIN NODE.
     6      an entry has `conda: URL` or `pypi: URL`; name, version and build of a conda package may be only in the URL
     7      `platforms` lists names of platforms with their `subdir`; a package from source has `conda_source:`
 
-Versions 1 to 3 had no environments; pixi has not written them since April 2024.
+Versions 1 to 3 had no environments. pixi has not written these versions since April 2024.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ DEFAULT = "default"
 def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages of one environment on one platform.
 
-    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without a choice, the only environment is used, or
-    `default` if the file has several.
+    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without a choice, the only environment is used. If
+    the file has several environments, `default` is used.
 
     Raises:
-        LockfileInvalid: the file cannot be read, does not have the platform, or names a package without a file that has
+        LockfileInvalid: the file cannot be read, does not have the platform, or names a package for which no file has
             a hash.
     """
     name, _, platform = selection.chosen.partition("@")
@@ -71,7 +71,7 @@ def require_known(path: Path, data: Mapping[str, Any], chosen: str) -> None:
         raise LockfileInvalid(
             f"`{path}` is a pixi.lock of version {str(version)[:20]}",
             why=f"hpcenv reads the versions {VERSIONS[0]} to {VERSIONS[-1]}",
-            hint="let a newer pixi write it anew: pixi lock" if old else "is there a newer hpcenv?",
+            hint="write the file again with a newer pixi: pixi lock" if old else "a newer hpcenv may read this version",
         )
     found = data.get("environments")
     if not isinstance(found, dict):
@@ -98,7 +98,7 @@ def _default(found: Mapping[str, Any]) -> str:
 def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, selection: PinSelection) -> str:
     """Return the platform of an environment.
 
-    From version 7 on, the user must choose if several platforms have this `subdir`.
+    In version 7 and newer, the user must choose if several platforms have this `subdir`.
     """
     platforms = data["environments"][environment]["packages"]
     subdirs = {entry["name"]: entry.get("subdir", entry["name"]) for entry in data.get("platforms", ())}

@@ -54,10 +54,10 @@ def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) ->
 
 
 def _require_python(path: Path, lock: Pylock, selection: PinSelection) -> None:
-    """Refuse a pylock.toml for another Python, as the standard requires (PEP 751, requires-python).
+    """Refuse a pylock.toml for a different Python. The standard requires this (PEP 751, requires-python).
 
     Raises:
-        LockfileInvalid: the file is for another Python.
+        LockfileInvalid: the file is for a different Python.
     """
     version = selection.environment["python_full_version"]
     if lock.requires_python is not None and not lock.requires_python.contains(version, prereleases=True):

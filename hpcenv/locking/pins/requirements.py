@@ -2,10 +2,11 @@
 
 Runs on: LOGIN NODE.
 
-A file may have lines `NAME[EXTRA]==VERSION ; MARKER --hash=...`, comments, lines continued with a backslash, and `-r`
-and `-c` with a path relative to the file that contains this line. Options that configure pip (--index-url and so on)
-have no effect. `-e FOLDER` pins no version of the project in the folder. Other paths, bare URLs and environment
-variables are refused. A line without `==` pins no version, so the comparison of that package gives "unknown".
+A file may have lines `NAME[EXTRA]==VERSION ; MARKER --hash=...`, comments, and lines that continue after a backslash.
+It may also have `-r` and `-c` with a path. The path is relative to the file that contains the line. Options that
+configure pip (--index-url and so on) have no effect. `-e FOLDER` pins no version of the project in the folder. Other
+paths, bare URLs and environment variables are refused. A line without `==` pins no version, so the comparison of that
+package gives "unknown".
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _editable(line: str, source: str, folder: Path) -> Pin:
         raise LockfileInvalid(
             f"{source}: `{line}` is not supported",
             why="the folder has no pyproject.toml with a name under [project]",
-            hint="leave the line out; `uv export --no-emit-local` writes none",
+            hint="leave the line out; `uv export --no-emit-local` does not write such lines",
         )
     return Pin(name=name, version=None, source=source)
 

@@ -1,4 +1,4 @@
-"""Read a text file that may come from a stranger, up to a limit of size.
+"""Read a text file up to a size limit. The file may come from a person whom the user does not know.
 
 Runs on: LOGIN NODE.
 """

@@ -1,4 +1,4 @@
-"""Read TOML that may come from a stranger.
+"""Read TOML that may come from a person whom the user does not know.
 
 Runs on: LOGIN NODE.
 """
@@ -21,7 +21,10 @@ if sys.version_info >= (3, 11):
 
 
 def parse_toml(path: Path, text: str) -> dict[str, Any]:
-    """Return the data of a TOML file. Only Python 3.10 uses tomlkit, which needs seconds for a large pylock.toml."""
+    """Return the data of a TOML file.
+
+    Only Python 3.10 uses tomlkit, which is slow: a large pylock.toml takes seconds.
+    """
     toml_files.require_short_keys(text.encode("utf-8", "replace"), path, error=LockfileInvalid)
     if sys.version_info >= (3, 11):
         try:
@@ -39,7 +42,7 @@ def project_name(folder: Path) -> str | None:
 
 
 def has_fixed_metadata(folder: Path) -> bool:
-    """Return whether a folder's pyproject.toml says itself what the project requires, so that no build is needed."""
+    """Return whether a folder's pyproject.toml itself lists the requirements, so that no build is needed."""
     table = _project(folder)
     return bool(table) and not table.get("dynamic")
 

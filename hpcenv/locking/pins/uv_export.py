@@ -1,4 +1,4 @@
-"""Read a uv.lock with uv, which selects the packages. Only uv knows the workspaces of uv, and which extras conflict.
+"""Read a uv.lock with uv, which selects the packages. Only uv can read its workspaces, and knows which extras conflict.
 
 Runs on: LOGIN NODE. `uv export --frozen` starts no other program and contacts no server (uv 0.13.9, seen with strace).
 """
@@ -17,8 +17,8 @@ from hpcenv.locking.pins.toml_text import has_fixed_metadata, parse_toml
 
 NAME = "uv.lock"
 _SECONDS = 60
-# The check needs a Python, and uv prefers that of the project's environment. This folder does not exist. So uv takes a
-# Python from PATH, and starts no program of the project.
+# The check needs a Python, and uv prefers the Python of the project's environment. This folder does not exist, so uv
+# takes a Python from PATH, and starts no program of the project.
 _NO_ENVIRONMENT = "/dev/null/environment"
 
 
@@ -34,15 +34,15 @@ def export(path: Path, options: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         pyproject.toml.
 
     Raises:
-        LockfileInvalid: uv is not on PATH, or the file is older than pyproject.toml, or uv refuses the file or an
-            option; then the error has uv's message.
+        LockfileInvalid: uv is not on PATH, the file is older than pyproject.toml, or uv refuses the file or an option.
+            If uv refuses, the error has uv's message.
     """
     uv = shutil.which("uv")
     asked = ("uv", "export", "--frozen", "--offline", "--format", "pylock.toml", *options)
     if uv is None:
         raise LockfileInvalid(
             f"`{path}` cannot be read without uv",
-            why="the format belongs to uv alone, and `uv` is not on PATH",
+            why="only uv can read this format, and `uv` is not on PATH",
             hint=(
                 "install uv, or where it is, in the folder of the file: ",
                 Command(*asked, "-o", "pylock.toml"),
@@ -61,7 +61,7 @@ def export(path: Path, options: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _built_projects(path: Path) -> list[str]:
-    """Return the local projects of a uv.lock that uv must build to know what they require. uv has read the file."""
+    """Return the local projects of a uv.lock that uv must build to find their requirements. uv has read the file."""
     built = []
     for package in parse_toml(path, read_text(path)).get("package", ()):
         source = package.get("source", {})
@@ -72,15 +72,15 @@ def _built_projects(path: Path) -> list[str]:
 
 
 def _require_current(uv: str, path: Path, options: Sequence[str]) -> tuple[str, ...]:
-    """Refuse a uv.lock that is older than pyproject.toml: `uv sync` would install something else.
+    """Refuse a uv.lock that is older than pyproject.toml, because `uv sync` would install other packages.
 
-    uv must not start code of the project and must not contact an index. For most files it needs neither.
+    uv must not start code of the project, and must not contact an index. For most files it does not need to.
 
     Returns:
-        A note if uv cannot tell; nothing if the file is as pyproject.toml asks.
+        A note if uv cannot tell; empty if the file agrees with pyproject.toml.
 
     Raises:
-        LockfileInvalid: uv would write another uv.lock.
+        LockfileInvalid: uv would write a different uv.lock.
     """
     open_question = f"whether {path.name} is older than pyproject.toml"
     by_hand = "this tells it: uv lock --check"
@@ -96,7 +96,7 @@ def _require_current(uv: str, path: Path, options: Sequence[str]) -> tuple[str, 
         if "needs to be updated" in said:
             raise LockfileInvalid(
                 f"`{path}` is older than pyproject.toml",
-                why="uv would write another uv.lock, and `uv sync` would install that",
+                why="uv would write a different uv.lock, and `uv sync` would install the packages in it",
                 hint=(
                     "in its folder: ",
                     Command("uv", "lock"),

@@ -1,12 +1,13 @@
-"""Read YAML that may come from a stranger: plain data, each value as text.
+"""Read YAML that may come from a person whom the user does not know, as plain data in which each value is text.
 
 Runs on: LOGIN NODE.
 
 PyYAML (libyaml) reads the syntax. This module makes lists, tables and texts from PyYAML's events, in one pass. Values
-are not converted to types: PyYAML implements YAML 1.1, in which the build `0_0` is the number 0, but pixi writes YAML
-1.2, in which `0_0` is a text. No tag is obeyed, so nothing is constructed or executed. Tags, aliases (a small file
-could expand to a huge one), duplicate keys, deep nesting and more than one document are refused. Neither pixi nor
-conda-lock writes such a file. docs/decisions/0034-yaml-of-other-tools.md says why PyYAML is used.
+are not converted to types. The reason is that PyYAML implements YAML 1.1, in which the build `0_0` is the number 0. But
+pixi writes YAML 1.2, in which `0_0` is a text. Tags have no effect, so nothing is constructed or executed. Tags,
+aliases (a small file could expand to a huge one), duplicate keys, deep nesting and more than one document are refused,
+because pixi and conda-lock do not write such a file. docs/decisions/0034-yaml-of-other-tools.md says why PyYAML is
+used.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any
 from hpcenv.errors import LockfileInvalid
 from hpcenv.locking.pins.pin import describe_error
 
-# environments.NAME.packages.PLATFORM[].conda has 6 levels, run_exports 5.
+# environments.NAME.packages.PLATFORM[].conda has 6 levels, and run_exports has 5 levels.
 _DEEPEST = 20
-# A pixi.lock has one value per 20 bytes, so 800,000 values in the largest file that is read. They take 100 MiB.
+# A pixi.lock has one value per 20 bytes, so the largest file that is read has 800,000 values. They take 100 MiB.
 _MOST_VALUES = 1_000_000
 
 
 def parse_yaml(path: Path, text: str) -> dict[str, Any]:
-    """Return the table that a YAML file holds.
+    """Return the table in a YAML file.
 
     Raises:
         LockfileInvalid: the text is not YAML, is not a table, or contains something that is refused.
     """
-    import yaml  # to load this module takes longer than to read most files
+    import yaml  # loading this module takes longer than reading most files
 
     try:
         return _table(yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)))
@@ -38,7 +39,7 @@ def parse_yaml(path: Path, text: str) -> dict[str, Any]:
         raise LockfileInvalid(
             f"`{path}` contains YAML that hpcenv does not read",
             why=str(error),
-            hint="pixi and conda-lock do not write that: let the tool write the file anew",
+            hint="pixi and conda-lock do not write such files: write the file again with the tool",
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise LockfileInvalid(f"`{path}` is not YAML", why=describe_error(error)[:500]) from error
@@ -77,7 +78,10 @@ def _table(events: Iterable[Any]) -> dict[str, Any]:
 
 
 def _value(event: Any, kind: str) -> Any:
-    """Return a text, or an empty list or table, which the next events fill; None for an event without a value."""
+    """Return a text, or an empty list or table, which the next events fill.
+
+    Return None for an event without a value.
+    """
     if kind == "AliasEvent":
         raise _RefusedError(f"{_line(event)} has the alias `*{event.anchor}`")
     if kind not in ("ScalarEvent", "SequenceStartEvent", "MappingStartEvent"):

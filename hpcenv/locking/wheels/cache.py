@@ -1,6 +1,6 @@
 """The cache folder: it keeps proofs, and the results of reading wheels.
 
-Runs on: LOGIN NODE, also in the process beside pip: standard library only.
+Runs on: LOGIN NODE, and in the process beside pip: standard library only.
 """
 
 from __future__ import annotations

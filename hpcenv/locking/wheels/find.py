@@ -86,13 +86,13 @@ def _by_package(sources: Sequence[KnownFile]) -> dict[tuple[str, str], tuple[Kno
 
 
 def _decided_here(dist: InstalledDist, claims: Sequence[KnownFile]) -> WheelProof | None:
-    """Return the result for a package for which no index needs to be asked; None for other packages."""
+    """Return the result for a package if no index needs to be asked; None for other packages."""
     if None not in (dist.content_sha256, dist.record_sha256) and dist.content_sha256 != dist.record_sha256:
         return no_proof(dist, "its files were changed after it was installed")
     claimed = [claim for claim in claims if claim.proof == "claimed"]
     for claim in claims:
         if claim.proof == "built" and any(claim.sha256 == one.sha256 for one in claimed):
-            # pip installed the very file that the build left.
+            # pip installed exactly the file that the build left.
             return WheelProof(name=dist.name, filename=claimed[0].filename, sha256=claim.sha256, proof="built")
     filename, algorithm, _ = _origin(dist)
     wheel = parse_wheel_name(filename)
@@ -120,13 +120,13 @@ def _claimed(dist: InstalledDist) -> tuple[KnownFile, ...]:
 
 
 def _comparable(dist: InstalledDist, files: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the files to compare the package with. A direct file is left out if its hash is not the recorded hash."""
+    """Yield the files with which the package is compared. A direct file with a different hash is left out."""
     digest = _origin(dist)[2]
     for seen in files:
         if seen["label"] != DIRECT or (seen["sha256"] and digest in ("", seen["sha256"])):
             yield seen
         elif seen["sha256"] is None and dist.record_sha256 not in seen["records"]:
-            yield {**seen, "sha256": digest}  # a large file at a URL, not downloaded: its RECORD differs
+            yield {**seen, "sha256": digest}  # a large file at a URL was not downloaded: its RECORD differs
 
 
 def _own_wheel(dist: InstalledDist, open_wheel: OpenWheel, seconds: float) -> list[dict[str, Any]]:

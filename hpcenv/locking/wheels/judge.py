@@ -1,4 +1,4 @@
-"""Decide which wheel was installed, from what the index and the image say.
+"""Decide which wheel was installed, from the reports about the index and the image.
 
 Runs on: LOGIN NODE.
 """
@@ -34,8 +34,8 @@ def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[Known
 
     Args:
         dist: the installed package.
-        answer: what the process beside pip reports about the package; empty if no index was asked.
-        claims: what lockfiles and reports in the image say about the package.
+        answer: the report of the process beside pip about the package; empty if no index was asked.
+        claims: the wheels that lockfiles and reports in the image name for the package.
         problem: why the index could not be asked at all, "" for no problem.
     """
     files = [SeenWheel(**seen) for seen in answer.get("files", ())]
@@ -43,7 +43,7 @@ def judge(dist: InstalledDist, answer: Mapping[str, Any], claims: Sequence[Known
     same = [seen for seen in alike if not other_program(dist, seen.programs)]
     hashes = {seen.sha256 for seen in same if seen.sha256 is not None}
     if len(hashes) > 1:
-        # The same content was zipped twice. Only a lock or a report can say which file it was.
+        # The same content was zipped twice. Only a lockfile or a report can say which of the two files was installed.
         hashes = (hashes & {claim.sha256 for claim in claims if fits(dist, claim.filename)}) or hashes
     if len(hashes) == 1:
         seen = min((s for s in same if s.sha256 in hashes), key=_preference)

@@ -66,7 +66,7 @@ class WheelLists:
         self._reasons: dict[str, str] = {}
 
     def of(self, package: tuple[str, str]) -> tuple[list[ListedWheel], list[str]]:
-        """Return the wheels of a name and version in order of preference, and what went wrong."""
+        """Return the wheels of a name and version in order of preference, and the problems that occurred."""
         links: list[ListedWheel] = []
         trouble: list[str] = []
         for number, index in enumerate(self.pip.indexes):
@@ -81,7 +81,7 @@ class WheelLists:
     def _page(self, label: str, url: str, package: tuple[str, str]) -> list[ListedWheel]:
         failures = self._failures.get(label, 0)
         if failures >= 3:  # three packages in a row without any answer
-            raise Unreachable(self._reasons[label])  # the same words, so that the packages are counted together
+            raise Unreachable(self._reasons[label])  # the same text, so that these packages are counted together
         try:
             links = _read_list(self.pip, label, url, package, self.endings)
         except Unreachable as error:
@@ -128,7 +128,7 @@ def _read_list(
         label: the index that the list belongs to.
         url: the URL of the list.
         package: the name and version to select (numpy's list has 4,000 files); None for all.
-        endings: how the names of the files end.
+        endings: the possible ends of the names of files.
     """
     path = _local_path(url)
     if path is not None:
@@ -196,7 +196,7 @@ def _listed(
     url = urljoin(urljoin(page, line.base), line.href)
     path = _local_path(url)
     if path is not None and not page.startswith("file:"):
-        return  # a server must not make us read files of this machine
+        return  # a server must not cause hpcenv to read files of this machine
     if path is None and not url.startswith(("http://", "https://")):
         return
     stated = line.sha256 if isinstance(line.sha256, str) and HEX_SHA256.fullmatch(line.sha256) else None

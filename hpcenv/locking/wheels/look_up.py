@@ -30,11 +30,11 @@ def look_up(dist: InstalledDist, answer: dict[str, Any], *, lists: WheelLists, p
     if dist.direct_url is not None:
         url = dist.direct_url["url"]
         filename = unquote(url.rsplit("/", 1)[-1])
-        # The hash that direct_url.json states is left out: hpcenv computes the hash, to check the statement.
+        # The hash that direct_url.json states is left out. hpcenv computes the hash itself, to check this statement.
         links = [*links, ListedWheel(label=DIRECT, filename=filename, location=url, local=False)]
     exact, others = _candidates(dist, links)
-    # A wheel that was renamed has other tags in its name than in its WHEEL file. RECORD covers the WHEEL file. So if a
-    # wheel with the exact name is listed, wheels with other names cannot match.
+    # If a wheel was renamed, the tags in its name differ from those in its WHEEL file. RECORD covers the WHEEL file. So
+    # if a wheel with the exact name is listed, wheels with different names cannot match.
     chosen = exact or others[:OTHERS_READ]
     proved = False
     for link in chosen:
@@ -46,7 +46,7 @@ def look_up(dist: InstalledDist, answer: dict[str, Any], *, lists: WheelLists, p
 
 
 def _candidates(dist: InstalledDist, links: Iterable[ListedWheel]) -> tuple[list[ListedWheel], list[ListedWheel]]:
-    """Return the wheels with the installed build and tags, and the others of the same version, likeliest first."""
+    """Return the wheels with the installed build and tags, and the other wheels of the version, the likeliest first."""
     package = package_key(dist)
     merged: dict[tuple[str, str], ListedWheel] = {}
     exact: list[ListedWheel] = []

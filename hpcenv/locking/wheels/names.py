@@ -43,7 +43,7 @@ class WheelName:
 
 
 def parse_wheel_name(filename: str) -> WheelName | None:
-    """Return the parts of a wheel's file name (PEP 427); None if no wheel has such a name."""
+    """Return the parts of a wheel's file name (PEP 427); None if the text is not the name of a wheel."""
     parts = filename.removesuffix(".whl").split("-")
     if not filename.endswith(".whl") or len(parts) not in (5, 6) or "/" in filename:
         return None
@@ -55,7 +55,10 @@ def parse_wheel_name(filename: str) -> WheelName | None:
 
 
 def is_of_package(filename: str, package: tuple[str, str]) -> bool:
-    """Return whether a file name starts with this name and version, without the slow parsing of the whole name."""
+    """Return whether a file name starts with this name and version.
+
+    The whole name is not parsed, which would be slow.
+    """
     parts = filename.split("-", 2)
     return len(parts) == 3 and (normal_name(parts[0]), normal_version(parts[1])) == package
 
@@ -75,7 +78,7 @@ def normal_name(name: str) -> str:
 
 
 def normal_version(text: str) -> str:
-    """Return a version in normal form (PEP 440): `1.0` and `1.0.0` become equal, so do `2.0-rc1` and `2.0rc1`."""
+    """Return a version in normal form (PEP 440): `1.0` and `1.0.0` become equal, and so do `2.0-rc1` and `2.0rc1`."""
     known = _VERSIONS.get(text)
     if known is None:
         module = _packaging_module("version")

@@ -32,7 +32,7 @@ def serve() -> None:
     reply = _ANSWERS[request["kind"]](request)
     out.write(json.dumps(reply) + "\n")
     out.flush()
-    # Not sys.exit: it would wait for threads that hang in a read.
+    # sys.exit is not used, because it would wait for threads that hang in a read.
     os._exit(0)
 
 
@@ -47,7 +47,7 @@ def _set_up(seconds: float) -> PipSession | str:
 
 
 def _look_up_wheels(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each package's wheels contain."""
+    """Return the content of the wheels of each package."""
     deadline = time.monotonic() + request["seconds"]
     answers: list[dict[str, Any]] = [{"files": [], "trouble": []} for _ in request["dists"]]
     reply: dict[str, Any] = {"dists": answers}
@@ -57,7 +57,7 @@ def _look_up_wheels(request: Mapping[str, Any]) -> dict[str, Any]:
     for answer in answers:
         if not answer.get("done") and "error" not in reply:
             answer["trouble"] = [*answer["trouble"], f"index not reachable within {request['seconds']:g} s"]
-    # A copy: threads that hang in a read may still write into the lists.
+    # A copy is returned, because threads that hang in a read may still write into the lists.
     return {**reply, "dists": [{key: list(answer[key]) for key in ("files", "trouble")} for answer in answers]}
 
 
@@ -126,7 +126,7 @@ def _list_sources(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sha256_of(link: ListedWheel) -> str | None:
-    """Return the sha256 that the list states; compute a sha256 that is not stated if the file is on this machine."""
+    """Return the sha256 that the list states. If it states none, and the file is on this machine, compute it."""
     if link.sha256 is not None or not link.local:
         return link.sha256
     digest = hashlib.sha256()

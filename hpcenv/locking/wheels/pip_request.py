@@ -18,9 +18,9 @@ from hpcenv.locking.wheels.proof import Index, InstalledDist
 
 GRACE_SECONDS = 5.0  # more time for the start of Python and for the last answer
 
-# Only hpcenv itself becomes importable, not the other packages in its site-packages folder: `index.python` may be a
-# different Python, and its own pip must answer. The entry '' is removed from sys.path: otherwise pip would import a
-# `queue.py` in the user's folder instead of the standard module.
+# Python can then import hpcenv itself, but not the other packages in its site-packages folder. The reason is that
+# `index.python` may be a different Python, and its own pip must answer. The entry '' is removed from sys.path, because
+# pip would otherwise import a `queue.py` in the user's folder instead of the standard module.
 _PROGRAM = """
 import os, sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -37,7 +37,7 @@ serve()
 def ask_for_wheels(
     dists: Sequence[InstalledDist], *, index: Index, cache: Path, timeout: float, workers: int
 ) -> dict[str, Any]:
-    """Return what the index lists and what its wheels contain: one entry per package under `dists`.
+    """Return the wheels that the index lists, and their content. `dists` has one entry per package.
 
     After a failure, `error` has one sentence about it.
     """
@@ -60,14 +60,14 @@ def _on_a_server(dist: InstalledDist) -> dict[str, str] | None:
 def ask_for_links(packages: Sequence[tuple[str, str]], *, index: Index, timeout: float, workers: int) -> dict[str, Any]:
     """Return every wheel that the index lists for each name and version, with its URL, under `links`.
 
-    After a failure, `error` has one sentence about it. The URLs may contain passwords: never show them unchecked.
+    After a failure, `error` has one sentence about it. The URLs may contain passwords, so never show them unchecked.
     """
     request = {"kind": "links", "packages": list(packages), "seconds": timeout, "workers": workers}
     return _ask(request, index, timeout)
 
 
 def ask_for_sources(packages: Sequence[tuple[str, str]], *, index: Index, timeout: float) -> dict[str, Any]:
-    """Return the source archives that the index lists for each name and version: an entry per package under `answers`.
+    """Return the source archives that the index lists for each name and version. `answers` has one entry per package.
 
     An entry has `sources` (`filename`, and `sha256` or None) and `trouble`. After a failure, `error` has one sentence
     about it.
@@ -82,7 +82,7 @@ def _ask(request: Mapping[str, Any], index: Index, timeout: float) -> dict[str, 
         reply = json.loads(done.stdout.splitlines()[-1])
         return reply if isinstance(reply, dict) else {"error": "pip's process gave no answer"}
     except HpcenvError as error:
-        # Not the text of the error: pip's messages contain URLs.
+        # The text of the error is not used, because pip's messages contain URLs.
         status = getattr(error, "status", None)
         if status is None:
             return {"error": f"index not reachable: no answer within {timeout:g} s, or pip could not be started"}

@@ -19,7 +19,7 @@ class PipSession:
     """pip's configuration and session. Every use of a private name of pip is in this class.
 
     Attributes:
-        deadline: end of the time for all requests, as `time.monotonic()` counts.
+        deadline: the end of the time for all requests, in seconds of `time.monotonic()`.
         indexes: URLs of the indexes, the default one first.
         find_links: folders and pages of `find-links`.
     """
@@ -31,7 +31,7 @@ class PipSession:
         self.deadline = deadline
         self.indexes: list[str] = [] if options.no_index else [options.index_url, *options.extra_index_urls]
         self.find_links: list[str] = list(options.find_links)
-        options.no_input = False  # with True pip does not ask the keyring
+        options.no_input = False  # with True, pip does not ask the keyring for a password
         options.retries = min(options.retries, 1)
         if options.cache_dir:
             options.cache_dir = os.path.abspath(os.path.expanduser(options.cache_dir))
@@ -45,7 +45,7 @@ class PipSession:
             auth.prompting = False
 
     def get(self, url: str, headers: Mapping[str, str], *, stream: bool = False) -> Any:
-        """Return the answer, whatever its HTTP status is.
+        """Return the answer with any HTTP status.
 
         Raises:
             Unreachable: no answer.
@@ -82,7 +82,7 @@ def limited(chunks: Iterable[bytes], limit: int, deadline: float) -> Iterator[by
 
 
 def raw_chunks(answer: Any) -> Iterable[bytes]:
-    """Return the bytes as they are on the server, without transfer decompression."""
+    """Return the bytes as they are on the server. They are not decompressed."""
     return cast("Iterable[bytes]", answer.raw.stream(1 << 16, decode_content=False))
 
 

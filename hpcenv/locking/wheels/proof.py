@@ -1,4 +1,4 @@
-"""What is known about an installed package and its wheel.
+"""The data about an installed package and its wheel.
 
 Runs on: LOGIN NODE, also in the process beside pip: standard library only.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ProofKind = Literal["built", "claimed", "direct-url", "embedded-lock", "install-report", "record", "index-only", "none"]
-# `SeenWheel.label` of the very file that direct_url.json names (PEP 610); no index has this label.
+# `SeenWheel.label` of the file that direct_url.json names (PEP 610). No index has this label.
 DIRECT = "direct"
 
 HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -29,8 +29,8 @@ class InstalledDist:
         content_sha256: the same digest over the real content of its files; None if the files were not read.
         programs: name -> sha256 of each of its programs in bin/ (see incontainer/probe/programs.py); None if the
             programs were not read.
-        direct_url: where the package was installed from, as the probe reports: `url`, `hash`, `commit-id`, `editable`.
-        wheel_file: the path of the local wheel that the package was installed from; "" without a local wheel.
+        direct_url: the source of the installation, as the probe reports it: `url`, `hash`, `commit-id`, `editable`.
+        wheel_file: the path of the local wheel from which the package was installed; "" without a local wheel.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelProof:
-    """A package's wheel, or why it is not known.
+    """A package's wheel, or the reason why the wheel is not known.
 
     Attributes:
         index: `pypi`, `extra-N` or `find-links`; None if no index was needed.
@@ -134,7 +134,8 @@ ENTRY_POINT = "entry-point "
 def other_program(dist: InstalledDist, programs: Sequence[Sequence[str]]) -> str:
     """Return the name of a program that differs between the installation and the wheel; empty if no program differs.
 
-    A launcher of an entry point in the wheel may be missing, because an installer may write its own launcher.
+    The launcher for an entry point of the wheel may be missing in the installation, because an installer may write its
+    own launcher.
     """
     if dist.programs is None:
         return ""

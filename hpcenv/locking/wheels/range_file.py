@@ -1,7 +1,7 @@
-"""A file on a server, of which only the needed parts are fetched.
+"""A file on a server. Only the parts that are needed are fetched.
 
 Runs on: LOGIN NODE, in the process beside pip: standard library and pip only. The package remotezip (0.12.6) is not
-used: it imports requests, keeps no time limit, and does not notice that a file changes on the server between two
+used. It imports requests, has no time limit, and does not notice if a file changes on the server between two
 requests.
 """
 
@@ -22,7 +22,7 @@ RANGE_BYTES = 32 << 20  # limit of one partial read; the zip directory of torch 
 
 
 class RangeFile(io.RawIOBase):
-    """A file on a server, of which only the parts that are read are fetched.
+    """A file on a server. Only the parts that are read are fetched.
 
     Attributes:
         size: the size of the file in bytes.
@@ -45,7 +45,7 @@ class RangeFile(io.RawIOBase):
         self._open()
 
     def _open(self) -> None:
-        """Fetch the end, which contains the zip directory."""
+        """Fetch the end of the file, which contains the zip directory."""
         answer = self._get(f"bytes=-{TAIL_BYTES}")
         with contextlib.closing(answer):
             self.tag = answer.headers.get("ETag", "")
@@ -61,7 +61,7 @@ class RangeFile(io.RawIOBase):
             self._copy(answer)
 
     def _copy(self, answer: Any) -> None:
-        """Download the whole file: the server does not support partial reads."""
+        """Download the whole file, because the server does not support partial reads."""
         if answer.status_code != 200:
             raise Unreachable(f"the server answers with HTTP {answer.status_code}")
         length = int(answer.headers.get("Content-Length") or 0)
@@ -88,7 +88,7 @@ class RangeFile(io.RawIOBase):
             return hash_chunks(limited(raw_chunks(answer), DOWNLOAD_BYTES, self.pip.deadline), self.pip.deadline)
 
     def _get(self, span: str | None) -> Any:
-        # no-cache: pip's own cache must not answer. identity: the bytes must be those of the file.
+        # no-cache: pip's own cache must not answer. identity: the server must send the bytes of the file unchanged.
         headers = {"Accept-Encoding": "identity", "Cache-Control": "no-cache"}
         return self.pip.get(self.url, headers | ({"Range": span} if span else {}), stream=True)
 
@@ -100,7 +100,7 @@ class RangeFile(io.RawIOBase):
         self._parts.append((start, data))
 
     def fetch(self, start: int, end: int) -> None:
-        """Fetch the bytes from `start` to `end`, except those that were fetched before.
+        """Fetch the bytes from `start` to `end`. Bytes that were fetched before are not fetched again.
 
         Raises:
             NotAWheel: too many bytes at once.

@@ -21,7 +21,7 @@ WHOLE_BYTES = 1 << 20  # up to this size, one more request fetches the whole whe
 
 
 def read_remote(link: ListedWheel, dist: InstalledDist, *, pip: PipSession, cache: Path) -> WheelReading:
-    """Return what the cache holds for a file with this hash, or read the wheel.
+    """Return the cached result for a file with this hash, or read the wheel.
 
     Raises:
         NotAWheel: the file is not a valid wheel.
@@ -61,7 +61,7 @@ def _read_ranges(file: RangeFile, link: ListedWheel, dist: InstalledDist) -> Whe
         return examine(cast("BinaryIO", file), link.filename, sha256=sha256, whole=True)
     read = examine(cast("BinaryIO", file), link.filename, sha256=None, whole=False)
     if link.sha256 is None and dist.record_sha256 in read.records:
-        # It is the installed wheel, but the index does not state its hash: download it to compute the hash.
+        # It is the installed wheel, but the index does not state its hash. So download it to compute the hash.
         if file.size > DOWNLOAD_BYTES:
             unread = f"it has {file.size >> 20} MiB, more than the {DOWNLOAD_BYTES >> 20} MiB that are downloaded"
             return replace(read, unread=unread)

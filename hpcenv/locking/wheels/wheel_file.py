@@ -12,12 +12,12 @@ from typing import BinaryIO
 from hpcenv.locking.wheels.pip_session import hash_chunks
 from hpcenv.locking.wheels.wheel_record import Contradiction, NotAWheel, wheel_programs, wheel_record_digests
 
-LOCAL_WHOLE_BYTES = 64 << 20  # every file in a local wheel of up to this size is compared with RECORD
+LOCAL_WHOLE_BYTES = 64 << 20  # up to this size, every file in a local wheel is compared with RECORD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelReading:
-    """What was read of one wheel file.
+    """The data that was read from one wheel file.
 
     Attributes:
         records: the RECORD digests that an installation of the wheel can have.

@@ -20,7 +20,7 @@ from hpcenv.locking.wheels.names import normal_name, normal_version, parse_wheel
 from hpcenv.locking.wheels.proof import ENTRY_POINT
 
 RECORD_BYTES = 16 << 20
-SCRIPT_BYTES = 1 << 20  # a larger program is not a script, so its hash in RECORD is the hash of its content
+SCRIPT_BYTES = 1 << 20  # a larger program is not a script, so RECORD has the hash of its content
 _SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
@@ -29,7 +29,7 @@ class NotAWheel(Exception):
 
 
 class Contradiction(Exception):
-    """The wheel's content is not what its RECORD says. The text names the first difference."""
+    """The wheel's content differs from its RECORD. The text names the first difference."""
 
     def __init__(self, text: str, records: tuple[str, ...]) -> None:
         super().__init__(text)
@@ -39,8 +39,8 @@ class Contradiction(Exception):
 def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) -> tuple[str, ...]:
     """Return the RECORD digests (hpcenv-env-v1) that installations of a wheel can have.
 
-    Only a wheel with C headers can have several digests: installers name the folder of the headers after the
-    project, in the spelling of the user's command.
+    Only a wheel with C headers can have several digests. An installer names the folder of the headers after the
+    project, and uses the spelling of the user's command.
 
     Args:
         wheel: the open file.
@@ -49,7 +49,7 @@ def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) 
 
     Raises:
         ValueError, zipfile.BadZipFile: the file is not a wheel.
-        Contradiction: the wheel's content is not what its RECORD says.
+        Contradiction: the wheel's content differs from its RECORD.
     """
     if not all(info.filename for info in wheel.infolist()):
         raise ValueError("a file in it has no name")
@@ -76,7 +76,7 @@ def wheel_record_digests(wheel: zipfile.ZipFile, filename: str, *, whole: bool) 
 
 
 def wheel_programs(wheel: zipfile.ZipFile, filename: str) -> tuple[tuple[str, str], ...]:
-    """Return name and sha256 of each program that a wheel puts into bin/, in the form of the probe's report.
+    """Return name and sha256 of each program that a wheel puts into bin/, in the same form as the probe reports them.
 
     Raises:
         ValueError, zipfile.BadZipFile: the file is not a wheel.
@@ -157,7 +157,7 @@ def _parse_record(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _metadata_name(wheel: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], stem: str) -> str:
-    """Return the project's name in its METADATA: pip uses this spelling for the folder of the headers."""
+    """Return the project's name in its METADATA. pip uses this spelling for the folder of the headers."""
     info = members.get(f"{stem}.dist-info/METADATA")
     if info is None or info.file_size > RECORD_BYTES:
         return stem.partition("-")[0]
@@ -181,7 +181,7 @@ def _installed_digest(rows: Iterable[tuple[str, str, str]], stem: str, spelling:
 
 
 def _installed_path(path: str, stem: str, spelling: str) -> str | None:
-    """Return the path at which a row's file is installed; None if the digest does not cover the file."""
+    """Return the path at which the file in a row is installed; None if the digest does not cover the file."""
     if "__pycache__" in path.split("/"):
         return None
     if path[0] in "./" or "/." in path or "//" in path:
@@ -220,7 +220,7 @@ def _contradiction(
     *,
     whole: bool,
 ) -> str:
-    """Return the first difference between the wheel and its RECORD, "" for none."""
+    """Return the first difference between the wheel and its RECORD; "" if there is no difference."""
     for path, claim, size in rows:
         info = members.get(path)
         if path.endswith(_signature_names(stem)):
