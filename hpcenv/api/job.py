@@ -1,7 +1,7 @@
 """The jobs of hpcenv: `submitit.SlurmJob` with the state that hpcenv knows. Runs on: LOGIN NODE.
 
-Scripts and functions have the same class of job. So one list may contain jobs of scripts and of functions, and
-`submitit.helpers.as_completed` and `monitor_jobs` accept such a list.
+Jobs of scripts and jobs of functions have the same class. So one list may contain jobs of scripts and of functions.
+`submitit.helpers.as_completed` and `monitor_jobs` accept this list.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class RunWatcher(SlurmInfoWatcher):
     def register_run(self, job_id: str, link: Path) -> None:
         """Register a job. `link` is the run folder of the job, or a symbolic link to the run folder."""
         if self._links.get(job_id) != link:
-            # The system uses process ids again, so an id of a local job can occur again, too.
+            # The operating system reuses process ids, so a later local job can have the same id as an earlier local
+            # job.
             self._finished.discard(job_id)
             # The state of a newly registered job is read at once.
             self._registered.discard(job_id)
@@ -78,7 +79,7 @@ class RunWatcher(SlurmInfoWatcher):
                 self._finished.add(job_id)
 
     def _is_lost(self, job_id: str, state: RunState) -> bool:
-        """Whether Slurm has not known the job for some time, and no record says how it ended."""
+        """Whether Slurm has not known the job for some time, and no record says how the job ended."""
         if not state.gone:
             self._gone_since.pop(job_id, None)
             return False
@@ -209,7 +210,7 @@ class Job(submitit.SlurmJob[R_co]):
         return super().results()
 
     def exception(self) -> Any:
-        """Wait, and return the exception that `results` would raise; None if `results` would raise none."""
+        """Wait, and return the exception that `results` would raise; None if `results` would not raise an exception."""
         if not self._sub_jobs:
             return super().exception()
         self.wait()
@@ -280,7 +281,7 @@ def open_job(
 ) -> Job[RunStatus]:
     """Open the job of a run again. The job's result is the status of the run, even if the run called a function.
 
-    Arguments and errors are those of `status`.
+    Arguments and errors are the same as for `status`.
     """
     return job_of(find_here(run, project, runs_dir))
 

@@ -1,7 +1,7 @@
-"""Errors whose classes inherit from both hpcenv and submitit: programs for submitit catch the classes of submitit.
+"""Errors that inherit from classes of hpcenv and of submitit. Programs for submitit catch submitit's classes.
 
 Runs on: LOGIN NODE. submitit 1.5.4 raises `FailedJobError` if sbatch fails. For an unknown parameter, `SlurmExecutor`
-raises ValueError, `AutoExecutor` NameError, and a constructor TypeError.
+raises ValueError, `AutoExecutor` raises NameError, and a constructor raises TypeError.
 """
 
 from __future__ import annotations

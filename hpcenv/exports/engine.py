@@ -1,7 +1,8 @@
 """Parts that the modules of `formats/` share: the type of their result, the comment at the top of a file, and YAML.
 
 Runs on: LOGIN NODE. Each module of `formats/` is for one engine. The function `render` of such a module gets the
-training, the folder of the export and the claim of `--volume`. `render` returns the files, and writes nothing.
+training, the folder of the export, and the volume claim that `--volume` names. `render` returns the files, and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ USE_A_CLAIM = "--volume CLAIM:/path names a claim that has the code"
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A persistent volume claim of a Kubernetes cluster that has the code, and its path in the container."""
+    """A persistent volume claim of a Kubernetes cluster, and its path in the container. The volume has the code."""
 
     name: str
     path: str
@@ -90,7 +91,7 @@ class EngineFiles:
 
     Attributes:
         files: name of a file -> content.
-        lost: what this engine leaves out, in addition to what every engine leaves out.
+        lost: requests that this engine does not fulfil, in addition to `Training.lost`.
         needs: what must exist before the start, one phrase each.
         start: the command that starts the training, to be typed in the folder.
     """
@@ -121,7 +122,7 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 ._/:@=-]*[A-Za-z0-9]")
 
 
 def yaml_text(*documents: Mapping[str, object]) -> str:
-    """Return documents as YAML, their keys in the given order."""
+    """Return documents as YAML. The keys keep their order."""
     import yaml  # only an export loads it
 
     def text(dumper: Any, value: str) -> Any:

@@ -21,7 +21,7 @@ _RETRIES = 3
 
 
 def _config_maps(training: Training, files: Files, claim: Claim | None) -> Iterator[dict[str, Any]]:
-    """Yield the ConfigMaps with the check and the lock, and with the code if no claim has it."""
+    """Yield the ConfigMaps with the check and the lock, and with the code if no volume claim has the code."""
     for name, path in (("check", files.archive), ("lock", files.lock)):
         yield _config_map(training, name, {path.name: path.read_bytes()})
     if claim is None:

@@ -122,7 +122,8 @@ def compare(
 
     Args:
         reference, run: a run folder, name or job id for each run; or two sweeps.
-        again: further runs with the same settings as `run`, which show whether the run repeats on this cluster.
+        again: further runs with the same settings as `run`. They show whether the run gives the same results again on
+            this cluster.
         project: a folder of the project; relative paths begin in this folder.
         runs_dir: folder of runs; None for the project's folder of runs.
         steps: `A:B` compares only the steps from A to B; `N` compares the steps up to N.
@@ -186,7 +187,8 @@ def compare_runs(
     Args:
         start: the user's current folder.
         reference, other: a run folder, name or job id.
-        again: further runs with the same settings as `other`, which show whether the run repeats on this cluster.
+        again: further runs with the same settings as `other`. They show whether the run gives the same results again on
+            this cluster.
         runs: folder of runs; None for the project's folder of runs.
         tolerance: the tolerance; None for the tolerance of torch.testing.assert_close.
         steps: the steps to compare; None for all.
@@ -343,7 +345,10 @@ def _equals(found: _Found) -> Answered:
 
 
 def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause], found: _Found) -> Answered:
-    """Answer whether the run repeats here, from further runs, or from the reference if the runs differ in nothing."""
+    """Answer whether the run gives the same results again here.
+
+    Further runs show this. Without further runs, the reference shows it, if nothing differs between the two runs.
+    """
     question: Question = "repeats-here"
     if len(sides) == 2:
         if any(cause.likelihood != "unlikely" for cause in causes):
@@ -392,7 +397,7 @@ def _replays(sides: Sequence[Side], found: _Found) -> Answered:
 
 
 def _replayed(starts: Sequence[Start]) -> Iterator[tuple[int, Divergence | None]]:
-    """Yield for each pair of starts the number of values that both starts computed, and the first that differs."""
+    """For each pair of starts, yield the number of values that both computed, and the first value that differs."""
     for number, later in enumerate(starts):
         for earlier in starts[:number]:
             metrics = comparison.compare_metrics(earlier.series, later.series, Tolerance(), same_ranks=True)

@@ -194,7 +194,7 @@ def resumed_in(traces: Traces) -> int:
 
 
 def missing(reasons: Mapping[str, str], steps: TracedSteps, sides: Sequence[Side]) -> NotComparable:
-    """Return the error for missing traces, whose hint has the commands that make the traces.
+    """Return the error for missing traces. Its hint has the commands that make the traces.
 
     Args:
         reasons: name of a run -> why it cannot be repeated here.

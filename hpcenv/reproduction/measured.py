@@ -125,7 +125,7 @@ def _series(key: _MeasuredKey, pairs: Sequence[tuple[int, float]], dtype: str) -
 
 
 def _merged(starts: Iterable[Start]) -> tuple[tuple[Series, ...], dict[int, dict[int, str]]]:
-    """Merge the series of all starts: a later start replaces the steps that the later start computed again."""
+    """Merge the series of all starts. If a later start computed a step again, its value replaces the earlier value."""
     pairs: dict[_MeasuredKey, list[tuple[int, float]]] = {}
     dtypes: dict[_MeasuredKey, str] = {}
     parameters: dict[int, dict[int, str]] = {}

@@ -134,6 +134,6 @@ def _read_events(run: RunFolder, folder: str, names: list[str]) -> tuple[list[Se
 
 
 def _begun(path: str) -> tuple[int, str]:
-    """Return a key for sorting: the time in the file's name at which the file was begun, in seconds, and the path."""
+    """Return a key for sorting: the start time in the file's name, in seconds, and the path."""
     match = _EVENTS.fullmatch(PurePosixPath(path).name)
     return int(match[1]) if match else 0, path

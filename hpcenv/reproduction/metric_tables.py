@@ -1,7 +1,8 @@
 """Read metrics from CSV and JSONL files that a training wrote: one row, or one object, for each step.
 
-Runs on: LOGIN NODE. Standard library only. Such a file is untrusted, so the numbers of rows, columns and bytes are
-limited. The file has numbers as text. A text with few digits was rounded, so it is not the training's exact number.
+Runs on: LOGIN NODE. Standard library only. These files are untrusted, so the numbers of rows, columns and bytes are
+limited. Numbers in these files are text. A number with few digits was rounded, so it is not the training's exact
+number.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def _notes(record: RunRecord) -> tuple[str, ...]:
 
 
 def _folder_name(run: str) -> str:
-    """Return the name of the folder in the archive, independent of the archive's name, so that bytes stay equal."""
+    """Return the name of the folder in the archive. The archive's file name does not change it, so bytes stay equal."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", run).lstrip(".-")[:100] or "run"
 
 
