@@ -70,7 +70,7 @@ def plan_rung(
         old: options of the run that is reproduced.
         given: options that the user typed for the new run, by name.
         rung: 1, 2 or 3.
-        shape: number of nodes, and of ranks on each node, of the run that is reproduced.
+        shape: the number of nodes, and the number of ranks on each node. Both are from the run that is reproduced.
         args: arguments of the script.
         one_node: the value of `[reproduce] one-node` in hpcenv.toml.
         steps: how many optimizer steps are repeated if `rung` is 1 or 2.

@@ -119,7 +119,7 @@ def _time(seconds: float | None) -> str | None:
 
 
 def _number_or_text(text: str) -> str | float:
-    # A text with `_` is not tried, because Python reads 9_1 as the number 91, but 9_1 is a job id.
+    # A text with `_` is not read as a number. Python would read 9_1 as the number 91, but 9_1 is a job id.
     for kind in (int, float) if "_" not in text and len(text) < 400 else ():
         try:
             return kind(text)

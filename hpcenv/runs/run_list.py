@@ -28,7 +28,7 @@ from hpcenv.text import Shown
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunListing(Shown):
-    """Lines of the list, the newest run first. The object can be iterated, which gives the lines.
+    """Lines of the list, the newest run first. Iteration over the object gives the lines.
 
     Attributes:
         folder: the folder of runs, or of the sweep.

@@ -15,7 +15,8 @@ from hpcenv.text import listed
 # sacct may show the end of a job some seconds after squeue has dropped it.
 _LOOKS_AFTER_GONE = 5
 
-# Slurm also gives such a reason for a moment, for example after a change of its nodes. So it counts after this time.
+# The seconds after which Slurm's reason counts as a reason that the job cannot start. Slurm also gives such a reason
+# for a moment, for example after a change of its nodes.
 _NO_START_SECONDS = 30.0
 
 # Shortest and longest pause in seconds between two queries. Pauses grow, to spare slurmctld.
@@ -77,7 +78,7 @@ def wait_for(
 
 
 class NoStart:
-    """Finds runs that wait, and that Slurm does not start as they are."""
+    """Finds waiting runs that Slurm does not start without a change of the job or of a limit."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -100,7 +101,7 @@ class NoStart:
 
 
 def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> CannotStart | None:
-    """Return the error for a run that Slurm does not start as it is; None if another partition may start it.
+    """Return the error for a run that Slurm does not start; None if another partition may start the run.
 
     The job is not cancelled, because an administrator can raise a limit.
     """
@@ -119,7 +120,7 @@ def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> Canno
 
 
 def _stays_without_dependency(run: Submitted) -> bool:
-    """Whether the user told Slurm to keep the job whose dependency failed. Else Slurm cancels the job soon."""
+    """Whether the user told Slurm to keep a job if its dependency fails. Otherwise Slurm cancels the job soon."""
     try:
         return "--kill-on-invalid-dep=no" in run.folder.script.read_text(errors="replace")
     except OSError:

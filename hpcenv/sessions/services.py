@@ -49,8 +49,8 @@ _SECONDS_TO_START = 300.0
 _SECONDS_TO_END = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 
-# The text of a notebook is only in the browser, and no request to Jupyter saves it. So JupyterLab saves it often (its
-# default is 120 s). The setting of a user (Settings > Document Manager) has precedence.
+# The text of a notebook is only in the browser, and no request to Jupyter saves it. So JupyterLab saves the notebook
+# often (JupyterLab's default is 120 s). The setting of a user (Settings > Document Manager) has precedence.
 _SAVED = {"@jupyterlab/docmanager-extension:plugin": {"autosaveInterval": 10}}
 
 
@@ -121,7 +121,8 @@ def render(
         "own_network": private and not in_image,
         "network": network,
         "variables": {},
-        # The service can import what the ranks can import: hpcenv.training, and a hint in place of hpcenv.submit.
+        # The service can import the same parts of hpcenv as the ranks: hpcenv.training, and a hint in place of
+        # hpcenv.submit.
         "python_path": str(RunFolder(Path(manifest.run_folder)).inside) if in_image else "",
     }
     own = Bind(source=folder, target=folder)
@@ -343,7 +344,7 @@ def _end(running: Sequence[Running]) -> None:
         one.child.wait()
 
 
-# -- is it there, and closed? ---------------------------------------------------------------
+# -- does a service answer, and only to its user? -------------------------------------------
 
 
 def _wait(running: Running, manifest: Manifest, is_over: Callable[[float], bool]) -> None:

@@ -55,7 +55,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     tasks = _Tasks(run, job, nodes)
     for number in process.END_SIGNALS:
         signal.signal(number, tasks.stop)
-    # `submit` starts this process with these signals blocked: so an early cancel is also recorded as a cancel.
+    # `submit` starts this process with these signals blocked, so an early cancel is also recorded as a cancel.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.END_SIGNALS)
     processes.adopt_orphans()
     before = process.below(os.getpid())
@@ -119,7 +119,7 @@ def _steps(tasks: _Tasks, *, launches: bool, count: int) -> int:
 
 
 def _inside(tasks: _Tasks) -> int:
-    """Run the checks inside the environment, if the run asks for them; return 0 when training may start."""
+    """Run the checks inside the environment, if the run requests them; return 0 if the training may start."""
     if not tasks.inside_asked():
         return 0
     tasks.all("inside", end_together=False)
@@ -130,7 +130,7 @@ def _inside(tasks: _Tasks) -> int:
 
 
 def _smoke(tasks: _Tasks) -> int:
-    """Run the smoke test, if one is planned; return 0 when training may start."""
+    """Run the smoke test, if one is planned; return 0 if the training may start."""
     if not tasks.smoke_planned():
         return 0
     tasks.all("smoke", end_together=False)
@@ -157,7 +157,7 @@ class _Tasks:
         """128 + the number of the signal that asked this run to end; 0 if there was no such signal."""
 
     def inside_asked(self) -> bool:
-        """Whether the run asks for checks inside the environment."""
+        """Whether the run requests checks inside the environment."""
         return bool(inside.asked(open_manifest(self._run, self.environ)))
 
     def smoke_planned(self) -> bool:

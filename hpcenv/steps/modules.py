@@ -1,4 +1,4 @@
-"""The step `modules`: what the environment modules of the job set for its ranks.
+"""The step `modules`: record what the environment modules of the job set for its ranks.
 
 Runs on: COMPUTE NODE (the batch node). steps/modules.sh loads the modules and calls this step.
 """

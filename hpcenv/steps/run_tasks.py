@@ -37,7 +37,7 @@ SECONDS_FOR_SLOWER_NODES = 1800
 _SECONDS_FOR_SRUN = 60.0
 _SECONDS_BETWEEN_LOOKS = 5.0
 
-# Signals that Slurm sends to srun. A status of 1 is that of a task, not of SIGHUP.
+# Signals that Slurm sends to srun. A status of 1 comes from a task, not from SIGHUP.
 _ENDED_SRUN = (signal.SIGTERM, signal.SIGKILL)
 
 
@@ -53,7 +53,8 @@ def run_tasks(run: RunFolder, environ: Mapping[str, str], *command: str) -> int:
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     for number in REQUESTS:
-        # This process does nothing on these signals. srun gets them too, and must not inherit that they are ignored.
+        # This process does nothing on these signals. srun also gets these signals, so it must not inherit that they are
+        # ignored.
         signal.signal(number, lambda _number, _frame: None)
     child = process.start(command)
     ends = SeenEnds(run, place)
@@ -90,7 +91,7 @@ class SeenEnds:
         self._failed: float | None = None
 
     def late(self, now: float) -> str:
-        """Read the records, and return as text for which nodes srun has waited too long; empty while it may wait.
+        """Read the records, and return as text for which nodes srun has waited too long; empty while srun may wait.
 
         Args:
             now: the time in seconds of the monotonic clock.
