@@ -136,7 +136,10 @@ def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:
 
 
 def exit_status_of(status: RunStatus) -> int:
-    """Return the exit status of `wait` and `submit --wait`: the run's status; if unknown, that of `RunEndUnknown`."""
+    """Return the exit status of `wait` and `submit --wait`: the run's status.
+
+    If the run's status is unknown, return the status of `RunEndUnknown`.
+    """
     if status.exit_status is not None:
         return status.exit_status
     return 0 if status.state == "completed" else RunEndUnknown.exit_status

@@ -3,9 +3,9 @@
 #
 #     . modules.sh [--use FOLDER]... NAME...
 #
-# Runs on: COMPUTE NODE (the batch node), and where the user types `hpcenv run`. Another script sources this file, because
-# `module` is a shell function, and only a shell itself can change its environment. This file uses $run, $python and
-# `end` of the other script.
+# Runs on: COMPUTE NODE (the batch node), and where the user types `hpcenv run`. Another script sources this file,
+# because `module` is a shell function, and only a shell itself can change its environment. This file uses $run, $python
+# and `end` of the other script.
 
 module_failed() {
   echo "error[nodes-unknown]: node ${SLURMD_NODENAME:-$(uname -n)} $1" >&2

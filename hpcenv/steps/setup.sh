@@ -3,9 +3,9 @@
 #
 #     . setup.sh LINE...
 #
-# Runs on: COMPUTE NODE (the batch node). The batch script sources this file, so the variables and limits that a line sets
-# apply to all steps of the job. A line that fails ends the job. This file uses `stop_if_asked` and `end` of the batch
-# script.
+# Runs on: COMPUTE NODE (the batch node). The batch script sources this file, so the variables and limits that a line
+# sets apply to all steps of the job. A line that fails ends the job. This file uses `stop_if_asked` and `end` of the
+# batch script.
 
 # A line must not change the variables that the script itself uses.
 readonly run python
