@@ -7,7 +7,7 @@ Members are sorted by name and have fixed times and modes, so equal content give
 `SHA256SUMS`, has the sha256 of every other file; `sha256sum -c` can read it.
 
 The reader checks the whole archive before it writes anything. It refuses an archive in these cases: a name or a link
-leads out of the folder, the path of a member goes through a link, two names are equal, a member is of unknown kind, or
+leads out of the folder, the path of a member goes through a link, two names are equal, a member has an unknown kind, or
 there is too much data. (Zip format: PKWARE APPNOTE 6.3.10.)
 """
 
