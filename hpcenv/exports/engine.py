@@ -107,8 +107,9 @@ def with_header(training: Training, lost: Sequence[str], start: str, text: str) 
     lines = [
         f"{training.name}: {training.request.shape}. Written by hpcenv.",
         f"Start it in this folder: {start}",
-        "The first program of each container compares the container with the lockfile. It ends with status 90 if they",
-        "differ, and with 91 if that is unknown; it must not be tried again then. Else it becomes torchrun.",
+        "The first program of each container compares the container with the lockfile. If they differ, it ends with",
+        "status 90. If this is unknown, it ends with status 91. After 90 or 91, it must not be started again.",
+        "If the container agrees with the lockfile, torchrun replaces the program.",
         "What is not here:",
         *(f"  {one}" for one in (*training.lost, *lost)),
     ]

@@ -88,7 +88,7 @@ def _claim(volume: str | None, engine: str) -> Claim | None:
     folder, own = path.rstrip("/"), trainings.OWN_FOLDER
     problem = None
     if not colon or not _CLAIM_NAME.fullmatch(name) or len(name) > _LONGEST_CLAIM:
-        problem = "a claim has a name of small letters, digits, `-` and `.` (RFC 1123), and `:` stands before the path"
+        problem = "a claim has a name of small letters, digits, `-` and `.` (RFC 1123), and `:` is before the path"
     elif not re.match("/[^/]", folder) or os.path.normpath(folder) != folder or ":" in folder:
         problem = "the path is an absolute path of a folder below /, without `..` and `:`"
     elif folder == own or folder.startswith(f"{own}/"):

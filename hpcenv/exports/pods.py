@@ -41,7 +41,7 @@ def _config_map(training: Training, name: str, files: Mapping[str, bytes]) -> di
             f"the {name} has {size / _LARGEST:.1f} MiB, and Kubernetes accepts 1 MiB in a ConfigMap",
             why=f"{len(files)} files"
             if name == "code"
-            else "the lockfile of a large environment, or hpcenv's own code",
+            else "the lockfile of the environment is large, or hpcenv's own code is large",
             hint=USE_A_CLAIM if name == "code" else "use --format compose, or lock an environment with fewer packages",
         )
     text, binary = {}, {}

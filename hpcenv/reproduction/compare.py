@@ -352,9 +352,9 @@ def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause
     question: Question = "repeats-here"
     if len(sides) == 2:
         if any(cause.likelihood != "unlikely" for cause in causes):
-            text = f"not asked: submit {sides[1].name} once more, and name that run as the third one"
+            text = f"not asked: submit {sides[1].name} once more, and name the new run as the third run"
             return Answered(question=question, answer="not-asked", text=text)
-        text = f"the runs differ in nothing that is known to change results: {found.headline}"
+        text = f"the runs have no difference that is known to change results: {found.headline}"
         return Answered(question=question, answer=_WORDS[found.verdict], text=text)
     others = [(side, _compare_measured(sides[1], side, tolerance)) for side in sides[2:]]
     unknown = [side.name for side, one in others if one.level is None]
@@ -390,9 +390,9 @@ def _replays(sides: Sequence[Side], found: _Found) -> Answered:
         text = f"{counted} values were computed again after a restart, equal to the last bit"
         return Answered(question=question, answer="yes", text=text)
     if len(restarted) < len(sides) and found.verdict == "equal":
-        text = f"the steps of {restarted[0].name} after its restart equal those of the run without one"
+        text = f"the steps of {restarted[0].name} after its restart are equal to the steps of the run without a restart"
         return Answered(question=question, answer="yes", text=text)
-    text = "no step was computed twice, and there is no equal run without the restart"
+    text = "no step was computed twice, and there is no equal run without a restart"
     return Answered(question=question, answer="unknown", text=text)
 
 

@@ -302,7 +302,7 @@ def _meaning(first: OperationDifference) -> str:
         return "it drew random numbers from a different state of the generator: the seed or earlier draws differ"
     if first.kind == "collective":
         return (
-            "this rank gave the same bytes, and got different ones: the bytes of a rank without a trace differ,"
+            "this rank sent the same bytes, but got different bytes: the bytes of a rank without a trace differ,"
             " or the algorithm between the ranks differs"
         )
     if first.kind == "sequence":

@@ -312,7 +312,7 @@ def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | Non
         then = _listing_of(run, source.shared)
         names = [path.partition("/")[2] for path in changed_files(then, now.listing)]
     except (RecordInvalid, OSError):
-        yield "files of the project differ from those of the run; which ones is not known: its list cannot be read"
+        yield "project files differ from the run's files; which files is not known: the run's list cannot be read"
         return
     if digest_of(then.files) != source.digest:
         yield "the list of the run's files is not the list that its nodes compared"

@@ -128,7 +128,7 @@ def render(
     own = Bind(source=folder, target=folder)
     if request.kind == "jupyter":
         if not token:
-            raise UsageError("Jupyter without a token", why="with an empty token it lets every user in")
+            raise UsageError("Jupyter without a token", why="with an empty token, Jupyter accepts every user")
         return _jupyter(request, manifest, config, folder, settings=settings, token=token)
     if request.kind == "tensorboard":
         curves = f"{folder}/curves"
@@ -395,7 +395,7 @@ def _not_started(running: Running, manifest: Manifest) -> ToolMissing | ToolFail
     alone = running.service.config["private"] and not on_host and "network" in said
     if status == _NO_NAMESPACE or alone:
         return ToolFailed(
-            f"{name} was not started: this node gives it no private network",
+            f"{name} was not started: this node does not allow a private network for it",
             why=said,
             hint="--allow-port lets it listen on 127.0.0.1, where every user of the node can connect to it",
         )

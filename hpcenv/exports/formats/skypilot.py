@@ -57,7 +57,7 @@ def _resources(training: Training) -> dict[str, Any]:
     if request.gpus_per_node:
         if request.gpu_type is None:
             raise UsageError(
-                "SkyPilot needs the type of the GPUs", why="its clouds rent them by name", hint="--gpu-type H100"
+                "SkyPilot needs the type of the GPUs", why="its clouds rent GPUs by name", hint="--gpu-type H100"
             )
         resources["accelerators"] = f"{request.gpu_type.upper()}:{request.gpus_per_node}"
     if request.cpus_per_task:

@@ -72,7 +72,7 @@ def _inside(workspace: Workspace, place: Path) -> Path:
     if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(workspace.root)):
         raise UsageError(
             f"the lockfile names the SIF `{place}`, which is not in the project",
-            why="hpcenv writes nothing outside of it for a bundle",
+            why="for a bundle, hpcenv writes nothing outside of the project",
             hint=f"put `{IMAGE}` of the bundle there yourself, if that is what you want",
         )
     return place

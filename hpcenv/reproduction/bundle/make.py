@@ -103,7 +103,7 @@ def bundle(
     entry = find_submitted(Path(project), str(run), runs=runs_dir)
     if isinstance(entry, Sweep):
         raise UsageError(
-            f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {quote(f'{run}/0000')}"
+            f"`{run}` is a sweep", why="a bundle has one run", hint=f"name one of its runs: {quote(f'{run}/0000')}"
         )
     folder = entry.folder.path
     target = Path(output) if output else Path(project) / f"{folder.name}{SUFFIX}"
