@@ -120,7 +120,7 @@ def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir
 def report(
     run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None, lines: int = 10
 ) -> RunReport | SweepReport:
-    """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are those of `status`.
+    """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are the same as for `status`.
 
     Args:
         lines: the number of lines from the end of the log.

@@ -43,7 +43,7 @@ def refused_as_in_submitit() -> Iterator[None]:
 
 
 def _in_python(error: SubmitRejected | UsageError) -> Hint | None:
-    """Return the error's hint; for each option that the error names, add the keyword of that option in Python."""
+    """Return the error's hint. For each option that the error names, add its keyword in Python."""
     said = f"{error.why} {error.hint}"
     named = [option for option in in_place("python") if re.search(rf"{re.escape(option.flag)}(?![\w-])", said)]
     keywords = ", ".join(f"`{option.flag}` is `{option.name}=`" for option in named)

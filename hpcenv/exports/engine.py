@@ -92,7 +92,7 @@ class EngineFiles:
     Attributes:
         files: name of a file -> content.
         lost: requests that this engine does not fulfil, in addition to `Training.lost`.
-        needs: what must exist before the start, one phrase each.
+        needs: what must exist before the start, with one phrase for each thing.
         start: the command that starts the training, to be typed in the folder.
     """
 

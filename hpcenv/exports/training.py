@@ -221,7 +221,7 @@ def _variables(
 ) -> tuple[tuple[Setting, ...], tuple[Secret, ...]]:
     """Return the variables of the ranks, and the secrets.
 
-    A variable whose name looks like that of a credential becomes a secret.
+    A variable becomes a secret if its name looks like the name of a credential.
     """
     strict = determinism.determinism_options(
         options, workspace.project, locked, gpus=request.gpus_per_node, backend=backend_of(locked, request),
@@ -241,7 +241,7 @@ def _data(workspace: Workspace, locked: Lockfile) -> tuple[RecordedData, ...]:
 
 
 def _mebibytes(mem: str | None) -> int | None:
-    """Return the memory that `--mem` asks for; None for all memory of a node."""
+    """Return the memory that `--mem` requests; None for all memory of a node."""
     match = re.fullmatch(r"([0-9]+)([KMGT]?)", (mem or "").upper())
     if match is None or not int(match[1]):
         return None

@@ -3,7 +3,7 @@
 Runs on: LOGIN NODE.
 
 Sources: cuBLAS promises equal bits only for one toolkit, one architecture and one number of SMs (cuBLAS documentation,
-"Results reproducibility"); PyTorch does not promise equal results across releases or platforms, or between CPU and GPU
+"Results reproducibility"). PyTorch does not promise equal results across releases or platforms, or between CPU and GPU
 (PyTorch notes, "Reproducibility", 2.13). CPU: vector kernels and thread counts changed results in trials (torch 2.13,
 2026-11-22).
 """

@@ -305,8 +305,8 @@ def compare_parameters(
 def overall(metrics: Sequence[MetricComparison]) -> Nearness | None:
     """Return the level of two runs: the worst level of all judged metrics; None if no metric is judged.
 
-    A metric that was printed with few digits can be equal at best as text. Such a metric does not lower the level from
-    `equal` to `within` if another metric is exact.
+    If a metric was printed with few digits, only its text can be equal, not its exact numbers. Such a metric does not
+    lower the level from `equal` to `within` if another metric is exact.
     """
     judged = [one for one in metrics if one.judged]
     exact = [one for one in judged if one.dtype != PRINTED]

@@ -1,7 +1,7 @@
 """`hpcenv compare --explain-op`: the first operation at which two runs differ, and what explains the difference.
 
 Runs on: LOGIN NODE. If a run has no trace yet, it is repeated from the last state that is known to be equal in both
-runs, and the repetition writes a trace of its operations (`repetition.py`). `operations.py` compares the traces.
+runs. The repetition writes a trace of its operations (`repetition.py`). `operations.py` compares the traces.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def read_metric_files(run: RunFolder) -> FoundMetrics:
 
 
 def _candidates(run: RunFolder) -> tuple[list[str], list[str]]:
-    """Return paths of files that the run wrote and that can contain metrics, and notes on what was skipped."""
+    """Return paths of files that the run wrote, if they can contain metrics, and notes on skipped files."""
     try:
         brought = set(load_record(Listing, run.listing).files)
     except RecordInvalid:

@@ -148,7 +148,7 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
 
 
 def _with_traces(pair: TracedPair, repeated: Mapping[int, Sequence[RunFolder]]) -> TracedPair:
-    """Return the pair with the traces of those repetitions that traced all steps to compare."""
+    """Return the pair with the traces of the repetitions that traced all steps to compare."""
     traces, sources = list(pair.traces), list(pair.sources)
     for number, folders in repeated.items():
         side = pair.sides[number]

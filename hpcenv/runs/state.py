@@ -237,7 +237,7 @@ def _allocated_nodes(job: JobState) -> tuple[str, ...]:
 
 
 def _exit_status(job: JobState, finished: Mapping[str, Any] | None) -> int | None:
-    """Return the exit status of a run from the batch script's record, else from Slurm, or None if neither has it.
+    """Return the exit status of a run from the batch script's record, otherwise from Slurm; None if it is unknown.
 
     The record is not used for a job that waits or runs, because it is from the attempt before a requeue.
     """

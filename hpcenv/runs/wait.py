@@ -33,7 +33,7 @@ def wait_for(
 ) -> tuple[RunStatus, ...]:
     """Wait until each run has ended, or Slurm no longer knows the job of the run. Return the last statuses.
 
-    A run that is requeued, or whose state is unknown for a moment, has not ended.
+    A run has not ended if it is requeued, or if its state is unknown for a moment.
 
     Args:
         runs: the runs to wait for.

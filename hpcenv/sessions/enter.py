@@ -178,7 +178,7 @@ def _inside(
 def _nothing_left() -> Iterator[None]:
     """After the block, end all processes that were started in it. With cgroups, Slurm does this at the end of a step.
 
-    Without cgroups, a process whose parent has ended would outlive the job.
+    Without cgroups, a process would outlive the job if its parent has ended.
     """
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     processes.adopt_orphans()

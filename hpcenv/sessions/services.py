@@ -67,7 +67,7 @@ class Service:
         config: the configuration, which incontainer/service.py reads.
         files: more files that the service needs: path -> text.
         folders: folders that the service needs, with mode 0700.
-        binds: binds that the service needs in a SIF, in addition to those of the run.
+        binds: binds that the service needs in a SIF, in addition to the binds of the run.
     """
 
     request: SessionService

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hpcenv.errors import UsageError
 from hpcenv.records.session import NodeFolder, SessionFolder
 
-# The name by which sshd asks for its sftp server (enter.py).
+# The name with which sshd requests its sftp server (enter.py).
 SFTP = "hpcenv-sftp"
 
 # A line of authorized_keys that has no options begins with one of these kinds of keys (sshd(8)).
@@ -49,7 +49,8 @@ def sshd_config(session: SessionFolder, node: NodeFolder, *, user: str, command:
     Args:
         session, node: the session's folders.
         user: name of the only user that may connect.
-        command: the command that sshd starts, through the login shell, instead of any shell, command or sftp server.
+        command: the command that sshd starts through the login shell. sshd starts it instead of the shell, the command
+            or the sftp server that a client requests.
         temporary: the node's folder of temporary files.
     """
     # Shells read startup files even for a command, from HOME (zsh: from ZDOTDIR), so these variables name an empty
@@ -150,7 +151,7 @@ Host {host.name}
 
 
 def page_command(port: int, login: str, connect: Sequence[str]) -> str:
-    """Return the command with which a laptop reaches a web page of a session whose node has no sshd.
+    """Return the command with which a laptop reaches a web page of a session, for a node without sshd.
 
     For each connection of the browser, socat starts ssh to the login node, and `connect` there (socat(1), SYSTEM).
 

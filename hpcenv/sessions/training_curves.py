@@ -1,4 +1,4 @@
-"""The folder that TensorBoard reads: event files that the scripts of runs wrote, or else metrics that hpcenv recorded.
+"""The folder that TensorBoard reads. It has event files of the scripts, or otherwise metrics that hpcenv recorded.
 
 Runs on: COMPUTE NODE. Standard library only. The runs may still be training, so their folders are read again and again.
 The content of these folders is not trusted: the search is bounded, and links are not followed.
@@ -134,7 +134,7 @@ def folders_with_events(run: RunFolder) -> list[str]:
 
 
 def _files(run: RunFolder) -> Iterator[str]:
-    """Yield the files in those folders of the run that a script can write to, relative to the run folder."""
+    """Yield the files in the folders of the run that a script can write to, relative to the run folder."""
     left = _MOST_ENTRIES
     for top in (*run.parts_of_copy(), run.checkpoints.name):
         for folder, folders, names in os.walk(run.path / top):

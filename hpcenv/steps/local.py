@@ -198,7 +198,7 @@ class _Tasks:
             process.kill_session(record)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Forward to the running steps a signal that asks them to end."""
+        """Forward a signal that requests the end to the running steps."""
         self.stopped = self.stopped or 128 + number
         self._end(number)
 

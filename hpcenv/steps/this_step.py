@@ -58,7 +58,7 @@ def started_at(run: RunFolder) -> float | None:
 
 
 def end_in_order() -> None:
-    """Turn a signal that asks for the end into an exception, which ends the probe and removes its folder.
+    """Turn a request to end into an exception. This exception ends the probe and removes the probe's folder.
 
     The batch script sees the signal in the exit status, even if it came before this call.
     """

@@ -38,7 +38,7 @@ class Seen:
 
     Attributes:
         file: number of the log, in the order in which the logs were given.
-        rank, node: which rank wrote the line, on which node, as far as the line, the log or the records show this.
+        rank, node: the rank and the node that wrote the line, as far as the line, the log or the records name them.
         moment: time of the line as a sort key, corrected for the clock of the node; None if the time is unknown.
     """
 

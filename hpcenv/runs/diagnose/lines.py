@@ -1,4 +1,4 @@
-"""Find out which rank and node wrote a line of a log, and when, and which traceback is before the line. Pure.
+"""Find out for a line of a log: the rank and the node that wrote it, its time, and the traceback before it. Pure.
 
 Runs on: LOGIN NODE.
 """

@@ -27,7 +27,8 @@ _BEFORE = 64 * 1024
 _SEEN_BYTES = 4 * 1024 * 1024
 _SEEN_WORDS = 50_000
 _MOST_FOUND = 5000
-# Limits of the search for lines that show that a writer continued: bytes after a line, and the number of searches.
+# Limits of the search for later lines of a writer, which show that it continued: bytes after a line, and the number of
+# searches.
 _AFTER = 128 * 1024
 _MOST_AFTER = 500
 # The number of searches in one block for a traceback before a line.
@@ -93,7 +94,7 @@ class Scanned:
 
     Attributes:
         found: for each pattern and rank, the first line that matches. Instead of the first line, a later line is taken
-            if the pattern asks for the last line, or if the rank continued after the first line.
+            if the last line of the pattern counts, or if the rank continued after the first line.
         size, lines: bytes and lines of the log.
     """
 
@@ -232,7 +233,7 @@ class _LogSearch:
             self._words, self._suspect_words = set(), {}
 
     def _read(self, data: bytes, numbers: Sequence[int], shapes: Sequence[bytes]) -> None:
-        """Read in full those lines of a block that contain a word of a pattern."""
+        """Read in full the lines of a block that contain a word of a pattern."""
         block = _LogBlock(data.split(b"\n"))
         position, last = 0, 0
         for number in numbers:
