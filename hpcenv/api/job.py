@@ -31,7 +31,7 @@ R_co = TypeVar("R_co", covariant=True)
 # A result file from another node may become visible late: nfs(5), attribute caching.
 _SECONDS_FOR_FILES = 15.0
 _SECONDS_FOR_FILES_OF_FAILED = 1.0
-# squeue may forget a job some seconds before sacct knows the job's end.
+# For some seconds, squeue may no longer list a job although sacct does not show the job's end yet.
 _SECONDS_AFTER_GONE = 10.0
 _NOT_SLURMS_WORDS = {"rejected": "FAILED", "not-queued": "FAILED"}
 
@@ -56,8 +56,7 @@ class RunWatcher(SlurmInfoWatcher):
     def register_run(self, job_id: str, link: Path) -> None:
         """Register a job. `link` is the run folder of the job, or a symbolic link to the run folder."""
         if self._links.get(job_id) != link:
-            # The operating system reuses process ids, so a later local job can have the same id as an earlier local
-            # job.
+            # The operating system reuses process ids, so a later local job can have the id of an earlier local job.
             self._finished.discard(job_id)
             # The state of a newly registered job is read at once.
             self._registered.discard(job_id)

@@ -23,7 +23,7 @@ from hpcenv.records.manifest import Secret
 from hpcenv.records.run_folder import RunFolder
 
 _WIDTH = 118
-# What to do if a ConfigMap cannot hold the code.
+# A hint for the case that the code is too large for a ConfigMap.
 USE_A_CLAIM = "--volume CLAIM:/path names a claim that has the code"
 
 

@@ -16,7 +16,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.metric_files import read_metric_files
 from hpcenv.reproduction.series import Series, by_step
 
-# For errors about runs without values in common.
+# A hint for errors about two runs without values in common.
 HOW_RECORDED = (
     "hpcenv records the values of torch's loss functions by itself; "
     "record other values with hpcenv.training.log_metrics"

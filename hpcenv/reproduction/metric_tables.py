@@ -24,7 +24,7 @@ _LONGEST_NAME = 200
 # Names of the column with the step. If a file has several of these columns, the first name in this list is used.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 # The shortest text from which Python reads the same float64 again has up to 17 digits, and usually at least 15 digits.
-# (float32: 6 to 9.)
+# For float32, such a text has 6 to 9 digits.
 _DIGITS_OF_FLOAT64 = 15
 # Longer texts are not read as numbers, because no float needs so many characters.
 _LONGEST_NUMBER = 400

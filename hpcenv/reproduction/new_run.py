@@ -54,7 +54,7 @@ from hpcenv.submission.request import CopiedCode
 from hpcenv.submission.submit import SubmitResult, submit
 from hpcenv.text import listed
 
-# A function that opens the project around a folder, with the store that applies.
+# A function that opens the project around a folder, together with the image store that this project uses.
 OpenProject = Callable[[Path], Workspace]
 
 

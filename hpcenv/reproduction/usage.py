@@ -248,7 +248,7 @@ def _joules(before: float | None, energy: float | None, power: float | None, sec
 def _samples(path: Path) -> Iterator[tuple[float, list[_Look]]]:
     with suppress(OSError):
         for line in read_lines(path):
-            # A line without a line end is still being written, or its node was lost.
+            # If a line has no line end, it is still being written, or its node was lost.
             with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 data = json.loads(line)
                 gpus = [_look(gpu) for gpu in data.get("gpus", ())]

@@ -114,7 +114,7 @@ def text_of(line: RunLine, full: str, *, digits: int = 0) -> str:
 def _time(seconds: float | None) -> str | None:
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # of a damaged record
+    except (ValueError, OverflowError, OSError):  # the record is damaged
         return None
 
 

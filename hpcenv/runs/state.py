@@ -32,7 +32,8 @@ from hpcenv.runs.attempts import (
 from hpcenv.runs.entries import Submitted
 from hpcenv.runs.local_process import local_state
 
-# This is enough for the lines that the batch script writes before its first step.
+# Only this part at the end of a log is read. It is enough for the lines that the batch script writes before its first
+# step.
 _LOG_BYTES = 64 * 1024
 
 

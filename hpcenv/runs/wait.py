@@ -12,7 +12,7 @@ from hpcenv.runs.entries import Submitted, open_run
 from hpcenv.runs.status import RunStatus, read_statuses, with_queue
 from hpcenv.text import listed
 
-# sacct may show the end of a job some seconds after squeue has dropped it.
+# The number of further queries if squeue no longer lists a job: sacct may show the end of the job some seconds later.
 _LOOKS_AFTER_GONE = 5
 
 # The seconds after which Slurm's reason counts as a reason that the job cannot start. Slurm also gives such a reason
@@ -106,7 +106,8 @@ def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> Canno
     The job is not cancelled, because an administrator can raise a limit.
     """
     queue = with_queue(status, environ).queue
-    # If a job may run in several partitions, Slurm shows the reason of one of them, and another may start it.
+    # If a job may run in several partitions, Slurm shows the reason of one partition, and another partition may start
+    # it.
     if queue is None or "," in queue.partition:
         return None
     return CannotStart(

@@ -31,14 +31,14 @@ from hpcenv.smoke import inside
 from hpcenv.steps.this_step import say
 
 # If the training failed on one node, the other nodes have this time to end by themselves. If a node ended well, the
-# other nodes may work on without a limit.
+# other nodes may continue without a limit.
 _SECONDS_FOR_OTHERS = 20.0
 
 # A step kills its training SECONDS_AFTER_TERM after the request to end. A step that still runs after
 # this time is killed.
 _SECONDS_FOR_STEPS = SECONDS_AFTER_TERM + 10.0
 
-# The last step reads and writes a few small files.
+# The time for the last step. This step only reads and writes a few small files.
 _SECONDS_TO_RECORD = 120.0
 
 

@@ -30,7 +30,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.steps.this_step import REQUESTS, find_place, launched_nodes, say
 
 # The time for nodes that still work after another node ended well, for example to write the last checkpoint (`srun
-# --wait`); torchrun itself waits 300 s for them (torch 2.13, exit_barrier_timeout).
+# --wait`); torchrun itself waits 300 s for such nodes (torch 2.13, exit_barrier_timeout).
 SECONDS_FOR_SLOWER_NODES = 1800
 
 # Added to each limit, because NFS may show the record of another node a minute late (nfs(5), acdirmax).
@@ -127,7 +127,7 @@ def saving_until(run: RunFolder, manifest: Manifest, place: ThisNode) -> float:
     for node in place.nodes:
         with contextlib.suppress(HpcenvError):
             request = load_record(StopRequest, run.stop_of(node))
-            # TERM without a recorded reason comes from srun itself: it ends the other nodes if one has failed.
+            # TERM without a recorded reason comes from srun itself: it ends the other nodes if one node has failed.
             is_stop = request.reason in ("time-limit", "preemption") or request.signal == WARNING.name
             if request.attempt == place.attempt and is_stop:
                 ends = request.asked + manifest.stop.grace if request.ends is None else request.ends
