@@ -68,7 +68,7 @@ def read_events(path: Path) -> EventFile:
 
 
 def _frames(content: bytes) -> Iterator[memoryview]:
-    """Yield those events of a file that can contain scalars.
+    """Yield the events of a file that can contain scalars.
 
     Raises:
         ValueError: a frame is cut or damaged.

@@ -51,7 +51,9 @@ class RunListing(Shown):
         return len(self.runs)
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame with a row for each line. Arguments are columns `arg.NAME`, metrics `metric.NAME`.
+        """Return a pandas.DataFrame with a row for each line.
+
+        Arguments are in columns `arg.NAME`, metrics in columns `metric.NAME`.
 
         Raises:
             ToolMissing: pandas is not installed.
