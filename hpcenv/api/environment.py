@@ -76,16 +76,16 @@ def lock(
         pins: the lockfile of another tool that the environment must agree with: uv.lock, pylock.toml,
             requirements.txt, pixi.lock or conda-lock.yml. `#NAME` may follow, as for `--from`. The path is relative
             to `project`.
-        extras, groups: the extras and groups of the project in `pins` that were installed.
+        extras, groups: the extras and groups that were installed from the lockfile in `pins`.
         wheels: ask the package index for the hashes of the wheels.
         allow_floating: accept an image without a tag, or with the tag `latest`.
-        plain_http: registries without TLS, each as HOST:PORT. Your saved password is sent to the registries in
-            `plain_http`, but not to those that only hpcenv.toml names.
-        accept: digest of what the project asks for, if you have not accepted that yet. The error NotAccepted contains
-            the digest.
+        plain_http: registries without TLS, each as HOST:PORT. hpcenv sends your saved password to the registries in
+            `plain_http`. It does not send the password to registries that only hpcenv.toml names.
+        accept: digest of the project's requests to this machine, if you have not accepted these requests yet. The error
+            NotAccepted contains the digest.
 
     Raises:
-        NotAccepted: the project asks for something that you have not accepted.
+        NotAccepted: you have not accepted the project's requests to this machine.
         PinsDiffer: the installed packages differ from the pins.
         HpcenvError: the image or the environment cannot be read. The old lockfile stays as it is.
     """
@@ -114,7 +114,7 @@ def check_lock(
     groups: Sequence[str] = (),
     accept: str | None = None,
 ) -> CheckResult:
-    """Return whether a lockfile is stale, and why: `hpcenv lock --check`. No registry and no index is asked.
+    """Return whether a lockfile is stale, and why: `hpcenv lock --check`. No registry or index is contacted.
 
     Args:
         lock: NAME of the lockfile `lockfiles/NAME.lock.toml`.
@@ -163,7 +163,8 @@ def verify(
         accept: as for `lock`.
 
     Returns:
-        The verdict, whose `result` is `match`, `mismatch` or `unknown`, and the facts on which the verdict is based.
+        The verdict, and the facts on which the verdict is based. The verdict's `result` is `match`, `mismatch` or
+        `unknown`.
 
     Raises:
         NotAccepted: as for `lock`.
@@ -191,11 +192,11 @@ def diff(
     Each of the two lockfiles sets severities, with its [policy] and its profile. The stricter severity counts.
 
     Args:
-        left, right: each is the path of a lockfile, the name of a lockfile of the project, a lockfile as it was in a
-            commit (`REV:NAME`, where REV is a commit as git names it), or a run (folder, name, job id).
+        left, right: each is a lockfile or a run. A lockfile is given by its path, by its name in the project, or as
+            `REV:NAME`: the lockfile NAME in the git commit REV. A run is given by its folder, name or job id.
         project: a folder of the project. Relative paths are relative to this folder.
-        determinism: use the severities of this profile for both sides. `bitwise` is for runs that should agree in
-            every bit.
+        determinism: use the severities of this profile for `left` and `right`. `bitwise` is for runs that should agree
+            in every bit.
         runs_dir: folder of runs, if it is not the project's folder of runs.
 
     Raises:

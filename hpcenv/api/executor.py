@@ -6,7 +6,7 @@ Runs on: LOGIN NODE.
     job = executor.submit(train, lr=3e-4)
     print(job.results())
 
-A program that was written for submitit changes one word: `submitit.AutoExecutor` becomes `hpcenv.AutoExecutor`.
+A program that was written for submitit needs only one change: replace `submitit.AutoExecutor` by `hpcenv.AutoExecutor`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Executor(ScriptExecutor):
         max_pickle_size_gb: the largest size of a function and its arguments.
         python: cannot be set, because functions run in the Python of the lockfile.
         project: folder of hpcenv.toml.
-        accept: digest of what the project asks for, if you have not accepted that yet. The error NotAccepted contains
-            the digest.
+        accept: digest of the project's requests to this machine, if you have not accepted these requests yet. The error
+            NotAccepted contains the digest.
         parameters: as for `update_parameters`.
     """
 
@@ -98,7 +98,7 @@ class Executor(ScriptExecutor):
             translate(parameters, KEYWORDS)
         except UsageError as error:
             raise WrongParameter(error.what, why=error.why, hint=error.hint) from error
-        # The dictionary is changed in place, because AutoExecutor shares it.
+        # The dictionary is changed in place, because AutoExecutor uses the same dictionary.
         self.parameters.update(given)
 
     def plan(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
@@ -142,7 +142,8 @@ class AutoExecutor(submitit.AutoExecutor):
 
     def __init__(self, folder: str | Path, cluster: str | None = None, **kwargs: Any) -> None:
         cluster = NAME if cluster in (None, "slurm") else cluster
-        # This is done before names are replaced, so that submitit warns about an old name and says which name is right.
+        # submitit converts its old names first, before hpcenv replaces names. So submitit can warn about an old name
+        # and say which name is right.
         auto._convert_deprecated_args(kwargs, self._ctor_deprecated_args)  # noqa: SLF001
         super().__init__(folder, cluster=cluster, **_for_hpcenv(kwargs))
 
@@ -161,7 +162,7 @@ def _for_hpcenv(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in parameters.items():
         plain = name.removeprefix("slurm_")
         belongs = plain != name or (name not in _GENERIC and (name in SUBMITIT or name in _CONSTRUCTOR))
-        # A parameter that already has the prefix `hpcenv_` wins.
+        # If a parameter is also given with the prefix `hpcenv_`, the value with this prefix is used.
         if belongs:
             renamed.setdefault(f"{NAME}_{plain}", parameters.get(f"{NAME}_{plain}", value))
         else:

@@ -21,16 +21,16 @@ def project_folder(project: str | Path) -> Path:
 
 
 def open_here(project: str | Path, command: Sequence[str]) -> tuple[Workspace, Context]:
-    """Open the project, and read the values that its steps need.
+    """Open the project. Read environment, folder and clock for the functions that use the project.
 
     Args:
-        command: how this call is recorded.
+        command: the command that is recorded for this call.
     """
     return open_project(project), context_in(project_folder(project), command)
 
 
 def context_in(folder: Path, command: Sequence[str]) -> Context:
-    """Return one value with environment, folder and clock, so that a step does not read them itself."""
+    """Return environment, folder and clock in one value, which the caller passes to other functions."""
     return Context(
         environ=of_user(os.environ),
         cwd=folder,
@@ -58,7 +58,7 @@ def open_project(project: str | Path = ".") -> Workspace:
 
 
 def require_accepted(workspace: Workspace, accept: str | None, more: Sequence[Asked] = ()) -> None:
-    """Refuse a project if the user has not accepted its requests. A program cannot answer a question.
+    """Refuse a project if the user has not accepted its requests. A program cannot answer a question, so none is asked.
 
     Args:
         accept: the digest of the list of requests that the user accepts; None if the caller gave no digest.

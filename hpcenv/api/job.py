@@ -1,7 +1,7 @@
 """The jobs of hpcenv: `submitit.SlurmJob` with the state that hpcenv knows. Runs on: LOGIN NODE.
 
-Scripts and functions have the same class of job. So one list may contain jobs of scripts and of functions, and
-`submitit.helpers.as_completed` and `monitor_jobs` accept such a list.
+Jobs of scripts and jobs of functions have the same class. So one list may contain jobs of scripts and of functions.
+`submitit.helpers.as_completed` and `monitor_jobs` accept this list.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ R_co = TypeVar("R_co", covariant=True)
 # A result file from another node may become visible late: nfs(5), attribute caching.
 _SECONDS_FOR_FILES = 15.0
 _SECONDS_FOR_FILES_OF_FAILED = 1.0
-# squeue may forget a job some seconds before sacct knows the job's end.
+# For some seconds, squeue may no longer list a job although sacct does not show the job's end yet.
 _SECONDS_AFTER_GONE = 10.0
 _NOT_SLURMS_WORDS = {"rejected": "FAILED", "not-queued": "FAILED"}
 
@@ -56,7 +56,7 @@ class RunWatcher(SlurmInfoWatcher):
     def register_run(self, job_id: str, link: Path) -> None:
         """Register a job. `link` is the run folder of the job, or a symbolic link to the run folder."""
         if self._links.get(job_id) != link:
-            # The system uses process ids again, so an id of a local job can occur again, too.
+            # The operating system reuses process ids, so a later local job can have the id of an earlier local job.
             self._finished.discard(job_id)
             # The state of a newly registered job is read at once.
             self._registered.discard(job_id)
@@ -78,7 +78,7 @@ class RunWatcher(SlurmInfoWatcher):
                 self._finished.add(job_id)
 
     def _is_lost(self, job_id: str, state: RunState) -> bool:
-        """Whether Slurm has not known the job for some time, and no record says how it ended."""
+        """Whether Slurm has not known the job for some time, and no record says how the job ended."""
         if not state.gone:
             self._gone_since.pop(job_id, None)
             return False
@@ -209,7 +209,7 @@ class Job(submitit.SlurmJob[R_co]):
         return super().results()
 
     def exception(self) -> Any:
-        """Wait, and return the exception that `results` would raise; None if `results` would raise none."""
+        """Wait, and return the exception that `results` would raise; None if `results` would not raise an exception."""
         if not self._sub_jobs:
             return super().exception()
         self.wait()
@@ -280,7 +280,7 @@ def open_job(
 ) -> Job[RunStatus]:
     """Open the job of a run again. The job's result is the status of the run, even if the run called a function.
 
-    Arguments and errors are those of `status`.
+    Arguments and errors are the same as for `status`.
     """
     return job_of(find_here(run, project, runs_dir))
 

@@ -84,10 +84,10 @@ class FunctionOptions:
 class ParameterNames(set[str]):
     """The names of the parameters, for submitit's AutoExecutor.
 
-    submitit uses the set in two ways. For a parameter with the prefix `hpcenv_`, submitit tests `name in names`. The
-    set contains every name. For a parameter without a prefix (`partition=`), submitit iterates over the names of all
-    executors, and the last executor that has the name gets the parameter. Iteration leaves out the names of
-    SlurmExecutor, so `slurm` gets such a parameter, as without hpcenv.
+    submitit uses the set in two ways. For a parameter with the prefix `hpcenv_`, submitit tests `name in names`. This
+    test is always true. For a parameter without a prefix (`partition=`), submitit iterates over the names of all
+    executors, and the last executor that has the name gets the parameter. The iteration leaves out the names of
+    SlurmExecutor. So the executor `slurm` gets a parameter without a prefix, as it does without hpcenv.
     """
 
     def __iter__(self) -> Iterator[str]:
@@ -146,7 +146,10 @@ def _require_known(given: Mapping[str, Any], known: frozenset[str]) -> None:
 
 
 def _with_additional(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the entries of `additional_parameters` that hpcenv has a name for. As in submitit, these entries win."""
+    """Add the entries of `additional_parameters` that hpcenv has a name for.
+
+    As in submitit, these entries replace other values.
+    """
     more = {str(name).replace("-", "_"): value for name, value in given.get("additional_parameters", {}).items()}
     taken = {_SBATCH_NAMES[name]: more.pop(name) for name in tuple(more) if name in _SBATCH_NAMES}
     return {**given, **taken, "additional_parameters": more}

@@ -42,15 +42,16 @@ def reproduce(
         rung: how much is repeated. 0 only checks the files. 1 repeats the first steps on one node. 2 repeats the first
             steps with the same number of nodes and ranks. 3 repeats the whole run.
         steps: how many optimizer steps are repeated if `rung` is 1 or 2.
-        copy: a new folder, into which the code that is recorded with the run is copied. None uses the code of the
-            project, if there is a project.
+        copy: a new folder for a copy of the code that was recorded with the run. None uses the code of the project, if
+            there is a project.
         allow_changed: continue if the code of the project is not the code of the run.
-        dry_run: submit nothing; return the cost, and what must be accepted.
+        dry_run: submit nothing; return the cost, and the requests that must be accepted.
         project: the folder to submit from. If this folder is in no project, the code that is recorded with the run is
             used.
         accept: as for `submit`.
-        timeout: seconds to wait at most. After this time, the new run continues.
-        options: options of `hpcenv submit` for the new run. The run to repeat is also searched in `runs_dir`.
+        timeout: seconds to wait at most. After this time, this function stops waiting, but the new run continues.
+        options: options of `hpcenv submit` for the new run. If `runs_dir` is given, the run to repeat is searched in
+            this folder.
 
     Raises:
         NotAccepted: as for `submit`.

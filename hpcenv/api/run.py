@@ -29,7 +29,7 @@ from hpcenv.runs.status import RunStatus, read_status, with_queue
 from hpcenv.runs.top import RunTop, TopReader, find_watched
 from hpcenv.runs.wait import wait_for
 
-# The longest log that is read, in bytes. No log that a person reads is longer.
+# The largest size of a log that is read, in bytes. People do not read longer logs.
 _LONGEST_LOG = 1 << 30
 
 
@@ -120,7 +120,7 @@ def status(run: str | Path | None = None, *, project: str | Path = ".", runs_dir
 def report(
     run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None, lines: int = 10
 ) -> RunReport | SweepReport:
-    """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are those of `status`.
+    """Return the report of a run or sweep: `hpcenv report`. Arguments and errors are the same as for `status`.
 
     Args:
         lines: the number of lines from the end of the log.
@@ -148,14 +148,14 @@ def stacks(
 def top(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> tuple[RunTop, ...]:
     """Return what the nodes, GPUs and ranks of a run do now, and what is unusual: `hpcenv top`.
 
-    Arguments and errors are those of `status`. If `run` is None, return all runs of the project that run now.
+    Arguments and errors are the same as for `status`. If `run` is None, return all runs of the project that run now.
     """
     found = find_watched(project_folder(project), _word(run), environ=os.environ, runs=runs_dir)
     return tuple(TopReader(one).read(time.time()) for one in found)
 
 
 def diagnose(*words: str | Path, project: str | Path = ".", runs_dir: str | None = None) -> tuple[Diagnosed, ...]:
-    """Name the earliest cause of a failure that the logs show: `hpcenv diagnose`.
+    """Find the earliest cause of a failure in the logs: `hpcenv diagnose`.
 
     Args:
         words: runs, as for `status`, and log files. Without words, the latest run is used. All log files must belong
@@ -163,7 +163,7 @@ def diagnose(*words: str | Path, project: str | Path = ".", runs_dir: str | None
         project, runs_dir: as for `status`.
 
     Returns:
-        One diagnosis for each run that failed or has not ended, and one diagnosis for all log files.
+        One diagnosis for each run that failed or has not ended, and one diagnosis for all log files together.
 
     Raises:
         RunNotFound: no run matches.
@@ -173,7 +173,7 @@ def diagnose(*words: str | Path, project: str | Path = ".", runs_dir: str | None
 
 
 def cancel(run: str | Path | None = None, *, project: str | Path = ".", runs_dir: str | None = None) -> RunStatus:
-    """End a run, and wait until it has ended: `hpcenv cancel`. Arguments are those of `status`.
+    """End a run, and wait until it has ended: `hpcenv cancel`. Arguments are the same as for `status`.
 
     Raises:
         RunNotFound: no run matches.
@@ -186,7 +186,7 @@ def usage(since: str = "30d", *, by: By = "run", project: str | Path = ".", runs
     """Sum the GPU hours of the project's runs: `hpcenv usage`.
 
     Args:
-        since: the length of time before now whose runs are summed, such as `30d` or `12h`.
+        since: how far back in time runs are summed, such as `30d` or `12h`.
         by: what each row of the result sums: a `run`, a `lockfile` or a `partition`.
         project, runs_dir: as for `status`.
 
@@ -225,7 +225,7 @@ def list_runs(
         runs_dir: folder of runs, if it is not the project's folder of runs.
         state: list only runs in this state, or in one of these states.
         fingerprint: list only runs whose lockfile has this fingerprint.
-        where: a condition, or several. Only runs that fulfil all conditions are listed.
+        where: one condition, or several conditions. Only runs that fulfil all conditions are listed.
         sort: name of an argument, metric or column. `-` before the name means descending order. Empty means that the
             newest run is first.
         lines: the maximal number of runs.

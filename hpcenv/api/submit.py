@@ -57,14 +57,14 @@ def submit(
 ) -> Job[RunStatus]:
     """Submit a script that torchrun starts on every node, in the locked environment: `hpcenv submit`.
 
-    Arguments and errors are those of `plan_job`, with these in addition:
+    Arguments and errors are the same as for `plan_job`. These are added:
 
     Args:
-        accept: digest of what the project asks for, if you have not accepted that yet. The error NotAccepted contains
-            the digest.
+        accept: digest of the project's requests to this machine, if you have not accepted these requests yet. The error
+            NotAccepted contains the digest.
 
     Raises:
-        NotAccepted: the project asks for something that you have not accepted.
+        NotAccepted: you have not accepted the project's requests to this machine.
         NotSubmitted, ToolMissing: Slurm refused the job, or sbatch is missing. Nothing is queued, and no run folder is
             left.
     """

@@ -1,7 +1,7 @@
-"""Errors whose classes inherit from both hpcenv and submitit: programs for submitit catch the classes of submitit.
+"""Errors that inherit from classes of hpcenv and of submitit. Programs for submitit catch submitit's classes.
 
 Runs on: LOGIN NODE. submitit 1.5.4 raises `FailedJobError` if sbatch fails. For an unknown parameter, `SlurmExecutor`
-raises ValueError, `AutoExecutor` NameError, and a constructor TypeError.
+raises ValueError, `AutoExecutor` raises NameError, and a constructor raises TypeError.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def refused_as_in_submitit() -> Iterator[None]:
 
 
 def _in_python(error: SubmitRejected | UsageError) -> Hint | None:
-    """Return the error's hint; for each option that the error names, add the keyword of that option in Python."""
+    """Return the error's hint. For each option that the error names, add its keyword in Python."""
     said = f"{error.why} {error.hint}"
     named = [option for option in in_place("python") if re.search(rf"{re.escape(option.flag)}(?![\w-])", said)]
     keywords = ", ".join(f"`{option.flag}` is `{option.name}=`" for option in named)

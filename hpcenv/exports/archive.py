@@ -1,4 +1,4 @@
-"""The archive `check.pyz`: the program that compares a container with the lockfile, in one file for its Python.
+"""The archive `check.pyz`: the program that compares a container with the lockfile. The container's Python runs it.
 
 Runs on: LOGIN NODE. The archive contains the node code, without the modules that only a Slurm job needs.
 """
@@ -10,7 +10,8 @@ import zipfile
 
 from hpcenv.submission.node_code import node_modules, package_folder
 
-# The limit for the archive, in bytes. Kubernetes refuses objects of more than 1 MiB: ConfigMaps, and what etcd stores.
+# The limit for the archive, in bytes. Kubernetes refuses objects of more than 1 MiB. This limit applies to a ConfigMap,
+# and to every object in etcd.
 LARGEST = 500_000
 
 _ROOMS = ("container", "facts", "identity", "incontainer", "judge", "machine", "records")

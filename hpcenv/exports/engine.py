@@ -1,7 +1,8 @@
 """Parts that the modules of `formats/` share: the type of their result, the comment at the top of a file, and YAML.
 
 Runs on: LOGIN NODE. Each module of `formats/` is for one engine. The function `render` of such a module gets the
-training, the folder of the export and the claim of `--volume`. `render` returns the files, and writes nothing.
+training, the folder of the export, and the volume claim that `--volume` names. `render` returns the files, and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from hpcenv.records.manifest import Secret
 from hpcenv.records.run_folder import RunFolder
 
 _WIDTH = 118
-# What to do if a ConfigMap cannot hold the code.
+# A hint for the case that the code is too large for a ConfigMap.
 USE_A_CLAIM = "--volume CLAIM:/path names a claim that has the code"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A persistent volume claim of a Kubernetes cluster that has the code, and its path in the container."""
+    """A persistent volume claim of a Kubernetes cluster, and its path in the container. The volume has the code."""
 
     name: str
     path: str
@@ -90,8 +91,8 @@ class EngineFiles:
 
     Attributes:
         files: name of a file -> content.
-        lost: what this engine leaves out, in addition to what every engine leaves out.
-        needs: what must exist before the start, one phrase each.
+        lost: requests that this engine does not fulfil, in addition to `Training.lost`.
+        needs: what must exist before the start, with one phrase for each thing.
         start: the command that starts the training, to be typed in the folder.
     """
 
@@ -106,8 +107,9 @@ def with_header(training: Training, lost: Sequence[str], start: str, text: str) 
     lines = [
         f"{training.name}: {training.request.shape}. Written by hpcenv.",
         f"Start it in this folder: {start}",
-        "The first program of each container compares the container with the lockfile. It ends with status 90 if they",
-        "differ, and with 91 if that is unknown; it must not be tried again then. Else it becomes torchrun.",
+        "The first program of each container compares the container with the lockfile. If they differ, it ends with",
+        "status 90. If this is unknown, it ends with status 91. After 90 or 91, it must not be started again.",
+        "If the container agrees with the lockfile, torchrun replaces the program.",
         "What is not here:",
         *(f"  {one}" for one in (*training.lost, *lost)),
     ]
@@ -121,7 +123,7 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 ._/:@=-]*[A-Za-z0-9]")
 
 
 def yaml_text(*documents: Mapping[str, object]) -> str:
-    """Return documents as YAML, their keys in the given order."""
+    """Return documents as YAML. The keys keep their order."""
     import yaml  # only an export loads it
 
     def text(dumper: Any, value: str) -> Any:

@@ -24,7 +24,7 @@ from hpcenv.submission.request import SubmitOptions
 # The name of an engine is the name of its module in `formats/`.
 ENGINES = ("compose", "kubernetes", "trainjob", "skypilot")
 _WITH_CLAIMS = ("kubernetes", "trainjob")
-# A name of an object: Kubernetes 1.34, "Object Names and IDs", DNS subdomain names.
+# The rule for names of objects (Kubernetes 1.34, "Object Names and IDs", DNS subdomain names).
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _CLAIM_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _LONGEST_CLAIM = 253
@@ -38,7 +38,8 @@ def export_training(
     Args:
         folder: the new folder, which must not exist.
         engine: one of `ENGINES`.
-        volume: `CLAIM:/path`, the claim of a Kubernetes cluster that has the code, and its path.
+        volume: `CLAIM:/path`, a volume claim of a Kubernetes cluster and its path in the container. The volume has the
+            code.
 
     Raises:
         HpcenvError: the training cannot be exported. The folder is removed.
@@ -87,7 +88,7 @@ def _claim(volume: str | None, engine: str) -> Claim | None:
     folder, own = path.rstrip("/"), trainings.OWN_FOLDER
     problem = None
     if not colon or not _CLAIM_NAME.fullmatch(name) or len(name) > _LONGEST_CLAIM:
-        problem = "a claim has a name of small letters, digits, `-` and `.` (RFC 1123), and `:` stands before the path"
+        problem = "a claim has a name of small letters, digits, `-` and `.` (RFC 1123), and `:` is before the path"
     elif not re.match("/[^/]", folder) or os.path.normpath(folder) != folder or ":" in folder:
         problem = "the path is an absolute path of a folder below /, without `..` and `:`"
     elif folder == own or folder.startswith(f"{own}/"):

@@ -33,7 +33,7 @@ def container_lock(
         request: the request, with the fingerprint of the lockfile's content.
     """
     environment = Environment(kind="host", python=workspace.project.python or "python3", revision=locked.revision)
-    # There is no SIF whose hash covers all files, so the level is `full`: every file of a package is hashed.
+    # There is no SIF whose hash covers all files, so the preflight level is `full`: every file of a package is hashed.
     level = options.level or "full"
     lock = manifest_of_one_node(workspace, locked, path, environment, level, request.gpus_per_node, None)
     return replace(
@@ -45,7 +45,7 @@ def container_lock(
         expectations=tuple(
             map(_anywhere, (one for one in lock.expectations if not one.field.startswith("container.")))
         ),
-        # A copy of the data has other file times.
+        # A copy of the data has different file times, so data that are compared by file times are left out.
         data=tuple(one for one in data if one.compare != "size-and-time"),
         lockfile_edited=request.fingerprint if request.fingerprint != locked.fingerprint else "",
         fingerprint=request.fingerprint,

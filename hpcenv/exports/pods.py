@@ -21,7 +21,7 @@ _RETRIES = 3
 
 
 def _config_maps(training: Training, files: Files, claim: Claim | None) -> Iterator[dict[str, Any]]:
-    """Yield the ConfigMaps with the check and the lock, and with the code if no claim has it."""
+    """Yield the ConfigMaps with the check and the lock, and with the code if no volume claim has the code."""
     for name, path in (("check", files.archive), ("lock", files.lock)):
         yield _config_map(training, name, {path.name: path.read_bytes()})
     if claim is None:
@@ -41,7 +41,7 @@ def _config_map(training: Training, name: str, files: Mapping[str, bytes]) -> di
             f"the {name} has {size / _LARGEST:.1f} MiB, and Kubernetes accepts 1 MiB in a ConfigMap",
             why=f"{len(files)} files"
             if name == "code"
-            else "the lockfile of a large environment, or hpcenv's own code",
+            else "the lockfile of the environment is large, or hpcenv's own code is large",
             hint=USE_A_CLAIM if name == "code" else "use --format compose, or lock an environment with fewer packages",
         )
     text, binary = {}, {}

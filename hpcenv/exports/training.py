@@ -221,7 +221,7 @@ def _variables(
 ) -> tuple[tuple[Setting, ...], tuple[Secret, ...]]:
     """Return the variables of the ranks, and the secrets.
 
-    A variable whose name looks like that of a credential becomes a secret.
+    A variable becomes a secret if its name looks like the name of a credential.
     """
     strict = determinism.determinism_options(
         options, workspace.project, locked, gpus=request.gpus_per_node, backend=backend_of(locked, request),
@@ -241,7 +241,7 @@ def _data(workspace: Workspace, locked: Lockfile) -> tuple[RecordedData, ...]:
 
 
 def _mebibytes(mem: str | None) -> int | None:
-    """Return the memory that `--mem` asks for; None for all memory of a node."""
+    """Return the memory that `--mem` requests; None for all memory of a node."""
     match = re.fullmatch(r"([0-9]+)([KMGT]?)", (mem or "").upper())
     if match is None or not int(match[1]):
         return None
@@ -252,7 +252,7 @@ def _lost(workspace: Workspace, merged: MergedOptions, profile: Profile | None, 
     """Yield a phrase for each thing that Slurm, or hpcenv on Slurm, would do, but no engine does."""
     yield "the nodes are not compared with each other, and GPUs are not tried before the training"
     if request.nodes > 1:
-        yield "InfiniBand and the network between nodes: the engine's network and NCCL's own choice count"
+        yield "InfiniBand and the network between nodes: the engine's network and NCCL's own choice are used"
     if request.gpus_per_node:
         yield "the ranks are not bound to the CPUs near their GPUs"
     yield "nothing is watched, and the training gets no signal before a time limit"
@@ -261,13 +261,13 @@ def _lost(workspace: Workspace, merged: MergedOptions, profile: Profile | None, 
         yield f"modules and variables of the site profile {profile.name}: {', '.join(words)}"
     unused = [o for o in OPTIONS if o.name in merged.origins and o.name not in _USED]
     if unused:
-        yield f"without effect there: {', '.join(merged.shown(option) for option in unused)}"
+        yield f"options without effect in an export: {', '.join(merged.shown(option) for option in unused)}"
     if workspace.project.bind:
         yield f"[[bind]]: {', '.join(bind.target or bind.source for bind in workspace.project.bind)}"
     hub = [one.hub for one in workspace.project.data if one.hub]
     if hub:
         yield f"data of a hub, which the container must fetch itself: {', '.join(hub)}"
     if any(one.path and one.compare == "size-and-time" for one in workspace.project.data):
-        yield 'data of `compare = "size-and-time"` are not compared: a copy has other times'
+        yield 'data of `compare = "size-and-time"` are not compared: a copy has different file times'
     if (merged.options.determinism or "off") != "off" or merged.options.seed is not None:
         yield "determinism: its variables are set, but hpcenv seeds no rank and sets no switch of torch in it"

@@ -1,8 +1,11 @@
-"""How well the results of a repeated run can agree with the original, and why not better. Pure. Runs on: LOGIN NODE.
+"""How well the results of a repeated run can agree with the original, and what limits the agreement. Pure.
+
+Runs on: LOGIN NODE.
 
 Sources: cuBLAS promises equal bits only for one toolkit, one architecture and one number of SMs (cuBLAS documentation,
-"Results reproducibility"); PyTorch promises no equal results across releases, platforms, or CPU and GPU (PyTorch notes,
-"Reproducibility", 2.13). CPU: vector kernels and thread counts changed results in trials (torch 2.13, 2026-11-22).
+"Results reproducibility"). PyTorch does not promise equal results across releases or platforms, or between CPU and GPU
+(PyTorch notes, "Reproducibility", 2.13). CPU: vector kernels and thread counts changed results in trials (torch 2.13,
+2026-11-22).
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ _HARDWARE = {
     "host.gpu-mig": "a different division of the GPU (MIG)",
 }
 _SWITCHES = ("threads", "capability")
-# With these groups of differences, results can still be equal to the last bit, but no source promises it.
+# With these groups of differences, results can still be equal to the last bit, but no source promises equal results.
 _UNPROMISED = ("ranks per node", "torch and its libraries", "packages", "Python")
-# The most characters of a value in a sentence.
+# The largest number of characters of a value in a sentence.
 _LONGEST = 80
 
 
@@ -39,7 +42,7 @@ class Attainable:
 
     Attributes:
         best: `equal` to the last bit, `within` the tolerance, or `nothing` if the new run is a different experiment.
-        reasons: for `equal`, the conditions under which it can be expected; otherwise why `equal` cannot be expected.
+        reasons: if `best` is `equal`, the conditions for equal results; otherwise why `equal` cannot be expected.
     """
 
     best: Best
@@ -58,9 +61,9 @@ def expect(
 
     Args:
         world_size: number of ranks of the new job.
-        accumulated: whether fewer ranks keep the global batch through `[reproduce] one-node` of the authors.
+        accumulated: whether fewer ranks keep the same global batch, with the authors' setting `[reproduce] one-node`.
         args: script arguments that the user typed instead of the run's arguments; None for the run's arguments.
-        lockfile: path of the lockfile that is used instead of the run's own; empty if the run's own is used.
+        lockfile: path of the lockfile that replaces the run's own lockfile; empty if the run's own lockfile is used.
     """
     reasons = []
     if args is not None and tuple(args) != record.args:
@@ -93,7 +96,7 @@ def _other_ranks(record: RunRecord, world_size: int, *, accumulated: bool) -> st
 def expect_after(
     reference: RunRecord, other: RunRecord, causes: Iterable[Cause] = (), *, accumulated: bool = False
 ) -> Attainable:
-    """Return the agreement that can be expected of two runs that have ended, from their records.
+    """Return the agreement that can be expected between two ended runs, from their records.
 
     Args:
         reference, other: the records of the two runs.
@@ -142,7 +145,7 @@ def _of_records(reference: RunRecord, other: RunRecord, *, accumulated: bool) ->
 
 
 def _profile(record: RunRecord) -> str:
-    """Return the determinism profile that the ranks applied, or the profile in the lockfile if that is not known."""
+    """Return the determinism profile that the ranks applied. If it is not known, return the profile in the lockfile."""
     applied = {str(values["profile"]) for values in record.determinism.values() if values.get("profile")}
     return applied.pop() if len(applied) == 1 else "" if record.lock is None else record.lock.determinism
 

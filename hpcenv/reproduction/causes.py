@@ -25,7 +25,8 @@ class Cause:
 
     Attributes:
         group: the group's name.
-        likelihood: how likely the differences change results. `another-experiment`: the runs had to do different work.
+        likelihood: how likely the differences change results. `another-experiment` means that the two runs had
+            different tasks.
         why: how the differences change results.
         changes: for each difference, the field, its value in the reference, and its value in the other run.
     """
@@ -51,7 +52,8 @@ def _group(name: str, likelihood: Likelihood, fields: str, why: str) -> _CauseGr
 # This group replaces "number of ranks" if both runs have the same number of ranks.
 _SAME_RANKS = "ranks per node"
 # A field belongs to the first group that fits. The order of the groups is the order in the output. Groups about the
-# task of a run (arguments, seed, code, data) come first: if they differ, different libraries explain nothing.
+# task of a run (arguments, seed, code, data) come first: if the tasks differ, a difference between libraries explains
+# nothing.
 _GROUPS = (
     _group(
         "arguments",
@@ -145,7 +147,8 @@ _GROUPS = (
     _group("for the record", "unlikely", r".*", "no effect on results is known"),
 )
 
-# Fields that a group above would fit, but that explain nothing alone or repeat another field.
+# Fields that are only listed "for the record", although they would fit into a group above: alone they explain nothing,
+# or they repeat another field.
 _FOR_THE_RECORD = re.compile(
     r"code\.(commit|dirty|workdir|reason)|container\.(sif\..*|reference|binds|index-digest)|policy|host\.(hostname|"
     r"gpu-uuids|kernel|cpus|memlock|shm-mib|slurm|apptainer|glibc)|env\.(HPCENV_.*|MASTER_.*|NCCL_SOCKET_IFNAME|"
@@ -165,7 +168,7 @@ def rank_causes(
     found: dict[str, list[tuple[str, str, str]]] = {}
     rows = [(change.field, change.left, change.right) for change in changes]
     rows += [(f"determinism.{name}", _shown(pair[0]), _shown(pair[1])) for name, pair in sorted(effective.items())]
-    # Equal values make no row, so a number that is missing here is equal in both runs.
+    # Equal values have no row, so a number without a row is equal in both runs.
     shape = [row[1:] for row in rows if row[0] in ("run.nodes", "run.nproc-per-node")]
     same_ranks = math.prod(int(left) for left, _ in shape) == math.prod(int(right) for _, right in shape)
     for field, left, right in rows:

@@ -95,7 +95,7 @@ def same_bits(first: float, second: float) -> bool:
 
 
 def ulps(first: float, second: float, dtype: str) -> int | None:
-    """Return the distance of two numbers in units in the last place of a type. The distance of 0.0 and -0.0 is 0.
+    """Return the distance between two numbers in units in the last place of a type. The distance of 0.0 and -0.0 is 0.
 
     Returns:
         The distance; None for NaN, infinity, an unknown type, or a number that the type cannot represent.

@@ -1,7 +1,7 @@
 """Make a project from the copy of the code in a run folder, so that it can be submitted elsewhere.
 
-Runs on: LOGIN NODE. The run folder may belong to somebody else, so it is not trusted. Only listed files with the listed
-content are copied, all names stay inside the new folder, and links that lead out of this folder are left out.
+Runs on: LOGIN NODE. The run folder may belong to another user, so it is not trusted. Only listed files with the listed
+content are copied. All names stay inside the new folder. Links that lead out of this folder are left out.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def copy_code(run: RunFolder, manifest: Manifest, target: Path) -> CodeCopy:
 
 
 def left_out_of(run: RunFolder) -> Mapping[str, str]:
-    """Return path -> why, for the files that an unpacked bundle does not have; empty for another folder."""
+    """Return path -> why, for the files that an unpacked bundle does not have; empty if the folder is no bundle."""
     try:
         return load_record(About, run.path / ABOUT).left_out
     except RecordInvalid:
@@ -93,7 +93,7 @@ def _copied(run: RunFolder, own: Mapping[str, str], target: Path) -> list[str]:
     try:
         target.mkdir(parents=True)
     except FileExistsError as error:
-        # The reader may have locked another environment there: see `project/code_listing.py`.
+        # The user may have locked a different environment in this folder: see `project/code_listing.py`.
         changed = _changed_copy(code_files(own), target)
         if changed:
             why = f"its `{changed}` differs from the file of the run"

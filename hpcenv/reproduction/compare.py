@@ -122,7 +122,8 @@ def compare(
 
     Args:
         reference, run: a run folder, name or job id for each run; or two sweeps.
-        again: further runs with the same settings as `run`, which show whether the run repeats on this cluster.
+        again: further runs with the same settings as `run`. They show whether the run gives the same results again on
+            this cluster.
         project: a folder of the project; relative paths begin in this folder.
         runs_dir: folder of runs; None for the project's folder of runs.
         steps: `A:B` compares only the steps from A to B; `N` compares the steps up to N.
@@ -186,7 +187,8 @@ def compare_runs(
     Args:
         start: the user's current folder.
         reference, other: a run folder, name or job id.
-        again: further runs with the same settings as `other`, which show whether the run repeats on this cluster.
+        again: further runs with the same settings as `other`. They show whether the run gives the same results again on
+            this cluster.
         runs: folder of runs; None for the project's folder of runs.
         tolerance: the tolerance; None for the tolerance of torch.testing.assert_close.
         steps: the steps to compare; None for all.
@@ -343,13 +345,16 @@ def _equals(found: _Found) -> Answered:
 
 
 def _repeats(sides: Sequence[Side], tolerance: Tolerance, causes: Sequence[Cause], found: _Found) -> Answered:
-    """Answer whether the run repeats here, from further runs, or from the reference if the runs differ in nothing."""
+    """Answer whether the run gives the same results again here.
+
+    Further runs show this. Without further runs, the reference shows it, if nothing differs between the two runs.
+    """
     question: Question = "repeats-here"
     if len(sides) == 2:
         if any(cause.likelihood != "unlikely" for cause in causes):
-            text = f"not asked: submit {sides[1].name} once more, and name that run as the third one"
+            text = f"not asked: submit {sides[1].name} once more, and name the new run as the third run"
             return Answered(question=question, answer="not-asked", text=text)
-        text = f"the runs differ in nothing that is known to change results: {found.headline}"
+        text = f"the runs have no difference that is known to change results: {found.headline}"
         return Answered(question=question, answer=_WORDS[found.verdict], text=text)
     others = [(side, _compare_measured(sides[1], side, tolerance)) for side in sides[2:]]
     unknown = [side.name for side, one in others if one.level is None]
@@ -385,14 +390,14 @@ def _replays(sides: Sequence[Side], found: _Found) -> Answered:
         text = f"{counted} values were computed again after a restart, equal to the last bit"
         return Answered(question=question, answer="yes", text=text)
     if len(restarted) < len(sides) and found.verdict == "equal":
-        text = f"the steps of {restarted[0].name} after its restart equal those of the run without one"
+        text = f"the steps of {restarted[0].name} after its restart are equal to the steps of the run without a restart"
         return Answered(question=question, answer="yes", text=text)
-    text = "no step was computed twice, and there is no equal run without the restart"
+    text = "no step was computed twice, and there is no equal run without a restart"
     return Answered(question=question, answer="unknown", text=text)
 
 
 def _replayed(starts: Sequence[Start]) -> Iterator[tuple[int, Divergence | None]]:
-    """Yield for each pair of starts the number of values that both starts computed, and the first that differs."""
+    """For each pair of starts, yield the number of values that both computed, and the first value that differs."""
     for number, later in enumerate(starts):
         for earlier in starts[:number]:
             metrics = comparison.compare_metrics(earlier.series, later.series, Tolerance(), same_ranks=True)

@@ -10,7 +10,8 @@ from hpcenv.reproduction.compare import Question, RunComparison
 from hpcenv.reproduction.comparison import Divergence, MetricComparison
 from hpcenv.text import columns, cut, visible, wrap
 
-# At most so many metrics, differences in one group, and lines about missing data are printed. `--json` has all of them.
+# The largest numbers of metrics, of differences in one group, and of lines about missing data that are printed.
+# `--json` has all of them.
 _METRICS, _CHANGES, _NOT_COMPARED = 12, 4, 8
 
 QUESTIONS: dict[Question, str] = {

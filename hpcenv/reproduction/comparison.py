@@ -156,13 +156,13 @@ def _grouped(series: Iterable[Series]) -> dict[_SeriesKey, dict[_SeriesPlace, Se
 
 
 def means_of(series: Iterable[Series]) -> dict[tuple[str, str], Series]:
-    """Return one series for each source and name: the sum of a step's calls of `backward`, averaged over the ranks."""
+    """Return one series for each source and name: the values of `_means`, which are averaged over the ranks."""
     found = {key: next(iter(_means(group).values())) for key, group in _grouped(series).items()}
     return {key: one for key, one in found.items() if one.steps}
 
 
 def _means(group: Mapping[_SeriesPlace, Series]) -> dict[_SeriesPlace, Series]:
-    """Return for each step that all ranks have the sum of its calls of `backward`, averaged over the ranks.
+    """For each step that all ranks have, return the sum of the losses of its `backward` calls, averaged over the ranks.
 
     Between two optimizer steps, the gradients of several calls add up. So the optimizer uses the sum of these losses,
     averaged over the ranks. This value does not depend on how the batch is split into ranks and calls, because a script
@@ -303,10 +303,10 @@ def compare_parameters(
 
 
 def overall(metrics: Sequence[MetricComparison]) -> Nearness | None:
-    """Return the level of two runs, which is the worst level of the judged metrics; None if no metric is judged.
+    """Return the level of two runs: the worst level of all judged metrics; None if no metric is judged.
 
-    A metric that was printed with few digits can be equal at best as text. Such a metric does not lower the level from
-    `equal` to `within` if another metric is exact.
+    If a metric was printed with few digits, only its text can be equal, not its exact numbers. Such a metric does not
+    lower the level from `equal` to `within` if another metric is exact.
     """
     judged = [one for one in metrics if one.judged]
     exact = [one for one in judged if one.dtype != PRINTED]

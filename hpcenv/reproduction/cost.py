@@ -1,7 +1,7 @@
 """What a reproduction will cost: nodes, GPU hours, minutes, bytes to fetch. Pure. Runs on: LOGIN NODE.
 
-The estimate uses the record of the run that is reproduced, which may have run on different hardware. Unknown values are
-None.
+The estimate uses the record of the run that is reproduced. That run may have used different hardware. Unknown values
+are None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hpcenv.project.lockfile import Lockfile
 from hpcenv.reproduction.measured import OF_RANKS
 from hpcenv.reproduction.run_record import RunRecord
 
-# Seconds for loading torch and joining the ranks. They are added to the time of the steps.
+# Seconds for loading torch and connecting the ranks. They are added to the time of the steps.
 _START_SECONDS = 30.0
 
 

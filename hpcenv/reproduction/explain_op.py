@@ -1,7 +1,7 @@
 """`hpcenv compare --explain-op`: the first operation at which two runs differ, and what explains the difference.
 
 Runs on: LOGIN NODE. If a run has no trace yet, it is repeated from the last state that is known to be equal in both
-runs, and the repetition writes a trace of its operations (`repetition.py`). `operations.py` compares the traces.
+runs. The repetition writes a trace of its operations (`repetition.py`). `operations.py` compares the traces.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def resumed_in(traces: Traces) -> int:
 
 
 def missing(reasons: Mapping[str, str], steps: TracedSteps, sides: Sequence[Side]) -> NotComparable:
-    """Return the error for missing traces, whose hint has the commands that make the traces.
+    """Return the error for missing traces. Its hint has the commands that make the traces.
 
     Args:
         reasons: name of a run -> why it cannot be repeated here.
@@ -302,7 +302,7 @@ def _meaning(first: OperationDifference) -> str:
         return "it drew random numbers from a different state of the generator: the seed or earlier draws differ"
     if first.kind == "collective":
         return (
-            "this rank gave the same bytes, and got different ones: the bytes of a rank without a trace differ,"
+            "this rank sent the same bytes, but got different bytes: the bytes of a rank without a trace differ,"
             " or the algorithm between the ranks differs"
         )
     if first.kind == "sequence":

@@ -9,7 +9,7 @@ from hpcenv.reproduction.explain_op import ExplainedOperation
 from hpcenv.reproduction.operations import DifferingValue, OperationDifference
 from hpcenv.text import visible
 
-# At most so many values and ranks are printed. `--json` has all of them.
+# The largest numbers of values and of ranks that are printed. `--json` has all of them.
 _VALUES, _RANKS = 4, 4
 
 

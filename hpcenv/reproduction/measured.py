@@ -16,7 +16,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.reproduction.metric_files import read_metric_files
 from hpcenv.reproduction.series import Series, by_step
 
-# For errors about runs without values in common.
+# A hint for errors about two runs without values in common.
 HOW_RECORDED = (
     "hpcenv records the values of torch's loss functions by itself; "
     "record other values with hpcenv.training.log_metrics"
@@ -125,7 +125,7 @@ def _series(key: _MeasuredKey, pairs: Sequence[tuple[int, float]], dtype: str) -
 
 
 def _merged(starts: Iterable[Start]) -> tuple[tuple[Series, ...], dict[int, dict[int, str]]]:
-    """Merge the series of all starts: a later start replaces the steps that the later start computed again."""
+    """Merge the series of all starts. If a later start computed a step again, its value replaces the earlier value."""
     pairs: dict[_MeasuredKey, list[tuple[int, float]]] = {}
     dtypes: dict[_MeasuredKey, str] = {}
     parameters: dict[int, dict[int, str]] = {}

@@ -60,7 +60,7 @@ def read_metric_files(run: RunFolder) -> FoundMetrics:
 
 
 def _candidates(run: RunFolder) -> tuple[list[str], list[str]]:
-    """Return paths of files that the run wrote and that can contain metrics, and notes on what was skipped."""
+    """Return paths of files that the run wrote, if they can contain metrics, and notes on skipped files."""
     try:
         brought = set(load_record(Listing, run.listing).files)
     except RecordInvalid:
@@ -134,6 +134,6 @@ def _read_events(run: RunFolder, folder: str, names: list[str]) -> tuple[list[Se
 
 
 def _begun(path: str) -> tuple[int, str]:
-    """Return a key for sorting: the time in the file's name at which the file was begun, in seconds, and the path."""
+    """Return a key for sorting: the start time in the file's name, in seconds, and the path."""
     match = _EVENTS.fullmatch(PurePosixPath(path).name)
     return int(match[1]) if match else 0, path

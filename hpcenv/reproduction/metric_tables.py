@@ -1,7 +1,8 @@
 """Read metrics from CSV and JSONL files that a training wrote: one row, or one object, for each step.
 
-Runs on: LOGIN NODE. Standard library only. Such a file is untrusted, so the numbers of rows, columns and bytes are
-limited. The file has numbers as text. A text with few digits was rounded, so it is not the training's exact number.
+Runs on: LOGIN NODE. Standard library only. These files are untrusted, so the numbers of rows, columns and bytes are
+limited. Numbers in these files are text. A number with few digits was rounded, so it is not the training's exact
+number.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _LONGEST_NAME = 200
 
 # Names of the column with the step. If a file has several of these columns, the first name in this list is used.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
-# The shortest text from which Python reads the same float64 again has up to 17 digits, and mostly at least 15.
-# (float32: 6 to 9.)
+# The shortest text from which Python reads the same float64 again has up to 17 digits, and usually at least 15 digits.
+# For float32, such a text has 6 to 9 digits.
 _DIGITS_OF_FLOAT64 = 15
 # Longer texts are not read as numbers, because no float needs so many characters.
 _LONGEST_NUMBER = 400

@@ -1,7 +1,7 @@
 """The new run of a reproduction: what is submitted, where its image comes from, and the result.
 
 Runs on: LOGIN NODE. `reproduce_target` calls all steps: `plan_new_run` decides, `get_image` and `submit_new_run` act,
-`judge_new_run` compares. Before the user accepts what the project asks for, hpcenv writes only a copy of the code.
+`judge_new_run` compares. Before the user accepts the project's requests, hpcenv writes only a copy of the code.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from hpcenv.submission.request import CopiedCode
 from hpcenv.submission.submit import SubmitResult, submit
 from hpcenv.text import listed
 
-# A function that opens the project around a folder, with the store that applies.
+# A function that opens the project around a folder, together with the image store that this project uses.
 OpenProject = Callable[[Path], Workspace]
 
 
@@ -69,7 +69,7 @@ class ReproductionWish:
         copy_to: a new folder for the run's own copy of its code. None uses the project around the current folder, if
             there is one.
         allow_changed: whether to continue if the project's code differs from the code of the run.
-        dry_run: whether only to show the cost and what must be accepted, without submitting.
+        dry_run: whether only to show the cost and the requests that must be accepted, without submitting.
     """
 
     rung: Rung
@@ -90,8 +90,9 @@ class NewRun:
         folder: the folder in the project from which the new run is submitted.
         has_image: whether the image is already on this cluster.
         bundled: the file of the image in the bundle; None without such a file.
-        other_lockfile: path of the lockfile that is used instead of the run's own; empty if the run's own is used.
-        recorded: what the record of the run asks for on this machine.
+        other_lockfile: path of the lockfile that replaces the run's own lockfile; empty if the run's own lockfile is
+            used.
+        recorded: the requests to this machine in the record of the run.
         notes: options that were left out, code that differs, and the like.
     """
 
@@ -165,7 +166,7 @@ def reproduce_target(
 
     Args:
         accept: called with the page before anything is submitted. `accept` raises an error if the user does not accept
-            what the page asks for.
+            the requests on the page.
         fetch: calls `get_image` and shows its progress to the user.
         wait: called after the run was submitted. `wait` waits for the end of the run and returns the run's status.
 
@@ -311,7 +312,7 @@ def _code_differences(run: RunFolder, before: Manifest, now: PlannedSource | Non
         then = _listing_of(run, source.shared)
         names = [path.partition("/")[2] for path in changed_files(then, now.listing)]
     except (RecordInvalid, OSError):
-        yield "files of the project differ from those of the run; which ones is not known: its list cannot be read"
+        yield "project files differ from the run's files; which files is not known: the run's list cannot be read"
         return
     if digest_of(then.files) != source.digest:
         yield "the list of the run's files is not the list that its nodes compared"
@@ -361,7 +362,7 @@ def _fetch_image(new: NewRun, container: ContainerTable, environ: Mapping[str, s
 
 
 def submit_new_run(new: NewRun, context: Context) -> SubmitResult:
-    """Submit the run if the code is still unchanged, as the user may have edited it while the image was fetched.
+    """Submit the run if the code is unchanged. The user may have edited the code while the image was fetched.
 
     Raises:
         UsageError: the code has changed.

@@ -33,7 +33,7 @@ class DifferingValue:
         type: dtype and shape in the reference, followed by dtype and shape in the other run if they differ.
         reference, value: the hashes, or the arguments as text.
         written_by: for an input, the operation of this step that wrote its bytes in the reference; empty if no
-            operation of this step did.
+            operation of this step wrote them.
     """
 
     role: Literal["input", "output", "arguments"]
@@ -49,9 +49,9 @@ class OperationDifference:
     """The first difference of one rank.
 
     Attributes:
-        kind: `kernel`: the inputs are equal, but the outputs differ. `random`: the outputs differ, and of the inputs
-            only the state of the random number generator. `collective`: the outputs of an operation between ranks
-            differ, although the inputs of this rank are equal. `sequence`: the runs called different operations.
+        kind: `kernel`: the inputs are equal, but the outputs differ. `random`: the outputs differ, and the only input
+            that differs is the state of the random number generator. `collective`: the outputs of an operation between
+            ranks differ, although the inputs of this rank are equal. `sequence`: the runs called different operations.
             `inputs`: the inputs already differ.
         step, rank: the step and the rank of the difference.
         index: place of the operation in the step, counted from 0; all operations before it are equal.

@@ -1,6 +1,6 @@
 """The proofs of `reproduce --rung 0`: from the files alone, without Slurm, GPU, container or network.
 
-Runs on: LOGIN NODE, or any laptop. A proof has three results: `proved`, `differs`, and `unknown` with the reason.
+Runs on: LOGIN NODE, or any laptop. A proof has one of three results: `proved`, `differs`, or `unknown` with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcenv.reproduction.measured import OF_RANKS, Measured
 
 ProofOutcome = Literal["proved", "differs", "unknown"]
 
-# The most bytes of copied code that are hashed. A larger copy contains more than code.
+# The largest size of copied code that is hashed, in bytes. A larger copy contains more than code.
 _MOST_CODE = 4 << 30
 _NAMED = 3
 
@@ -214,8 +214,8 @@ def _verdict(run: RunFolder, manifest: Manifest) -> StatementProof:
     except HpcenvError as error:
         return StatementProof(what=what, result="unknown", why=error.what)
     if found.result == "unknown" and recorded.result == "match":
-        # Some facts are missing in this copy, or this hpcenv has a rule that is newer than the run and needs facts that
-        # the run did not record.
+        # Some facts are missing in this copy, or a rule of this hpcenv is newer than the run. Such a rule can need
+        # facts that the run did not record.
         rows = (f"{row.node}, {row.field}: {row.found}" for row in found.findings if row.result == "unknown")
         return StatementProof(what=what, result="unknown", why=next(rows, "not all nodes can be judged again"))
     if found.result != recorded.result:

@@ -52,7 +52,7 @@ class Repetition:
     """The job that is submitted to trace steps of a run.
 
     Attributes:
-        recorded: what the record of the run asks for on this machine.
+        recorded: the requests to this machine in the record of the run.
         notes: where the code comes from, in words.
     """
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no script, font, other file or network. Pure. Runs on: LOGIN NODE.
+"""The report as one HTML file. It needs no scripts, no fonts, no other files and no network. Pure. Runs on: LOGIN NODE.
 
 All texts are escaped, and control characters are shown as escapes. The content security policy of the page forbids
 scripts and loading. So a hostile text in a record could not run or send data, even if the escaping had an error.
@@ -175,5 +175,8 @@ def _text_lines(lines: Sequence[str]) -> str:
 
 
 def _command_lines(lines: Sequence[str]) -> str:
-    """Return command lines that wrap only between words, because on paper a `--` at a line's end looks like a word."""
+    """Return command lines that wrap only between words.
+
+    On paper, a `--` at the end of a line would look like a word.
+    """
     return "\n".join(" ".join(f"<span>{_text(word)}</span>" for word in line.split(" ")) for line in lines)

@@ -27,7 +27,7 @@ from hpcenv.reproduction.rungs import Rung
 from hpcenv.runs.find import find_run
 from hpcenv.text import Shown
 
-# The most fields of a rejected run that an error names.
+# The largest number of fields of a rejected run that an error names.
 _NAMED = 5
 
 ReproductionVerdict = Literal[
@@ -43,7 +43,7 @@ class Target:
         run: the run's folder; None for a lockfile alone, for which only `--rung 0` is possible.
         lockfile: path of the lockfile.
         record, measured, manifest: the record, the measured values and the manifest of the run.
-        published: whether the files are those of a bundle; empty if the run is not an unpacked bundle.
+        published: whether the files are the published files of a bundle; empty if the run is not an unpacked bundle.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Reproduction(Shown):
     Attributes:
         headline: the verdict in one sentence.
         image: how the environment was obtained; empty with `--rung 0`.
-        asks: what the project asks for on this machine; None with `--rung 0`.
+        asks: the project's requests to this machine; None with `--rung 0`.
         expected: the best agreement that can be expected, with reasons.
         run, run_folder: the new run and its folder; empty and None without a new run.
         outcome: how the new run ended.

@@ -20,7 +20,7 @@ from hpcenv.reproduction.series import Series
 from hpcenv.reproduction.use_over_time import UseOverTime
 from hpcenv.text import plural
 
-# The most plots in a page, and the most rows in a table of values.
+# The largest numbers of plots in a page, and of rows in a table of values.
 _PLOTS, _ROWS = 6, 40
 _HARDWARE = ("host.machine", "host.gpu-models", "host.gpu-count", "host.driver-version", "host.cpus", "host.kernel")
 

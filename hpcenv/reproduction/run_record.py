@@ -263,7 +263,10 @@ def _packages(locked: Lockfile) -> tuple[PackageRecord, ...]:
 
 
 def _program(manifest: Manifest) -> tuple[str, ...]:
-    """Return the program that Python started. A script is given by its path in the project, equal on every machine."""
+    """Return the program that Python started.
+
+    A script is given by its path in the project, which is equal on every machine.
+    """
     if manifest.module or manifest.entry:
         return manifest.program
     path = Path(manifest.script)

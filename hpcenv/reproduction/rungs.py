@@ -1,7 +1,8 @@
 """The values of `reproduce --rung`: how much of a run is repeated, and with which options. Pure. Runs on: LOGIN NODE.
 
 `--rung 0` gives proofs from the files alone. `--rung 1` repeats the first optimizer steps on one node, with the same
-global batch. `--rung 2` repeats the first steps in the same shape. `--rung 3` repeats the whole run.
+global batch. `--rung 2` repeats the first steps with the same number of nodes and ranks. `--rung 3` repeats the whole
+run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ RUNGS: dict[Rung, str] = {
 }
 STEPS = 20
 
-# Options that are only for the authors' cluster, or only for one submission of the authors. The user gives other ones.
+# Options that are only for the authors' cluster, or only for one submission of the authors. The user gives different
+# options.
 _OF_CLUSTER = (
     "partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "dependency", "after", "comment",
     "sbatch", "srun", "site", "gpu_type", "gpu_request", "cluster", "assume_shared", "setup",
@@ -68,7 +70,7 @@ def plan_rung(
         old: options of the run that is reproduced.
         given: options that the user typed for the new run, by name.
         rung: 1, 2 or 3.
-        shape: number of nodes, and of ranks on each node, of the run that is reproduced.
+        shape: the number of nodes, and the number of ranks on each node. Both are from the run that is reproduced.
         args: arguments of the script.
         one_node: the value of `[reproduce] one-node` in hpcenv.toml.
         steps: how many optimizer steps are repeated if `rung` is 1 or 2.

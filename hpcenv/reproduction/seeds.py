@@ -1,7 +1,7 @@
 """Compare two sweeps over seeds: the mean of the last value of each metric, with its confidence interval.
 
 Runs on: LOGIN NODE. If both sweeps have the same parameter values (the same seeds), the runs are compared in pairs. A
-mean inside the interval cannot be distinguished from the reference. Such a mean need not be equal to the reference.
+mean inside the interval cannot be distinguished from the reference. This does not mean that the two are equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SeedComparison:
     """The last values of one metric in two sweeps.
 
     Attributes:
-        paired: whether both sweeps have the same parameter values, so that `difference` compares the runs in pairs.
+        paired: whether both sweeps have the same parameter values. If so, `difference` compares the runs in pairs.
         difference: confidence interval (95 %) of the mean of the paired differences; None if not paired.
     """
 

@@ -47,7 +47,7 @@ class EventFile:
 
 
 def read_events(path: Path) -> EventFile:
-    """Return the scalars of an event file. Reading stops at a cut frame, which a run that was killed may have left.
+    """Return the scalars of an event file. Reading stops at an incomplete frame: a killed run may have written it.
 
     Raises:
         OSError: the file cannot be read, or is too large.
@@ -68,7 +68,7 @@ def read_events(path: Path) -> EventFile:
 
 
 def _frames(content: bytes) -> Iterator[memoryview]:
-    """Yield those events of a file that can contain scalars.
+    """Yield the events of a file that can contain scalars.
 
     Raises:
         ValueError: a frame is cut or damaged.

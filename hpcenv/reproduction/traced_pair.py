@@ -31,8 +31,8 @@ class TracedPair:
     """The reference and the run, in this order.
 
     Attributes:
-        traces: for each of the two runs, rank -> its trace. The trace of a run that must be repeated is empty or has
-            other steps.
+        traces: for each of the two runs, rank -> its trace. If a run must be repeated, its trace is empty or has
+            different steps.
     """
 
     runs: tuple[Run, ...]
@@ -53,7 +53,8 @@ def find_pair(
 
     Args:
         runs: folder of runs; None for the project's folder of runs.
-        trace_steps: `A:B`. None takes the steps that are already traced, or else the steps after the last equal state.
+        trace_steps: the steps to compare, as `A:B`. None means the steps that are already traced. If no step is traced,
+            None means the steps after the last equal state.
 
     Raises:
         RunNotFound, RecordInvalid: there is no such run, or it cannot be read.
@@ -147,7 +148,7 @@ def with_repetitions(pair: TracedPair, ended: Mapping[int, tuple[Path, RunStatus
 
 
 def _with_traces(pair: TracedPair, repeated: Mapping[int, Sequence[RunFolder]]) -> TracedPair:
-    """Return the pair with the traces of those repetitions that traced all steps to compare."""
+    """Return the pair with the traces of the repetitions that traced all steps to compare."""
     traces, sources = list(pair.traces), list(pair.sources)
     for number, folders in repeated.items():
         side = pair.sides[number]

@@ -37,8 +37,8 @@ class UsageRow:
     """What the runs of one row cost. All hours are GPU hours. A number is None if it is unknown.
 
     Attributes:
-        name: name of the run, fingerprint of the lockfile, or name of the partition; `unknown` if it is not known.
-        asked: GPU hours of the jobs: their hours times the GPUs that they had.
+        name: name of the run, fingerprint of the lockfile, or name of the partition; `unknown` if this is not known.
+        asked: GPU hours of the jobs: the hours of each job times its number of GPUs.
         used, idle: the parts of `asked` in which the GPUs were in use or idle, from the samples.
         unknown: the part of `asked` for which there is no sample.
         energy: energy of the GPUs alone, in joules. This energy covers `energy_hours` of the hours.
@@ -82,8 +82,8 @@ class Usage(Shown):
     no_accounting: str = ""
 
 
-# Index, use, power and energy of one GPU in a sample (`records/samples.py`). Only these are read, because decoding the
-# whole record takes ten times as long.
+# Index, use, power and energy of one GPU in a sample (`records/samples.py`). Only these values are read, because
+# decoding the whole record takes ten times as long.
 _Look = tuple[int, "float | None", "float | None", "float | None"]
 
 
@@ -248,7 +248,7 @@ def _joules(before: float | None, energy: float | None, power: float | None, sec
 def _samples(path: Path) -> Iterator[tuple[float, list[_Look]]]:
     with suppress(OSError):
         for line in read_lines(path):
-            # A line without a line end is still being written, or its node was lost.
+            # If a line has no line end, it is still being written, or its node was lost.
             with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 data = json.loads(line)
                 gpus = [_look(gpu) for gpu in data.get("gpus", ())]

@@ -15,7 +15,7 @@ from hpcenv.reproduction.attempt_record import AttemptRecord
 from hpcenv.reproduction.comparison import means_of
 from hpcenv.reproduction.measured import OF_RANKS, Measured
 
-# The time axis has so many columns. A column is 5 pixels wide on a large screen, and 2 pixels on a phone.
+# The number of columns of the time axis. A column is 5 pixels wide on a large screen, and 2 pixels on a phone.
 COLUMNS = 120
 
 
@@ -34,7 +34,8 @@ class UseOverTime:
     Attributes:
         seconds: length of the time axis; it begins with the first attempt.
         use, memory: use and memory of each GPU, by node and index.
-        step_time, waiting: for each rank, the time of a step, and the part of it in which the rank waited for data.
+        step_time, waiting: for each rank, the time of a step, and the part of this time in which the rank waited for
+            data.
         loss: the mean loss of the ranks; empty if the samples do not show when the steps were made.
         unread: what could not be read, and why.
     """
@@ -75,7 +76,7 @@ def read_use(run: RunFolder, attempts: Sequence[AttemptRecord], measured: Measur
 
 
 def _newest(run: RunFolder, attempt: int) -> float:
-    """Return when the samples of an attempt were last written, which replaces an end that is not recorded."""
+    """Return when the samples of an attempt were last written. This time replaces an end that is not recorded."""
     return max((path.lstat().st_mtime for path in run.samples_of(attempt, "x").parent.glob("*.jsonl")), default=0.0)
 
 
@@ -140,7 +141,8 @@ def _loss(measured: Measured, steps: Sequence[tuple[int, float]], begin: float, 
         place = bisect_left(counts, step)
         if place < len(steps):
             column = _column(steps[place][1], begin, end)
-            # All steps up to the next sample have the time of that sample, so they fill the columns before it, too.
+            # All steps up to the next sample have the time of that sample, so they also fill the columns before that
+            # sample.
             columns.add(column if before in (None, column) else before + 1, column, value)
             before = column
     yield columns.track(key[1])

@@ -174,7 +174,8 @@ def _heat(title: str, tracks: Sequence[Track], seconds: float, key: str, most: f
         body.append(f'<path class="heat" {look} d="{"".join(lines)}"/>')
     for row in range(0, len(tracks), max(1, len(tracks) // 8)):
         y = _TOP + (row + 0.5) * size + 4
-        # `n07` of `n07 GPU 1 to n07 GPU 4`, and `8` of `rank 8 to rank 15`.
+        # The part of a row's name that is printed at the row: `n07` of `n07 GPU 1 to n07 GPU 4`, `8` of `rank 8 to rank
+        # 15`.
         name = tracks[row].name.removeprefix("rank ").split(" ")[0]
         body.append(f'<text x="{_LEFT - 6}" y="{y:.0f}" text-anchor="end">{shown_text(name[-8:])}</text>')
     told = f"first row: {tracks[0].name}; strongest colour: {most:.3g} or more; grey: unknown"

@@ -145,7 +145,8 @@ def describe_unfinished(finished: Mapping[str, Any]) -> str:
     return failure.unfinished(stopped, saved=finished.get("saved") is True, not_again=not_again)
 
 
-# The longest reason in a line of `hpcenv status`. The table of the verdict has the whole reason.
+# The largest number of characters of a reason in a line of `hpcenv status`. The table of the verdict has the whole
+# reason.
 _LONGEST_REASON = 160
 
 

@@ -53,8 +53,8 @@ def cancel_all(
 
     Args:
         start: current directory. The project is in this folder or in a folder above.
-        words: runs as for `find_one`. A sweep means all runs of the sweep. If a run does not exist,
-            no run is cancelled. Empty for the latest run.
+        words: runs as for `find_one`. A sweep means all runs of the sweep. If a run does not exist, no run is
+            cancelled. If `words` is empty, the latest run is cancelled.
         environ: environment variables, for the Slurm commands.
         pause: called with the seconds to sleep between two queries.
         runs: folder of runs, if it is not the project's folder of runs.
@@ -100,7 +100,7 @@ def cancel_runs(
         return tuple(statuses)
     down = next((status.detail for status in statuses if munge.DOWN in status.detail), "")
     if down:
-        # scancel would fail for the same reason, after the same time.
+        # squeue failed because munge is down. scancel would also wait and fail.
         raise munge.describe(down.partition(munge.DOWN)[2].lstrip(": "))
     began = time.monotonic()
     _send_cancel(going, environ, arrays, kill=False)
@@ -112,7 +112,7 @@ def cancel_runs(
             return tuple(statuses)
         now = time.monotonic()
         if time_limit is None and now - began > 2.0:
-            # Most jobs end at once. Only for the remaining jobs, slurmctld is asked for KillWait.
+            # Most jobs end at once. slurmctld is asked for KillWait only if some jobs remain.
             time_limit = _seconds_until_kill(going, environ)
         if killed is None and time_limit is not None and now - began > time_limit:
             _send_cancel(going, environ, arrays, kill=True)

@@ -25,7 +25,7 @@ _NOTES = 4
 def node_clocks(folder: RunFolder) -> tuple[dict[str, float], list[str]]:
     """Return the seconds to add to the times of each node with a wrong clock, and notes on the wrong clocks.
 
-    A node has no entry if its facts are missing, or if they were written by an hpcenv that recorded no time.
+    A node has no entry if its facts are missing, or if the version of hpcenv that wrote them recorded no time.
     """
     behind: dict[str, float] = {}
     for path in sorted(folder.facts.glob("*.json")):

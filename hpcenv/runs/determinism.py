@@ -37,8 +37,8 @@ class DeterminismReport:
     """The values of the determinism switches that the ranks of one attempt read back.
 
     Attributes:
-        profile: the determinism profile that the run asks for.
-        seeds: whether the run asks only for seeds, and for no profile.
+        profile: the determinism profile that the run requests.
+        seeds: whether the run requests only seeds, and no profile.
         attempt: the newest attempt with records; None if no attempt has records.
         ranks: how many ranks the run has.
         applied: how many ranks have recorded that they applied the profile.

@@ -25,7 +25,7 @@ SWEEP_RECORD = "sweep.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A run folder and its submission record. `hpcenv list` needs nothing else to print a run.
+    """A run folder and its submission record. `hpcenv list` needs only these two to print a run.
 
     Attributes:
         problem: why the manifest cannot be read; empty if it was read, or not needed.
@@ -74,7 +74,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Unrecorded:
-    """The folder of a run or sweep whose submission was not recorded, so that the job id is unknown.
+    """The folder of a run or sweep whose submission was not recorded. So the job id is unknown.
 
     Attributes:
         run: name of the run, and of its job.

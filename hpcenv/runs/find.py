@@ -245,7 +245,7 @@ def _time_submitted(folder: Path) -> float:
 
 
 def _find_job(folder: Path, word: str) -> Submitted | Sweep | None:
-    """Return the run in a folder if it has this job id or run name; None for another run, or a damaged one."""
+    """Return the run in a folder if it has this job id or run name; None for a different or a damaged run."""
     entry = open_folder(folder)
     if isinstance(entry, (Damaged, Unrecorded)):
         return None

@@ -98,7 +98,7 @@ def ask_stacks(
     count = len(nodes) * run.manifest.nproc_per_node
     if rank is not None and not 0 <= rank < count:
         raise UsageError(f"the run `{status.run}` has no rank {rank}", why=f"its ranks are 0 to {count - 1}")
-    tell(f"asked {len(nodes)} nodes; they look every 10 s")
+    tell(f"asked {len(nodes)} nodes; the nodes look for a request every 10 s")
     answers = _asked(requests_of(run.folder, status.attempt), nodes)
     looks = sorted((look for answer in answers for look in answer.ranks), key=lambda look: look.rank)
     wanted = tuple(look for look in looks if rank in (None, look.rank))

@@ -36,7 +36,7 @@ def local_state(run: Submitted) -> JobState:
 
 
 def _is_process_of(pid: int, run: Submitted) -> bool:
-    """Whether process `pid` belongs to this run. The system may have given the number to another process.
+    """Whether process `pid` belongs to this run. The operating system may have given the number to another process.
 
     A process that has just started has no command line yet. The parent of such a process continues when execve(2)
     closes the files that are not inherited. The kernel sets the command line some steps later (begin_new_exec and
@@ -54,7 +54,7 @@ def _is_process_of(pid: int, run: Submitted) -> bool:
     return True
 
 
-# A longer time means that a clock was wrong.
+# The longest time of a run, in seconds. A longer time means that a clock was wrong.
 _MAX_SECONDS = 10.0 * 365 * 86400
 
 

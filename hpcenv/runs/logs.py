@@ -343,9 +343,7 @@ def _no_log(run: RunFolder, word: str) -> HpcenvError:
             f"the log `{run.log}` is gone", why=kept, hint=Command("hpcenv", "logs", "--err", f"{word}")
         )
     if any(os.path.lexists(record) for record in (run.started, run.finished, run.attempts)):
-        return FileUnusable(
-            f"the log `{run.log}` is gone", why="the job has started, and writes its log first", hint=status
-        )
+        return FileUnusable(f"the log `{run.log}` is gone", why="the job has started, so it had a log", hint=status)
     return RunNotFound(f"there is no log `{run.log}` yet", why="the job has not started", hint=status)
 
 

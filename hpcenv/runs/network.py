@@ -24,7 +24,8 @@ class NetworkExplanation:
 
     Attributes:
         of: name of the run, or of the kind of machine.
-        how: `recorded` if the decision is in the verdict of the run, `computed` if this hpcenv has made it now.
+        how: `recorded` if the decision is in the verdict of the run, `computed` if this hpcenv has made the decision
+            now.
     """
 
     of: str

@@ -306,7 +306,7 @@ def _sif_of_run(folder: Path) -> Path | None:
 
 
 def _downloads(store: Store, unused_since: float) -> Iterator[StoreRemoval]:
-    """Yield downloaded files and indexes of layers, which no SIF needs, and which hpcenv can download or make again."""
+    """Yield downloaded files and indexes of layers. No SIF needs them, and hpcenv can download or make them again."""
     kinds: tuple[tuple[Path, Literal["download", "index"]], ...] = ((store.blobs, "download"), (store.indexes, "index"))
     for folder, kind in kinds:
         for path, status in _files(folder / "sha256"):

@@ -169,7 +169,7 @@ def _attempts(folder: RunFolder) -> list[Path]:
 
 
 def _failure_in(attempt: RunFolder, manifest: Manifest) -> FirstFailure | None:
-    """Return the first failure of an earlier attempt, from its files only, as Slurm's answers are not stored."""
+    """Return the first failure of an earlier attempt, from its files only, because Slurm's answers are not stored."""
     stopped = stopped_before_training(read_finished(attempt))
     if stopped:
         silent = nodes_without_facts(attempt)

@@ -114,12 +114,12 @@ def text_of(line: RunLine, full: str, *, digits: int = 0) -> str:
 def _time(seconds: float | None) -> str | None:
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # of a damaged record
+    except (ValueError, OverflowError, OSError):  # the record is damaged
         return None
 
 
 def _number_or_text(text: str) -> str | float:
-    # A text with `_` is not tried, because Python reads 9_1 as the number 91, but 9_1 is a job id.
+    # A text with `_` is not read as a number. Python would read 9_1 as the number 91, but 9_1 is a job id.
     for kind in (int, float) if "_" not in text and len(text) < 400 else ():
         try:
             return kind(text)

@@ -78,7 +78,8 @@ def with_records(line: RunLine) -> RunLine:
         line,
         commit=commit_of(part.source),
         fingerprint=part.fingerprint or read_fingerprint(folder),
-        # An argument that the script got has priority. A swept value that is only inside another argument is added.
+        # An argument that the script got has priority. A value of the sweep is added if it is only a part of another
+        # argument.
         arguments={**part.element, **arguments_of(part.args)},
         metrics=read_last(folder),
     )

@@ -28,7 +28,7 @@ from hpcenv.text import Shown
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunListing(Shown):
-    """Lines of the list, the newest run first. The object can be iterated, which gives the lines.
+    """Lines of the list, the newest run first. Iteration over the object gives the lines.
 
     Attributes:
         folder: the folder of runs, or of the sweep.
@@ -51,7 +51,9 @@ class RunListing(Shown):
         return len(self.runs)
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame with a row for each line. Arguments are columns `arg.NAME`, metrics `metric.NAME`.
+        """Return a pandas.DataFrame with a row for each line.
+
+        Arguments are in columns `arg.NAME`, metrics in columns `metric.NAME`.
 
         Raises:
             ToolMissing: pandas is not installed.

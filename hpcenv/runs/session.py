@@ -53,7 +53,8 @@ def wait_until_open(
 ) -> tuple[RunStatus, SessionNode | None]:
     """Wait until a session and its services are ready, have a problem, or have ended.
 
-    Return the state of the run, and a record of the session: of a node that has a problem, or else of the first node.
+    Return the state of the run, and the session record of a node that has a problem. If no node has a problem, return
+    the session record of the first node.
 
     Args:
         environ: environment variables, for the Slurm commands.
@@ -70,7 +71,7 @@ def wait_until_open(
         if status.quiet or (door is not None and (door.ready or door.problem)):
             return status, door
         pause(seconds)
-        # A job may wait in the queue for hours, but a job that runs is open soon.
+        # A job may wait in the queue for hours, but the session of a running job is open soon.
         seconds = 0.5 if status.state == "running" else min(10.0, seconds * 1.3)
 
 
@@ -110,7 +111,7 @@ def render_ssh_config(start: Path, word: str, *, login: str, user: str, program:
     """Return the `Host` block of a session for the ssh configuration of a laptop.
 
     Args:
-        login: the name of the login node on the laptop.
+        login: the name that the laptop uses for the login node.
         user: name of the user on the cluster.
         program: absolute path of hpcenv on the login node.
     """

@@ -32,7 +32,8 @@ from hpcenv.runs.attempts import (
 from hpcenv.runs.entries import Submitted
 from hpcenv.runs.local_process import local_state
 
-# This is enough for the lines that the batch script writes before its first step.
+# Only this part at the end of a log is read. It is enough for the lines that the batch script writes before its first
+# step.
 _LOG_BYTES = 64 * 1024
 
 
@@ -49,7 +50,7 @@ class RunState:
         attempt: number of this attempt. The first attempt has number 0.
         nodes: nodes of the job; empty while they are not known.
         elapsed: elapsed time as Slurm prints it, `D-HH:MM:SS`; empty if the value is unknown.
-        waits_again: whether the run is queued again, or its new attempt has not started, so that the records in the run
+        waits_again: whether the run is queued again, or its new attempt has not started. If so, the records in the run
             folder are from the previous attempt.
         gone: whether Slurm no longer knows the job, and no record says how the job ended.
     """
@@ -81,7 +82,7 @@ class ResolvedState:
     Attributes:
         job_id: for a chain, the job that decides the state.
         finished: record of how the last attempt of that job ended; empty while the attempt has not ended.
-        waited: whether the job ended while it was queued again, so that the records are from the previous attempt.
+        waited: whether the job ended while it was queued again. If so, the records are from the previous attempt.
     """
 
     job_id: str
@@ -101,8 +102,8 @@ def resolve_states(runs: Sequence[Submitted], environ: Mapping[str, str]) -> lis
     on_slurm = [run for run in runs if run.submission.cluster == "slurm"]
     jobs = slurm.job_states((job_id for run in on_slurm for job_id in run.job_ids), environ) if on_slurm else {}
     resolved = [_resolve_state(run, jobs) for run in runs]
-    # Every command that finds that a run has ended removes the values of the run's secrets, because a job that was
-    # killed, or cancelled in the queue, has no step that removes them.
+    # If a command finds that a run has ended, it removes the values of the run's secrets. A job that was killed, or
+    # cancelled in the queue, has no step that removes them.
     ended = [str(run.folder.path) for run, found in zip(runs, resolved, strict=True) if found.state.quiet]
     secret_file.remove(state_folder(environ), ended)
     return resolved
@@ -237,7 +238,7 @@ def _allocated_nodes(job: JobState) -> tuple[str, ...]:
 
 
 def _exit_status(job: JobState, finished: Mapping[str, Any] | None) -> int | None:
-    """Return the exit status of a run from the batch script's record, else from Slurm, or None if neither has it.
+    """Return the exit status of a run from the batch script's record, otherwise from Slurm; None if it is unknown.
 
     The record is not used for a job that waits or runs, because it is from the attempt before a requeue.
     """

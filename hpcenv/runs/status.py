@@ -61,7 +61,7 @@ class RunStatus(Shown, RunState):
         earlier: one line for each earlier attempt.
         chain: job ids of a chain; empty without a chain.
         failure: the first failure; None if no failure is known.
-        session: what the nodes of an open session report, from the first node to the first that is not open.
+        session: what the nodes of an open session report, from the first node to the first node that is not open.
         queue: place of the run in the queue, if the run waits and `with_queue` has asked Slurm.
     """
 

@@ -1,6 +1,6 @@
 """`hpcenv top`: what the nodes of a run do now, read from the ends of their sample files.
 
-Runs on: LOGIN NODE. To read a run, neither Slurm nor a node is asked.
+Runs on: LOGIN NODE. The state of a run is read from its files, without a request to Slurm or to a node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcenv.text import Shown, columns, plural, visible, wrap
 
 # Only samples of this many last seconds are evaluated.
 _SECONDS = 900.0
-# Up to this number of nodes or ranks, each has its own line. If there are more, several share a line.
+# Up to this number, each node or rank has its own line. If there are more, several of them share a line.
 _MOST_LINES = 8
 
 
@@ -128,7 +128,7 @@ def _ranks(lasts: Sequence[tuple[str, Sample]]) -> tuple[RankNow, ...]:
     ranks = sorted(((node, rank) for node, last in lasts for rank in last.ranks), key=lambda pair: pair[1].rank)
     steps = [rank.step_seconds for _, rank in ranks if rank.step_seconds]
     slowest = max(steps, default=0.0)
-    # Steps normally differ by up to 5 % from rank to rank.
+    # The times of steps normally differ by up to 5 % from rank to rank.
     at = next((rank.rank for _, rank in ranks if rank.step_seconds == slowest), -1)
     marked = at if len(steps) > 1 and slowest > 1.05 * median_low(steps) else -1
     return tuple(RankNow(node=node, last=rank, slowest=rank.rank == marked) for node, rank in ranks)
@@ -159,7 +159,7 @@ def lines(top: RunTop) -> Iterator[str]:
 
 
 def page_of(top: RunTop, height: int) -> list[str]:
-    """Return the text for a terminal of `height` lines. If it is too long, what is odd is above the tables. Pure."""
+    """Return the text for a terminal of `height` lines. If it is too long, unusual facts are above the tables. Pure."""
     whole = "\n".join(lines(top)).split("\n")
     if len(whole) <= height:
         return whole

@@ -1,6 +1,6 @@
 """Runs whose submission was not recorded, because Slurm gave no answer or `hpcenv submit` was killed.
 
-Runs on: LOGIN NODE. A job of such a run is found by its name and its working directory.
+Runs on: LOGIN NODE. The job of this kind of run is found by its name and its working directory.
 """
 
 from __future__ import annotations

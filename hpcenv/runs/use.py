@@ -36,7 +36,9 @@ def newest_attempt(run: RunFolder) -> int | None:
 
 
 def asked_shape(run: RunFolder, manifest: Manifest, attempt: int, now: float | None = None) -> AskedShape:
-    """Return what a run asked for. If the attempt has a verdict, add the nodes that started ranks.
+    """Return the nodes, GPUs and CPUs that a run requested.
+
+    If the attempt has a verdict, add the nodes that started ranks.
 
     Args:
         now: the present time, if it is known: a run that has not ended may have samples up to this time.

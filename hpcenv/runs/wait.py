@@ -12,10 +12,11 @@ from hpcenv.runs.entries import Submitted, open_run
 from hpcenv.runs.status import RunStatus, read_statuses, with_queue
 from hpcenv.text import listed
 
-# sacct may show the end of a job some seconds after squeue has dropped it.
+# The number of further queries if squeue no longer lists a job: sacct may show the end of the job some seconds later.
 _LOOKS_AFTER_GONE = 5
 
-# Slurm also gives such a reason for a moment, for example after a change of its nodes. So it counts after this time.
+# The seconds after which Slurm's reason counts as a reason that the job cannot start. Slurm also gives such a reason
+# for a moment, for example after a change of its nodes.
 _NO_START_SECONDS = 30.0
 
 # Shortest and longest pause in seconds between two queries. Pauses grow, to spare slurmctld.
@@ -32,7 +33,7 @@ def wait_for(
 ) -> tuple[RunStatus, ...]:
     """Wait until each run has ended, or Slurm no longer knows the job of the run. Return the last statuses.
 
-    A run that is requeued, or whose state is unknown for a moment, has not ended.
+    A run has not ended if it is requeued, or if its state is unknown for a moment.
 
     Args:
         runs: the runs to wait for.
@@ -77,7 +78,7 @@ def wait_for(
 
 
 class NoStart:
-    """Finds runs that wait, and that Slurm does not start as they are."""
+    """Finds waiting runs that Slurm does not start without a change of the job or of a limit."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -100,12 +101,13 @@ class NoStart:
 
 
 def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> CannotStart | None:
-    """Return the error for a run that Slurm does not start as it is; None if another partition may start it.
+    """Return the error for a run that Slurm does not start; None if another partition may start the run.
 
     The job is not cancelled, because an administrator can raise a limit.
     """
     queue = with_queue(status, environ).queue
-    # If a job may run in several partitions, Slurm shows the reason of one of them, and another may start it.
+    # If a job may run in several partitions, Slurm shows the reason of one partition, and another partition may start
+    # it.
     if queue is None or "," in queue.partition:
         return None
     return CannotStart(
@@ -119,7 +121,7 @@ def _no_start(status: RunStatus, word: str, environ: Mapping[str, str]) -> Canno
 
 
 def _stays_without_dependency(run: Submitted) -> bool:
-    """Whether the user told Slurm to keep the job whose dependency failed. Else Slurm cancels the job soon."""
+    """Whether the user told Slurm to keep a job if its dependency fails. Otherwise Slurm cancels the job soon."""
     try:
         return "--kill-on-invalid-dep=no" in run.folder.script.read_text(errors="replace")
     except OSError:
@@ -135,7 +137,10 @@ def _wait_timeout(statuses: Sequence[RunStatus]) -> WaitTimeout:
 
 
 def exit_status_of(status: RunStatus) -> int:
-    """Return the exit status of `wait` and `submit --wait`: the run's status; if unknown, that of `RunEndUnknown`."""
+    """Return the exit status of `wait` and `submit --wait`: the run's status.
+
+    If the run's status is unknown, return the status of `RunEndUnknown`.
+    """
     if status.exit_status is not None:
         return status.exit_status
     return 0 if status.state == "completed" else RunEndUnknown.exit_status

@@ -45,8 +45,8 @@ _SECONDS_TO_CLOSE = 15.0
 def beside_launch(manifest: Manifest, run: RunFolder, this_node: ThisNode) -> Iterator[None]:
     """Keep the session open on this node, in a child process, until the block ends.
 
-    If the child ends before, for example because the node had no memory left, the session ends too. Otherwise the job
-    would go on without a way into it, and `session start` would wait without end.
+    If the child ends earlier, for example because the node had no memory left, the session ends too. Otherwise the job
+    would continue although no user can connect to it, and `session start` would wait without end.
     """
 
     def end(status: int) -> None:
@@ -95,7 +95,7 @@ def _wait_for_start(path: Path) -> bool:
 
 
 def _is_over(seconds: float) -> bool:
-    """Wait at most this time; return whether the session has ended, which closes standard input."""
+    """Wait at most this time; return whether the session has ended. The end of a session closes standard input."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
@@ -168,7 +168,7 @@ def _watch(
 ) -> None:
     """Check the session from time to time, until standard input is closed.
 
-    The process on the first node ends a session that is not used, because the session has its services there.
+    The process on the first node ends a session that is not used, because the services of the session run on this node.
     """
     assert manifest.session is not None
     folder, unused = NodeFolder(Path(door.folder)), manifest.session.ends_unused

@@ -1,4 +1,4 @@
-"""Enter a session: start a shell through srun, serve a connection of ssh, and start the command that ssh asks for.
+"""Enter a session: start a shell through srun, serve a connection of ssh, and start the command that ssh requests.
 
 Runs on: COMPUTE NODE, in steps of the session's job. Standard library only.
 """
@@ -31,7 +31,7 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.session import NodeFolder, SessionNode
 from hpcenv.sessions.ssh import PAGE_BEGINS, SFTP
 
-# ssh asks for a line of shell code. bash runs it if the image has bash, else sh.
+# ssh sends a line of shell code. bash runs this line if the image has bash; otherwise sh runs the line.
 _COMMAND = ("/bin/sh", "-c", 'command -v bash >/dev/null && exec bash -c "$1"; exec sh -c "$1"', "sh")
 
 # Variables of the connection that a program in the session gets. SSH_CLIENT is left out: with it, bash reads .bashrc
@@ -42,12 +42,13 @@ _OF_SOCKETS = ("TMPDIR", "XDG_RUNTIME_DIR")
 # The exit status of sshd after each connection, even a normal one. srun would print a line about this status.
 _CONNECTION_ENDED = 255
 
-# The most bytes that are read at once from a browser or a service.
+# The largest number of bytes that are read at once from a browser or a service.
 _PIECE = 1 << 16
 
 # The folders of the sftp server on Debian, Red Hat, SUSE and Alpine.
 _SFTP_PLACES = ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh", "/usr/libexec")
-# The folder for the node's sftp server and its libraries in a container, because the image may have others, or none.
+# The folder in the container for the node's sftp server and its libraries. The libraries in the image may be different,
+# or missing.
 _SFTP_INSIDE = "/hpcenv/sftp"
 
 
@@ -112,7 +113,7 @@ def _send_input(page: socket.socket) -> None:
 
 
 def run_ssh_command(run: RunFolder, environ: Mapping[str, str], folder: str) -> int:
-    """Start the command, the shell or the sftp server that a client of ssh asks for; return its exit status."""
+    """Start the command, the shell or the sftp server that a client of ssh requests; return its exit status."""
     node = NodeFolder(Path(folder))
     kept = _environment(node)
     manifest = open_manifest(run, kept)
@@ -167,7 +168,7 @@ def _inside(
     binds: Sequence[Bind] = (),
     secrets: bool,
 ) -> int:
-    """Start a command with the variables of the launch step, because sshd and srun remove some of them."""
+    """Start a command with the variables of the launch step, because sshd and srun remove some variables."""
     with marked_open(folder):
         given = {name: environ[name] for name in (*_OF_CONNECTION, *_OF_SOCKETS) if name in environ}
         return attach_step.attach(run, _environment(folder), command, secrets=secrets, given=given, binds=binds)
@@ -177,7 +178,7 @@ def _inside(
 def _nothing_left() -> Iterator[None]:
     """After the block, end all processes that were started in it. With cgroups, Slurm does this at the end of a step.
 
-    Without cgroups, a process whose parent has ended would outlive the job.
+    Without cgroups, a process would outlive the job if its parent has ended.
     """
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     processes.adopt_orphans()

@@ -22,7 +22,7 @@ _LONGEST_FOLDER = 48
 
 
 def require_private(path: Path) -> None:
-    """Refuse a path that is not a folder of this user, or that other users may read or write.
+    """Refuse a path if it is not a folder of this user, or if other users may read or write it.
 
     Raises:
         FileUnusable: other users could read the session's files and use its sockets.

@@ -49,8 +49,8 @@ _SECONDS_TO_START = 300.0
 _SECONDS_TO_END = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 
-# The text of a notebook is only in the browser, and no request to Jupyter saves it. So JupyterLab saves it often (its
-# default is 120 s). The setting of a user (Settings > Document Manager) has precedence.
+# The text of a notebook is only in the browser, and no request to Jupyter saves it. So JupyterLab saves the notebook
+# often (JupyterLab's default is 120 s). The setting of a user (Settings > Document Manager) has precedence.
 _SAVED = {"@jupyterlab/docmanager-extension:plugin": {"autosaveInterval": 10}}
 
 
@@ -67,7 +67,7 @@ class Service:
         config: the configuration, which incontainer/service.py reads.
         files: more files that the service needs: path -> text.
         folders: folders that the service needs, with mode 0700.
-        binds: binds that the service needs in a SIF, in addition to those of the run.
+        binds: binds that the service needs in a SIF, in addition to the binds of the run.
     """
 
     request: SessionService
@@ -121,13 +121,14 @@ def render(
         "own_network": private and not in_image,
         "network": network,
         "variables": {},
-        # The service can import what the ranks can import: hpcenv.training, and a hint in place of hpcenv.submit.
+        # The service can import the same parts of hpcenv as the ranks: hpcenv.training, and a hint in place of
+        # hpcenv.submit.
         "python_path": str(RunFolder(Path(manifest.run_folder)).inside) if in_image else "",
     }
     own = Bind(source=folder, target=folder)
     if request.kind == "jupyter":
         if not token:
-            raise UsageError("Jupyter without a token", why="with an empty token it lets every user in")
+            raise UsageError("Jupyter without a token", why="with an empty token, Jupyter accepts every user")
         return _jupyter(request, manifest, config, folder, settings=settings, token=token)
     if request.kind == "tensorboard":
         curves = f"{folder}/curves"
@@ -343,7 +344,7 @@ def _end(running: Sequence[Running]) -> None:
         one.child.wait()
 
 
-# -- is it there, and closed? ---------------------------------------------------------------
+# -- does a service answer, and only to its user? -------------------------------------------
 
 
 def _wait(running: Running, manifest: Manifest, is_over: Callable[[float], bool]) -> None:
@@ -394,7 +395,7 @@ def _not_started(running: Running, manifest: Manifest) -> ToolMissing | ToolFail
     alone = running.service.config["private"] and not on_host and "network" in said
     if status == _NO_NAMESPACE or alone:
         return ToolFailed(
-            f"{name} was not started: this node gives it no private network",
+            f"{name} was not started: this node does not allow a private network for it",
             why=said,
             hint="--allow-port lets it listen on 127.0.0.1, where every user of the node can connect to it",
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hpcenv.errors import UsageError
 from hpcenv.records.session import NodeFolder, SessionFolder
 
-# The name by which sshd asks for its sftp server (enter.py).
+# The name with which sshd requests its sftp server (enter.py).
 SFTP = "hpcenv-sftp"
 
 # A line of authorized_keys that has no options begins with one of these kinds of keys (sshd(8)).
@@ -31,7 +31,7 @@ PAGE_BEGINS = "hpcenv-page"
 # `read` of every shell takes single bytes from a pipe, so `cat` gets all bytes after the line.
 _AFTER_THE_LINE = f'while read -r line && [ "$line" != {PAGE_BEGINS} ]; do :; done; cat'
 
-# All connections to the login node share one, so that a second factor is asked once.
+# All connections to the login node share one TCP connection, so the user enters a second factor only once.
 SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPath=~/.ssh/hpcenv-%C", "-o", "ControlPersist=10m")
 
 # The paths of sshd on Debian, SUSE and Red Hat. sshd is on PATH only for root.
@@ -49,11 +49,13 @@ def sshd_config(session: SessionFolder, node: NodeFolder, *, user: str, command:
     Args:
         session, node: the session's folders.
         user: name of the only user that may connect.
-        command: the command that sshd starts, through the login shell, instead of any shell, command or sftp server.
+        command: the command that sshd starts through the login shell. sshd starts it instead of the shell, the command
+            or the sftp server that a client requests.
         temporary: the node's folder of temporary files.
     """
-    # Shells read startup files even for a command, from HOME (zsh: from ZDOTDIR), so these name an empty folder. If
-    # SHLVL is not set, bash believes that rshd started it, and reads .bashrc. The command sets the real variables.
+    # Shells read startup files even for a command, from HOME (zsh: from ZDOTDIR), so these variables name an empty
+    # folder. If SHLVL is not set, bash believes that rshd started it, and reads .bashrc. The command sets the real
+    # variables.
     empty = _quoted(node.empty_home)
     return "\n".join(
         (
@@ -149,7 +151,7 @@ Host {host.name}
 
 
 def page_command(port: int, login: str, connect: Sequence[str]) -> str:
-    """Return the command with which a laptop reaches a web page of a session whose node has no sshd.
+    """Return the command with which a laptop reaches a web page of a session, for a node without sshd.
 
     For each connection of the browser, socat starts ssh to the login node, and `connect` there (socat(1), SYSTEM).
 
@@ -158,7 +160,7 @@ def page_command(port: int, login: str, connect: Sequence[str]) -> str:
         login: the login node, as the laptop calls it.
         connect: argv of `hpcenv session connect --page` on the login node.
     """
-    # ssh joins its words with spaces, and the shell of the login node splits them: they are quoted once more.
+    # ssh joins its words with spaces, and the shell of the login node splits them. So they are quoted once more.
     ssh = " ".join(("ssh", "-T", *SHARED, shlex.quote(login), shlex.quote(shlex.join(connect))))
     command = f"{ssh} | {{ {_AFTER_THE_LINE}; }}"
     command = "".join(f"\\{one}" if one in _SPECIAL_IN_SOCAT else one for one in command)

@@ -1,4 +1,4 @@
-"""The folder that TensorBoard reads: event files that the scripts of runs wrote, or else metrics that hpcenv recorded.
+"""The folder that TensorBoard reads. It has event files of the scripts, or otherwise metrics that hpcenv recorded.
 
 Runs on: COMPUTE NODE. Standard library only. The runs may still be training, so their folders are read again and again.
 The content of these folders is not trusted: the search is bounded, and links are not followed.
@@ -22,7 +22,7 @@ from hpcenv.records.files import load_record
 from hpcenv.records.run_folder import RunFolder
 
 _SECONDS_BETWEEN_LOOKS = 10.0
-# A shared disk may answer late. At the end of a session, the wait for it has this limit.
+# A shared disk may answer late. At the end of a session, the wait for the disk has this limit.
 _SECONDS_TO_END = 2.0
 _MOST_ENTRIES = 20_000
 _EVENTS = re.compile(r"events\.out\.tfevents\.", re.DOTALL)
@@ -32,8 +32,8 @@ _OWN = "hpcenv"
 class Curves:
     """A context manager that keeps TensorBoard's folder up to date.
 
-    For each run, the folder has links to the event files of the run. If the run has none, it has an event file that is
-    made from the records of the run.
+    For each run, the folder has links to the event files of the run. If the run has no event files, the folder has an
+    event file that is made from the records of the run.
 
     Args:
         folder: TensorBoard's folder, which exists.
@@ -112,7 +112,7 @@ class Curves:
 
 
 def _first_ranks(run: RunFolder) -> Mapping[int, Path]:
-    """Return for each attempt the file of records of the first rank that has one: attempt -> file."""
+    """For each attempt, return the records file of the first rank that has such a file: attempt -> file."""
     found: dict[int, Path] = {}
     for attempt, _rank, path in metrics.rank_files(run.metrics, ".jsonl"):
         found.setdefault(attempt, path)
@@ -134,7 +134,7 @@ def folders_with_events(run: RunFolder) -> list[str]:
 
 
 def _files(run: RunFolder) -> Iterator[str]:
-    """Yield the files in those folders of the run that a script can write to, relative to the run folder."""
+    """Yield the files in the folders of the run that a script can write to, relative to the run folder."""
     left = _MOST_ENTRIES
     for top in (*run.parts_of_copy(), run.checkpoints.name):
         for folder, folders, names in os.walk(run.path / top):

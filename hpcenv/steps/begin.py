@@ -61,7 +61,10 @@ def begin(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def _forget_other_attempts(run: RunFolder) -> None:
-    """Remove the record of the code copy if it is not from the last attempt, whose node failed before the record."""
+    """Remove the record of the code copy if it is not from the last attempt.
+
+    In this case, the node of the last attempt failed before it wrote a record.
+    """
     try:
         written = load_record(CopyAfterAttempt, run.listing_after).started
     except RecordInvalid:

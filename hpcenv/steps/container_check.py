@@ -33,8 +33,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         arguments: the file of the lock, `--` and the command of the training.
 
     Returns:
-        90 if the container differs, 91 if a difference is unknown; if the container matches, this function does not
-        return.
+        90 if the container differs, 91 if it is unknown whether the container differs. If the container matches, this
+        function does not return.
     """
     try:
         if len(arguments) < 3 or arguments[1] != "--":
@@ -74,7 +74,7 @@ def judge_container(manifest: Manifest, environ: Mapping[str, str]) -> Verdict:
 
 
 def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    # hpcenv.training is in the archive. The probe did not look into ~/.local, so the ranks must not either.
+    # hpcenv.training is in the archive. The probe did not look into ~/.local, so the ranks must not use ~/.local.
     paths = [os.path.abspath(__file__).partition("/hpcenv/steps/")[0], environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONNOUSERSITE": "1"}
     try:

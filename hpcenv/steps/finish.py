@@ -55,7 +55,8 @@ def finish(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     _write_finished(run, ending.status(number), ending, by=by)
     down = _down(run, manifest, place, environ) if number != 0 else {}
     if down:
-        # This comes after the status is recorded: Slurm may answer slowly, and it kills this process soon.
+        # The status is recorded above, before Slurm is asked for lost nodes: Slurm may answer slowly, and it kills this
+        # process soon.
         _write_finished(run, ending.status(number), ending, by=by, down=down)
     _record_copy(run, manifest)
     if ending.why:
@@ -119,7 +120,7 @@ def _queue_again(
     run: RunFolder, manifest: Manifest, place: ThisNode, ending: requeue.Ending, environ: Mapping[str, str]
 ) -> requeue.Ending | None:
     """Requeue this job; return how the attempt ended if Slurm refused, else None."""
-    # This is recorded first: Slurm ends a requeued job within seconds.
+    # The retry is recorded before the requeue, because Slurm ends a requeued job within seconds.
     if ending.without:
         requeue.note_retry(run, place, ending.without)
     queued = requeue.queue_again(place, environ, without=ending.without)

@@ -26,7 +26,10 @@ _GPUS = "gpus"
 
 
 def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Run the checks inside this node's environment. The status is always 0, as the judge step judges the results."""
+    """Run the checks inside this node's environment.
+
+    The status is always 0, because the judge step judges the results.
+    """
     end_in_order()
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
@@ -35,7 +38,7 @@ def check_inside(run: RunFolder, environ: Mapping[str, str]) -> int:
 
 
 def try_gpus(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Let torch start CUDA or HIP on this node. The status is always 0, as the judge step judges the result."""
+    """Let torch start CUDA or HIP on this node. The status is always 0, because the judge step judges the result."""
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     outcome = launch.try_gpus(manifest, place, environ, say=say)

@@ -31,14 +31,14 @@ from hpcenv.smoke import inside
 from hpcenv.steps.this_step import say
 
 # If the training failed on one node, the other nodes have this time to end by themselves. If a node ended well, the
-# other nodes may work on without a limit.
+# other nodes may continue without a limit.
 _SECONDS_FOR_OTHERS = 20.0
 
 # A step kills its training SECONDS_AFTER_TERM after the request to end. A step that still runs after
 # this time is killed.
 _SECONDS_FOR_STEPS = SECONDS_AFTER_TERM + 10.0
 
-# The last step reads and writes a few small files.
+# The time for the last step. This step only reads and writes a few small files.
 _SECONDS_TO_RECORD = 120.0
 
 
@@ -55,7 +55,7 @@ def run_here(run: RunFolder, environ: Mapping[str, str]) -> int:
     tasks = _Tasks(run, job, nodes)
     for number in process.END_SIGNALS:
         signal.signal(number, tasks.stop)
-    # `submit` starts this process with these signals blocked: so an early cancel is also recorded as a cancel.
+    # `submit` starts this process with these signals blocked, so an early cancel is also recorded as a cancel.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.END_SIGNALS)
     processes.adopt_orphans()
     before = process.below(os.getpid())
@@ -119,7 +119,7 @@ def _steps(tasks: _Tasks, *, launches: bool, count: int) -> int:
 
 
 def _inside(tasks: _Tasks) -> int:
-    """Run the checks inside the environment, if the run asks for them; return 0 when training may start."""
+    """Run the checks inside the environment, if the run requests them; return 0 if the training may start."""
     if not tasks.inside_asked():
         return 0
     tasks.all("inside", end_together=False)
@@ -130,7 +130,7 @@ def _inside(tasks: _Tasks) -> int:
 
 
 def _smoke(tasks: _Tasks) -> int:
-    """Run the smoke test, if one is planned; return 0 when training may start."""
+    """Run the smoke test, if one is planned; return 0 if the training may start."""
     if not tasks.smoke_planned():
         return 0
     tasks.all("smoke", end_together=False)
@@ -157,7 +157,7 @@ class _Tasks:
         """128 + the number of the signal that asked this run to end; 0 if there was no such signal."""
 
     def inside_asked(self) -> bool:
-        """Whether the run asks for checks inside the environment."""
+        """Whether the run requests checks inside the environment."""
         return bool(inside.asked(open_manifest(self._run, self.environ)))
 
     def smoke_planned(self) -> bool:
@@ -198,7 +198,7 @@ class _Tasks:
             process.kill_session(record)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Forward to the running steps a signal that asks them to end."""
+        """Forward a signal that requests the end to the running steps."""
         self.stopped = self.stopped or 128 + number
         self._end(number)
 

@@ -1,4 +1,4 @@
-"""The step `modules`: what the environment modules of the job set for its ranks.
+"""The step `modules`: record what the environment modules of the job set for its ranks.
 
 Runs on: COMPUTE NODE (the batch node). steps/modules.sh loads the modules and calls this step.
 """
@@ -19,7 +19,7 @@ from hpcenv.records.run_folder import RunFolder
 def keep_effects(run: RunFolder, environ: Mapping[str, str]) -> int:
     """Read from standard input what steps/modules.sh has recorded, and keep the part that concerns the ranks.
 
-    The environment itself is never written to a file, because it may hold credentials.
+    The environment itself is never written to a file, because it may contain credentials.
 
     Raises:
         NodesUnknown: a module was not loaded.

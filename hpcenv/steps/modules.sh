@@ -3,9 +3,9 @@
 #
 #     . modules.sh [--use FOLDER]... NAME...
 #
-# Runs on: COMPUTE NODE (the batch node), and where the user types `hpcenv run`. It is sourced, because `module` is a
-# shell function, and only this shell can change its own environment. It uses $run, $python and `end` of the script
-# that sources it.
+# Runs on: COMPUTE NODE (the batch node), and where the user types `hpcenv run`. Another script sources this file,
+# because `module` is a shell function, and only a shell itself can change its environment. This file uses $run, $python
+# and `end` of the other script.
 
 module_failed() {
   echo "error[nodes-unknown]: node ${SLURMD_NODENAME:-$(uname -n)} $1" >&2
@@ -13,8 +13,8 @@ module_failed() {
   end 91
 }
 
-# The environment at one moment. It is kept in a variable and given to the step through a pipe, and no file has it: it
-# may hold credentials.
+# The environment at one moment. A variable keeps the environment, and a pipe passes it to the step. It is never written
+# to a file, because it may contain credentials.
 seen=''
 see() { seen+="$1 $(env -0 | base64 -w 0)"$'\n'; }
 
@@ -32,7 +32,7 @@ while [ "${1:-}" = --use ]; do
 done
 for name in "$@"; do
   case ":${LOADEDMODULES:-}:" in
-    *":$name:"* | *":$name/"*) module unload "$name" 2>/dev/null ;; # its effect is seen only when it is loaded anew
+    *":$name:"* | *":$name/"*) module unload "$name" 2>/dev/null ;; # its effect is seen only if it is loaded again
   esac
   see "before $name"
   module load "$name" || module_failed "cannot load the module $name"

@@ -30,14 +30,14 @@ from hpcenv.records.run_folder import RunFolder
 from hpcenv.steps.this_step import REQUESTS, find_place, launched_nodes, say
 
 # The time for nodes that still work after another node ended well, for example to write the last checkpoint (`srun
-# --wait`); torchrun itself waits 300 s for them (torch 2.13, exit_barrier_timeout).
+# --wait`); torchrun itself waits 300 s for such nodes (torch 2.13, exit_barrier_timeout).
 SECONDS_FOR_SLOWER_NODES = 1800
 
 # Added to each limit, because NFS may show the record of another node a minute late (nfs(5), acdirmax).
 _SECONDS_FOR_SRUN = 60.0
 _SECONDS_BETWEEN_LOOKS = 5.0
 
-# Signals that Slurm sends to srun. A status of 1 is that of a task, not of SIGHUP.
+# Signals that Slurm sends to srun. A status of 1 comes from a task, not from SIGHUP.
 _ENDED_SRUN = (signal.SIGTERM, signal.SIGKILL)
 
 
@@ -53,7 +53,8 @@ def run_tasks(run: RunFolder, environ: Mapping[str, str], *command: str) -> int:
     manifest = open_manifest(run, environ)
     place = find_place(run, manifest, environ)
     for number in REQUESTS:
-        # This process does nothing on these signals. srun gets them too, and must not inherit that they are ignored.
+        # This process does nothing on these signals. srun also gets these signals, so it must not inherit that they are
+        # ignored.
         signal.signal(number, lambda _number, _frame: None)
     child = process.start(command)
     ends = SeenEnds(run, place)
@@ -90,7 +91,7 @@ class SeenEnds:
         self._failed: float | None = None
 
     def late(self, now: float) -> str:
-        """Read the records, and return as text for which nodes srun has waited too long; empty while it may wait.
+        """Read the records, and return as text for which nodes srun has waited too long; empty while srun may wait.
 
         Args:
             now: the time in seconds of the monotonic clock.
@@ -126,7 +127,7 @@ def saving_until(run: RunFolder, manifest: Manifest, place: ThisNode) -> float:
     for node in place.nodes:
         with contextlib.suppress(HpcenvError):
             request = load_record(StopRequest, run.stop_of(node))
-            # TERM without a recorded reason comes from srun itself: it ends the other nodes if one has failed.
+            # TERM without a recorded reason comes from srun itself: it ends the other nodes if one node has failed.
             is_stop = request.reason in ("time-limit", "preemption") or request.signal == WARNING.name
             if request.attempt == place.attempt and is_stop:
                 ends = request.asked + manifest.stop.grace if request.ends is None else request.ends

@@ -16,7 +16,7 @@ from hpcenv.steps.this_step import REQUESTS, find_place
 
 
 def smoke_test(run: RunFolder, environ: Mapping[str, str]) -> int:
-    """Run the smoke test on this node. The exit status ignores the result, which the judge step judges."""
+    """Run the smoke test on this node. The exit status does not show the result: the judge step judges it."""
     return _status_of(_smoke(run, environ))
 
 

@@ -1,8 +1,8 @@
 """Entry of the node code: `python3 -I RUN/code/step.py STEP RUN ...`.
 
-Runs on: COMPUTE NODE. Copied to the top of the run folder's code. `-I` keeps the user's
-PYTHONPATH and ~/.local out of hpcenv's own steps. Only the archive beside this file, or in an exported
-folder the package beside it, is added to the path (submission/node_code.py).
+Runs on: COMPUTE NODE. Copied to the top of the run folder's code. `-I` keeps the user's PYTHONPATH and ~/.local out of
+hpcenv's own steps. In a run folder, only the archive beside this file is added to the path. In an exported folder, only
+the package beside this file is added (submission/node_code.py).
 """
 
 import os

@@ -21,8 +21,8 @@ def stopped(run: RunFolder, environ: Mapping[str, str], status: str) -> int:
     Args:
         status: 128 + the number of the signal that the batch script or one of its steps got.
 
-    Returns the status with which the job ends: 143 if the job was cancelled, else 91. Returns 0 if the job continues,
-    because TERM came, but Slurm does not report that the job must end.
+    Returns the status with which the job ends: 143 if the job was cancelled, else 91. Returns 0 if TERM came, but Slurm
+    does not report that the job must end. In this case, the job continues.
     """
     number = read_status(status) - 128
     if number not in REQUESTS:

@@ -19,9 +19,8 @@ from hpcenv.records.manifest import Manifest
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.verdict import Verdict
 
-# NFS may show a file written by another node only after its attribute cache expires
-# (nfs(5): acregmax 60 s, acdirmax 60 s; a lookup of a name never asked for before is
-# always fresh, so this wait is rarely needed).
+# NFS may show a file written by another node only after its attribute cache expires (nfs(5): acregmax 60 s, acdirmax 60
+# s; the first lookup of a name is always fresh, so this wait is rarely needed).
 SECONDS_FOR_FILES = 20.0
 
 # The signals that ask a job to stop or end: Slurm's warning, the signal that a user may send, and TERM.
@@ -59,7 +58,7 @@ def started_at(run: RunFolder) -> float | None:
 
 
 def end_in_order() -> None:
-    """Turn a signal that asks for the end into an exception, which ends the probe and removes its folder.
+    """Turn a request to end into an exception. This exception ends the probe and removes the probe's folder.
 
     The batch script sees the signal in the exit status, even if it came before this call.
     """

@@ -29,8 +29,8 @@ def render(training: Training, _files: Files, _claim: Claim | None) -> EngineFil
         **({"secrets": {one.name: None for one in training.secrets}} if training.secrets else {}),
         "run": _run(training),
     }
-    # The option has no value, because every user of the machine could read it in the list of processes. SkyPilot reads
-    # the value from the variable.
+    # The option has no value, because every user of the machine could read this value in the list of processes.
+    # SkyPilot reads the value from the variable.
     given = "".join(f" --secret {one.name}" for one in training.secrets)
     start = f"sky launch{given} task.yaml"
     return EngineFiles(
@@ -57,7 +57,7 @@ def _resources(training: Training) -> dict[str, Any]:
     if request.gpus_per_node:
         if request.gpu_type is None:
             raise UsageError(
-                "SkyPilot needs the type of the GPUs", why="its clouds rent them by name", hint="--gpu-type H100"
+                "SkyPilot needs the type of the GPUs", why="its clouds rent GPUs by name", hint="--gpu-type H100"
             )
         resources["accelerators"] = f"{request.gpu_type.upper()}:{request.gpus_per_node}"
     if request.cpus_per_task:

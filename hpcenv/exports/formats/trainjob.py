@@ -25,7 +25,7 @@ def render(training: Training, files: Files, claim: Claim | None) -> EngineFiles
         "failurePolicy": {"rules": [rule]},
         "replicatedJobs": [{"name": _NODE, "replicas": 1, "template": job}],
     }
-    # The arguments of torchrun have all that it needs, so the Trainer's own policy for torch is not used.
+    # The command line gives torchrun all options that it needs, so the Trainer's own policy for torch is not used.
     runtime = {"mlPolicy": {"numNodes": nodes}, "template": {"spec": job_set}}
     reference = {"apiGroup": _GROUP, "kind": "TrainingRuntime", "name": name}
     documents = (

@@ -1,9 +1,9 @@
 """`hydra/launcher=hpcenv`: each trial of a Hydra sweep is a job of `hpcenv.AutoExecutor`, and starts after the check.
 
-Runs on: LOGIN NODE. The fields and defaults are those of hydra-submitit-launcher 1.2.0 and 1.4.0.dev9, so a user
+Runs on: LOGIN NODE. The fields and defaults are the same as in hydra-submitit-launcher 1.2.0 and 1.4.0.dev9, so a user
 changes only one word. Hydra runs this file at each start of a program, so only `launch` imports hpcenv and submitit.
-Hydra runs the file before it is in sys.modules. At that time a dataclass cannot read annotations that are text, so this
-file does not use `from __future__ import annotations`.
+Hydra runs this file before the file is in sys.modules. At that time a dataclass cannot read annotations that are text,
+so this file does not use `from __future__ import annotations`.
 """
 
 import copy
@@ -110,15 +110,16 @@ class HpcenvLauncher(Launcher):
             # A trial runs in the run's own copy of the project, but its outputs go to the folder that a user of Hydra
             # expects.
             config.hydra.sweep.dir = folder
-            # The classes of these configs are in plug-ins that the image may lack, so plain containers are sent.
+            # The classes of these configs are in plug-ins. The image may not have these plug-ins, so plain containers
+            # are sent.
             for plugin in ("launcher", "sweeper"):
                 config.hydra[plugin] = OmegaConf.to_container(config.hydra[plugin])
         log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
         return config
 
     def _submit(self, configs: Sequence[DictConfig]) -> list["Job[str]"]:
-        # This import is here, because Hydra runs the files of plug-ins again when it looks for them. An earlier import
-        # would have another class.
+        # This import is here, because Hydra runs the files of plug-ins again when it looks for plug-ins. An earlier
+        # import would get a different class.
         from hydra_plugins.hpcenv_trial import Trial
 
         alike: dict[str, list[int]] = {}

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict
 
 
 class Trial:
-    """The object that a job calls instead of the task function, and that calls this function with the composed config.
+    """A job calls this object instead of the task function. The object calls that function with the composed config.
 
     Args:
         task: the function under `@hydra.main`. hpcenv names the run after this function, and copies the function's
@@ -68,12 +68,12 @@ class Trial:
 
         version.setbase(self.version_base)
         setup_globals()
-        # A rank with another version of Python imports the program, and this registers the resolvers again.
+        # A rank with another version of Python imports the program, and this import registers the resolvers again.
         if self.python == sys.version_info[:2]:
             BaseContainer._resolvers.update(cloudpickle.loads(self.resolvers))
 
     def checkpoint(self) -> Any:
-        """Start again with the same config after the time limit or a preemption, for submitit."""
+        """Return the call with which submitit starts the trial again, after the time limit or a preemption."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -1,14 +1,14 @@
 """The archive of a bundle: write a zip file whose bytes depend only on its content, and read untrusted zip files.
 
-Runs on: LOGIN NODE. A zip file was chosen over a tar file (docs/decisions/0022): every computer can open it,
-`record.json` can be read without unpacking other files, and a SIF in it is stored without compression.
+Runs on: LOGIN NODE. The archive is a zip file and not a tar file (docs/decisions/0022). Every computer can open a zip
+file, `record.json` can be read without unpacking other files, and a SIF is stored without compression.
 
 Members are sorted by name and have fixed times and modes, so equal content gives equal bytes. The last member,
 `SHA256SUMS`, has the sha256 of every other file; `sha256sum -c` can read it.
 
-Before the reader writes anything, it refuses an archive with a name or a link that leads out of the folder, a member
-whose path goes through a link, equal names, a member of unknown kind, or too much data. (Zip format: PKWARE APPNOTE
-6.3.10.)
+The reader checks the whole archive before it writes anything. It refuses an archive in these cases: a name or a link
+leads out of the folder, the path of a member goes through a link, two names are equal, a member has an unknown kind, or
+there is too much data. (Zip format: PKWARE APPNOTE 6.3.10.)
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LONGEST_LINK = 1024
 # Deflate can compress at most 1032 bytes into 1 (zlib, "Maximum Compression Factor"). Metrics reach a ratio of about
 # 20.
 _MOST_RATIO = 200
-# Below this size the ratio does not matter.
+# The ratio is checked only if the unpacked files together are larger than this size.
 _SMALL = 1 << 30
 _CHUNK = 1 << 20
 _TIME = (1980, 1, 1, 0, 0, 0)
@@ -345,7 +345,7 @@ class Archive:
         return target
 
     def _require_single_links(self) -> None:
-        """Refuse a link whose path goes through another link, as both links together could lead out of the folder."""
+        """Refuse a link whose path goes through another link. Together, the two links could lead out of the folder."""
         for name, target in self.links.items():
             inside = PurePosixPath(os.path.normpath(os.path.join(os.path.dirname(name) or ".", target)))
             over = next((str(path) for path in (inside, *inside.parents) if str(path) in self.links), None)
@@ -368,10 +368,10 @@ class Archive:
     # content
 
     def read(self, name: str, *, most: int) -> bytes:
-        """Return the content of a file. The checksum is compared for every file but SHA256SUMS itself.
+        """Return the content of a file. The checksum is compared for every file except SHA256SUMS itself.
 
         Args:
-            most: the most bytes that the file may have.
+            most: the largest number of bytes that the file may have.
 
         Raises:
             BundleInvalid: there is no such file, the file is too large, or its checksum is wrong.
@@ -423,7 +423,7 @@ class Archive:
         Raises:
             WouldOverwrite: `target` exists.
             FileUnusable: the folder cannot be written, or there is not enough space.
-            BundleInvalid: the checksum of a file is wrong. `target` is then not made.
+            BundleInvalid: the checksum of a file is wrong. In this case, `target` is not made.
         """
         if os.path.lexists(target):
             raise WouldOverwrite(f"`{target}` exists", hint="name another folder")

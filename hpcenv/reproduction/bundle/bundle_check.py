@@ -1,4 +1,4 @@
-"""Verify a bundle: check its checksums, and that the lockfile, the code and the image in it belong together.
+"""Verify a bundle: check its checksums, and check that its lockfile, its code and its image belong together.
 
 Runs on: LOGIN NODE, or any computer. The check needs no Slurm, no container runtime and no GPU, and executes no code
 from the bundle.
@@ -42,8 +42,8 @@ class BundleCheck:
 
     Attributes:
         name: a short name for the check.
-        result: the result. `absent` means that the bundle does not have this part, so nothing was compared, which is no
-            error.
+        result: the result. `absent` means that the bundle does not have this part, so nothing was compared. `absent` is
+            no error.
         detail: a sentence about what was compared.
     """
 
@@ -54,7 +54,7 @@ class BundleCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBundle:
-    """What the files of a bundle prove. Who made the bundle, only a signature with `ssh-keygen -Y sign` can prove.
+    """What the files of a bundle prove. Only a signature with `ssh-keygen -Y sign` can prove who made the bundle.
 
     Attributes:
         checks: the checks, in the order in which they were made.
@@ -160,7 +160,7 @@ def _code(archive: Archive, manifest: Manifest) -> Iterator[BundleCheck]:
 
 
 def _same_record(archive: Archive, about: About) -> Iterator[BundleCheck]:
-    """Yield the checks whether record.json, and the files that repeat its values, agree with the other files."""
+    """Yield the checks that compare record.json, and the files that repeat its values, with the other files."""
     again = record_again(archive, [IMAGE, RECORD])
     if isinstance(again, str):
         yield BundleCheck(name="record", result="unknown", detail=f"it cannot be made again: {again}")

@@ -3,10 +3,10 @@
 Runs on: LOGIN NODE. An unpacked bundle has the file names of a run folder, so `hpcenv compare`, `report` and
 `reproduce` can read it.
 
-A bundle does not contain hpcenv's own code, samples (use.json has a summary of the samples), the output of the job (but
-`--with-log` adds this output), checkpoints, homes of the ranks, and secrets. Files of the code that git tracks or that
-`--include` names are in the bundle. Another file of the code is left out if git ignores it, or if it looks like a
-credential.
+A bundle does not contain hpcenv's own code, samples, checkpoints, home folders of the ranks, and secrets. use.json has
+a summary of the samples. The output of the job is in the bundle only with `--with-log`. A file of the code is in the
+bundle if git tracks the file or `--include` names it. Any other file of the code is left out if git ignores it, or if
+it looks like a credential.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _refuse_credentials(members: list[BundleMember], manifest: Manifest) -> None
 
 
 def _code(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _LeftOut]:
-    """Yield the files of the code's copy as they were at submission. Files that changed later are named as left out."""
+    """Yield the files of the copied code as they were at submission. Files that changed later are named as left out."""
     source = manifest.source
     if source is None:
         return
@@ -227,7 +227,7 @@ def _code(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _LeftOu
 
 
 def _private_in_diff(members: Sequence[BundleMember], run: RunFolder, left_out: Collection[str]) -> str | None:
-    """Return a file that is left out, but whose content is in the difference from the commit (a new script)."""
+    """Return a left-out file whose content is in the recorded difference from the commit, for example a new script."""
     if not any(member.name == run.source_diff.name for member in members):
         return None
     diff = read_file(run.source_diff, most=_LONGEST_RECORD)
@@ -243,8 +243,9 @@ _LINKED: dict[Untracked, str] = {
 def _private(listing: Listing, path: str, place: Path) -> str:
     """Return why a copied file must not be published; empty if it may be published.
 
-    Files that git tracks and files that `--include` names may be published. For other files, name and content decide.
-    If the listing of the run does not say what git tracks, name and content decide for all files.
+    Files that git tracks and files that `--include` names may be published. For other files, the name and the content
+    of the file decide. If the listing of the run does not say which files git tracks, name and content decide for all
+    files.
     """
     if listing.untracked is not None and listing.untracked.get(path, "include") == "include":
         return ""

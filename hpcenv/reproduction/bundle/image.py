@@ -1,8 +1,9 @@
 """Use the SIF in a bundle as the image of a reproduction. Runs on: LOGIN NODE.
 
-The SIF is never put into the project's store. In the store, the name of a SIF is the digest of its image, which hpcenv
-computed from the layers. For the SIF in a bundle, only the authors state this digest. So the SIF is put into a separate
-folder of this project. The sha256 of the SIF must be the locked sha256, and every node compares these two values.
+The SIF of a bundle is never put into the project's store. In the store, the name of a SIF is the digest of its image,
+which hpcenv computed from the layers. For the SIF in a bundle, only the authors state this digest. So the SIF is put
+into a separate folder of this project. The sha256 of the SIF must be the locked sha256, and every node compares these
+two values.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _inside(workspace: Workspace, place: Path) -> Path:
     if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(workspace.root)):
         raise UsageError(
             f"the lockfile names the SIF `{place}`, which is not in the project",
-            why="hpcenv writes nothing outside of it for a bundle",
+            why="for a bundle, hpcenv writes nothing outside of the project",
             hint=f"put `{IMAGE}` of the bundle there yourself, if that is what you want",
         )
     return place

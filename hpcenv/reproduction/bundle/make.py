@@ -103,7 +103,7 @@ def bundle(
     entry = find_submitted(Path(project), str(run), runs=runs_dir)
     if isinstance(entry, Sweep):
         raise UsageError(
-            f"`{run}` is a sweep", why="a bundle holds one run", hint=f"name one of its runs: {quote(f'{run}/0000')}"
+            f"`{run}` is a sweep", why="a bundle has one run", hint=f"name one of its runs: {quote(f'{run}/0000')}"
         )
     folder = entry.folder.path
     target = Path(output) if output else Path(project) / f"{folder.name}{SUFFIX}"
@@ -175,7 +175,7 @@ def _notes(record: RunRecord) -> tuple[str, ...]:
 
 
 def _folder_name(run: str) -> str:
-    """Return the name of the folder in the archive, independent of the archive's name, so that bytes stay equal."""
+    """Return the name of the folder in the archive. The archive's file name does not change it, so bytes stay equal."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", run).lstrip(".-")[:100] or "run"
 
 

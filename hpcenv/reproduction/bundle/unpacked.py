@@ -74,7 +74,7 @@ def unpack_once(archive: Archive, folder: Path, *, step: OnStep) -> bool:
 
 
 def prove_published(folder: Path, *, compared: bool) -> tuple[StatementProof, ...]:
-    """Return whether the files of an unpacked bundle are those that its authors published; nothing for another folder.
+    """Prove that the files of an unpacked bundle are the published files; return nothing if the folder is no bundle.
 
     Args:
         compared: whether all files were compared with the archive a moment ago. They are not read a second time.
@@ -89,7 +89,7 @@ def prove_published(folder: Path, *, compared: bool) -> tuple[StatementProof, ..
         return (StatementProof(what=what, result="unknown", why=why),) if (folder / ABOUT).is_file() else ()
     try:
         sums = parse_sums(read_file(folder / SUMS, most=LONGEST_SUMS).decode("utf-8"))
-        # A link has no sum. If the files were compared with the archive, its links were compared, too.
+        # A link has no checksum. If the files were compared with the archive, its links were compared, too.
         files = {
             path.removeprefix("./")
             for path, entry in walk(folder, ".")

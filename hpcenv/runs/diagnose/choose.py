@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from hpcenv.runs.diagnose.patterns import Pattern, PatternKind
 from hpcenv.runs.diagnose.scan import FIRST_FAILURE, PatternFound
 
-# The row that any exception matches.
+# The row of the table that matches any exception.
 ANY_EXCEPTION = "python-exception"
 # Patterns that occur only in a run that failed.
 _FAILED = frozenset(
     {FIRST_FAILURE, "torchrun-child-failed", "torchrun-exit-code", "slurm-task-exit", "slurm-task-killed-by-peer"}
 )
-# The last step of a job writes this if the time limit ended the job while a node hung.
+# The last step of a job writes the text of this pattern if the time limit ended the job while a node hung.
 _HUNG = "node-no-facts"
 # HUP, INT, USR1, USR2 and TERM, in the forms of a shell and of torchrun.
 _ASKED_TO_END = re.compile(r"exit code (129|130|138|140|143)\b|exitcode: -(1|2|10|12|15)\b")
@@ -38,7 +38,7 @@ class Seen:
 
     Attributes:
         file: number of the log, in the order in which the logs were given.
-        rank, node: where the line was written, as far as the line, the log or the records say it.
+        rank, node: the rank and the node that wrote the line, as far as the line, the log or the records name them.
         moment: time of the line as a sort key, corrected for the clock of the node; None if the time is unknown.
     """
 
@@ -96,13 +96,13 @@ def _likelihood(seen: Sequence[Seen], one: Seen) -> int:
 
 
 def _outlived(one: Seen, other: Seen) -> bool:
-    """Whether both findings have the same writer, which wrote ordinary lines between them and so survived the first."""
+    """Whether the same writer wrote both lines, and survived the first: it wrote ordinary lines between the two."""
     same = (one.file, one.rank, one.found.task) == (other.file, other.rank, other.found.task)
     return same and one.found.line < other.found.line and one.found.after - other.found.after >= _SOME
 
 
 def _ranks_ran(seen: Sequence[Seen], one: Seen) -> bool:
-    """Whether a rank of the job wrote an earlier line, so that torchrun lost its peer after the start of its ranks."""
+    """Whether a rank of the job wrote an earlier line. If so, torchrun lost its peer after its ranks had started."""
     return any(
         other.rank is not None and other.file == one.file and other.found.line < one.found.line for other in seen
     )

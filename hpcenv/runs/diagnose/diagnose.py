@@ -79,7 +79,8 @@ class Evidence:
         kind: `root`, `maybe` or `cascade`.
         file, line: where the pattern was first found. Line 0 means that the source is not a log, but the records of
             the run.
-        rank, node, time: which rank wrote that line, where, and when, as far as known. The time is by the node's clock.
+        rank, node, time: which rank wrote that line, where, and when, as far as known. The time is from the node's
+            clock.
         text: the line.
         code: the last line of the user's code in the traceback, such as `train.py:12`; empty if none is known.
         count: number of lines that match the pattern.
@@ -410,7 +411,7 @@ _SHORT_TIME = re.compile(r"(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d+)\Z")
 
 
 def moment_of(text: str, *, year: int) -> float | None:
-    """Return a time in a log as a number, to compare it with times of the same zone; None if it is not a time."""
+    """Return a time in a log as a number, to compare it with times of its time zone; None if the text is no time."""
     match = _FULL_TIME.match(text)
     if match is not None:
         parts, fraction = match.groups()[:6], match[7] or "0"
@@ -452,7 +453,7 @@ def _result(
 
 
 def _proved_first(groups: Sequence[Evidence], failure: FirstFailure | None, causes: Sequence[Seen]) -> list[Evidence]:
-    """Put the cause first that the records of a run show for certain. If no log line names this cause, add it."""
+    """Put first the cause that the records of a run show for certain. If no log line names this cause, add it."""
     rows = _rows_of(failure, causes)
     if failure is None or not rows:
         return list(groups)
@@ -483,7 +484,7 @@ def _rows_of(failure: FirstFailure | None, causes: Sequence[Seen]) -> tuple[str,
 
 
 def _failed_before_cancel(causes: Sequence[Seen]) -> bool:
-    """Whether the first cause ended its rank before somebody cancelled the job, perhaps because other ranks hung."""
+    """Whether the first cause ended its rank before the job was cancelled, perhaps because other ranks hung."""
     rows = _BY_RECORDS["cancelled"]
     cancelled = next((one for one in causes if one.pattern.id in rows), None)
     first = next(iter(causes), None)

@@ -1,6 +1,6 @@
 """Read flight-recorder dumps of torch: they show which rank did not reach a collective operation. Runs on: LOGIN NODE.
 
-A dump is a pickle (torch 2.13, FlightRecorder.hpp). Somebody else may have made the dump, so only plain data are read
+A dump is a pickle (torch 2.13, FlightRecorder.hpp). Another user may have made the dump, so only plain data are read
 from it. A dump that contains a class or a function is refused.
 """
 

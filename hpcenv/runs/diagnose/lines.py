@@ -1,4 +1,4 @@
-"""Find out which rank and node wrote a line of a log, and when, and which traceback is before the line. Pure.
+"""Find out for a line of a log: the rank and the node that wrote it, its time, and the traceback before it. Pure.
 
 Runs on: LOGIN NODE.
 """
@@ -69,7 +69,10 @@ class Line:
 
     @property
     def writer(self) -> tuple[int | None, int | None]:
-        """The writer of the line. The lines of one writer are in order, but lines of other writers may be between."""
+        """The writer of the line.
+
+        The lines of one writer are in order, but lines of other writers may be between them.
+        """
         return self.rank, self.task
 
 
@@ -172,7 +175,7 @@ def look_back(before: Sequence[bytes], line: Line) -> Around:
     if begin is None:
         return Around(time=next(times, ""))
     where = _last_frame(own[begin:])
-    # The user's code may be only in the traceback of the exception that caused this one.
+    # The user's code may be only in the traceback of the exception that caused this exception.
     while not where and begin and any(own[n].startswith(_CHAINED) for n in range(max(0, begin - 2), begin)):
         earlier = _last_traceback(own[:begin])
         if earlier is None:

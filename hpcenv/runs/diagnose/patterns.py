@@ -54,7 +54,10 @@ class Pattern:
 
     @property
     def of_launcher(self) -> bool:
-        """Whether srun, slurmstepd or torchrun writes the text; lines of any writer then show that the job went on."""
+        """Whether srun, slurmstepd or torchrun writes the text.
+
+        If so, a line of any writer shows that the job went on.
+        """
         return self.id.startswith(("slurm-", "torchrun-", "rank-"))
 
     def applies_to(self, torch: str) -> bool:

@@ -27,7 +27,8 @@ _BEFORE = 64 * 1024
 _SEEN_BYTES = 4 * 1024 * 1024
 _SEEN_WORDS = 50_000
 _MOST_FOUND = 5000
-# Limits of the search for lines that show that a writer continued: bytes after a line, and the number of searches.
+# Limits of the search for later lines of a writer, which show that it continued: bytes after a line, and the number of
+# searches.
 _AFTER = 128 * 1024
 _MOST_AFTER = 500
 # The number of searches in one block for a traceback before a line.
@@ -37,7 +38,7 @@ _MOST_PEERS = 200
 # The row of the table after which torchrun names the rank that failed first on a node.
 FIRST_FAILURE = "torchrun-first-failure"
 
-# The number of lines below that row that are read. Lines of other tasks may be between those of the table.
+# The number of lines below that row that are read. Lines of other tasks may be between the lines of the table.
 _TABLE_LINES = 24
 
 # Words that are in many lines without a failure.
@@ -93,7 +94,7 @@ class Scanned:
 
     Attributes:
         found: for each pattern and rank, the first line that matches. Instead of the first line, a later line is taken
-            if the pattern asks for the last line, or if the rank continued after the first line.
+            if the last line of the pattern counts, or if the rank continued after the first line.
         size, lines: bytes and lines of the log.
     """
 
@@ -136,7 +137,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 @dataclass
 class _LogBlock:
-    """A piece of the log whose lines with a word of a pattern are being read.
+    """A piece of the log. Its lines that contain a word of a pattern are read in full.
 
     Attributes:
         texts: the lines of the piece.
@@ -156,15 +157,16 @@ class _LogSearch:
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self._patterns = patterns
-        # Word without its digits -> numbers of the patterns with it. A word is searched within the words of a line.
+        # Word without its digits -> numbers of the patterns with this word. A word is searched within the words of a
+        # line.
         self._keys: dict[bytes, tuple[int, ...]] = {}
         for number, pattern in enumerate(patterns):
             for anchor in pattern.anchors:
                 key = key_of(anchor)
                 self._keys[key] = (*self._keys.get(key, ()), number)
         self._anchors = [tuple(anchor.encode() for anchor in pattern.anchors) for pattern in patterns]
-        # `_plain` has the known lines without a word of a pattern, and `_suspect` those with such a word. `_words` has
-        # all known words, and `_suspect_words` those with a word of a pattern.
+        # `_plain` has the known lines without a word of a pattern, and `_suspect` has the known lines with such a word.
+        # `_words` has all known words, and `_suspect_words` has the known words that contain a word of a pattern.
         self._plain: set[bytes] = set()
         self._plain_bytes = 0
         self._suspect: dict[bytes, tuple[int, ...]] = {}
@@ -231,7 +233,7 @@ class _LogSearch:
             self._words, self._suspect_words = set(), {}
 
     def _read(self, data: bytes, numbers: Sequence[int], shapes: Sequence[bytes]) -> None:
-        """Read in full those lines of a block that contain a word of a pattern."""
+        """Read in full the lines of a block that contain a word of a pattern."""
         block = _LogBlock(data.split(b"\n"))
         position, last = 0, 0
         for number in numbers:
@@ -247,7 +249,10 @@ class _LogSearch:
             self._again[key] = self._make(*place[:2], block, *place[2:])
 
     def look_after(self, file: BinaryIO, start: int) -> None:
-        """Record after which lines their writer continued, and replace them by later lines of the same pattern."""
+        """Record whether the writer of each found line continued.
+
+        If so, replace the line by a later line of its pattern.
+        """
 
         def ordinary(found: PatternFound) -> int:
             file.seek(start + found.offset)
