@@ -37,8 +37,8 @@ from hpcenv.identity import sif
 from hpcenv.records.checked_sif import CheckedSif, FileIdentity, SifEvidence
 from hpcenv.records.manifest import SifIdentity
 
-# Kinds of file systems with one source of `ctime` and inode numbers. For local file systems, this source is the kernel
-# of the machine. On a different machine the numbers differ, and the full hash decides.
+# Kinds of file systems where one server or one kernel sets `ctime` and the inode numbers. For local file systems, this
+# is the kernel of the machine. On a different machine the numbers differ, and the full hash decides.
 _OF_ONE_MACHINE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"})
 _SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs"})
 

@@ -476,8 +476,8 @@ def _one_row_for_the_inside(facts: Facts, findings: Sequence[Finding], severitie
     return [*kept, _finding(severities, facts.node, "environment", "readable", reason, "unknown")]
 
 
-# The probe has several parts. If one part fails, only a few fields are missing. If more fields than this number are
-# missing, their rows are joined.
+# The probe has several parts, and each part reads a few fields. If more fields than this number are missing, more than
+# one part has failed, and the rows of the fields are joined.
 _FIELDS_OF_A_PART = 8
 
 
@@ -550,7 +550,7 @@ def _blocks(finding: Finding) -> bool:
 
 
 def _by_weight(finding: Finding) -> tuple[int, int, str, int, str]:
-    """Return a sort key: blocking rows are first, and on a node single packages are before the digest over them."""
+    """Return a sort key. Blocking rows are first. On one node, single packages are before the digest of all packages."""
     order: list[Result] = ["mismatch", "unknown", "match"]
     summary = finding.field in (*_PACKAGE_DIGESTS, "packages.count")
     return (

@@ -1068,7 +1068,10 @@ class CheckResult(Shown):
 def check_locks(
     workspace: Workspace, options: LockOptions, context: Context, *, spec_only: bool = False
 ) -> tuple[CheckResult, ...]:
-    """Check a lockfile and the lockfiles of all [environment.NAME]; `problem` in each result contains an error."""
+    """Check a lockfile and the lockfiles of all [environment.NAME].
+
+    An error is not raised; it is `problem` of its result.
+    """
     names = dict.fromkeys((options.name, *sorted(workspace.project.environment)))
     found = []
     for name in names:

@@ -79,7 +79,8 @@ class Recorded:
         step: optimizer step; for a metric, the number that the script gave.
         value: text in the file; `number` returns the float.
         dtype: for example `float32`; `int` for a whole number; `sha256` for parameters.
-        index: for a loss, the number of its call of `backward` in this step; -1 if no optimizer used the loss.
+        index: for a loss, the position of its `backward` among the calls of `backward` in this step, from 0; -1 if no
+            optimizer used the loss.
         used: for a loss, whether an optimizer used its gradients.
         process: number of the process that wrote this record, 0 for the first process in the file.
         at: for parameters, why the parameters were hashed at that time.

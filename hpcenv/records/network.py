@@ -52,7 +52,7 @@ class RdmaPort:
         layer: link layer: `InfiniBand`, `Ethernet` (RoCE) or `Unspecified` (EFA).
         rate_gbit: signalling rate; None if it could not be read.
         gid_types: kinds of its GIDs: `IB/RoCE v1`, `RoCE v2`.
-        interfaces: network interfaces of the same device.
+        interfaces: names of the network interfaces that the same device has.
         virtual_function: whether the device is a virtual function (SR-IOV).
     """
 

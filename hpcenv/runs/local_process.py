@@ -38,8 +38,8 @@ def local_state(run: Submitted) -> JobState:
 def _is_process_of(pid: int, run: Submitted) -> bool:
     """Whether process `pid` belongs to this run. The operating system may have given the number to another process.
 
-    A process that has just started has no command line yet. The parent of such a process continues when execve(2)
-    closes the files that are not inherited. The kernel sets the command line some steps later (begin_new_exec and
+    A process that has just started has no command line yet. Its parent waits only until execve(2) closes the files
+    that are not inherited. The kernel sets the command line some steps later (begin_new_exec and
     create_elf_tables, Linux 6.18), and on a busy machine another process runs in between (seen: 47 ms). A process that
     has just started already has a program file. An ended process, or a thread of the kernel, has no program file
     (proc_pid_exe(5)).

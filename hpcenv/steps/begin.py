@@ -95,7 +95,7 @@ def _record_submission(manifest: Manifest, run: RunFolder, place: ThisNode, envi
 
 
 def _submitted_as(place: ThisNode, environ: Mapping[str, str]) -> str:
-    """Return this job's id in the form of `submission.json`, which names an element of an array by its index."""
+    """Return this job's id as `submission.json` writes it: an element of a job array is the array's id and an index."""
     array = [environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK")]
     return "_".join(array) if all(array) else place.job_id
 

@@ -94,7 +94,7 @@ def _is_package(place: Path) -> bool:
 
 
 def _is_fixed(module: str, folder: Path) -> bool:
-    """Return whether Python searches for a module only in this folder: the folder has the top package, or its file."""
+    """Return whether Python searches for a module only here: the folder has its top-level package or top-level file."""
     top = folder / module.partition(".")[0]
     return _is_package(top) or top.with_name(f"{top.name}.py").is_file()
 

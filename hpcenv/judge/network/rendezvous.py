@@ -93,7 +93,7 @@ def choose(
 
 
 def _readable(facts: Facts) -> Facts:
-    """Return the facts. Network hardware of a different schema version is left out, and is then unknown."""
+    """Return the facts. A record of network hardware with a different schema version is left out as unknown."""
     known = facts.fabric is None or facts.fabric.schema == FABRIC_SCHEMA
     return facts if known else replace(facts, fabric=None)
 

@@ -17,8 +17,8 @@ from hpcenv.locking.pins.toml_text import has_fixed_metadata, parse_toml
 
 NAME = "uv.lock"
 _SECONDS = 60
-# The check needs a Python, and uv prefers the Python of the project's environment. This folder does not exist, so uv
-# takes a Python from PATH, and starts no program of the project.
+# To read uv.lock, uv needs a Python, and prefers the Python of the project's environment. This folder does not exist,
+# so uv takes a Python from PATH, and starts no program of the project.
 _NO_ENVIRONMENT = "/dev/null/environment"
 
 

@@ -204,7 +204,7 @@ def _refuse_credentials(members: list[BundleMember], manifest: Manifest) -> None
 
 
 def _code(run: RunFolder, manifest: Manifest) -> Iterator[BundleMember | _LeftOut]:
-    """Yield the files of the copied code as they were at submission. Files that changed later are named as left out."""
+    """Yield the copied code's files as they were at submission. Files that have changed since then are left out."""
     source = manifest.source
     if source is None:
         return
