@@ -550,7 +550,7 @@ def _blocks(finding: Finding) -> bool:
 
 
 def _by_weight(finding: Finding) -> tuple[int, int, str, int, str]:
-    """Return a sort key. Blocking rows are first. On one node, single packages are before the digest of all packages."""
+    """Return a sort key. Blocking rows are first. Single packages are before the digest of a node's packages."""
     order: list[Result] = ["mismatch", "unknown", "match"]
     summary = finding.field in (*_PACKAGE_DIGESTS, "packages.count")
     return (
