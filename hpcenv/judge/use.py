@@ -440,7 +440,7 @@ def _growth(
     """Yield memory that grows steadily with the steps until the end.
 
     Args:
-        limit: the least growth, in percent of the memory at the beginning.
+        limit: the smallest growth to report, in percent of the memory at the beginning.
     """
     since = (seen.first_step or 0.0) + _WARM_UP
     known = [(at, step, memory) for at, step, memory in points if step and memory is not None and at >= since]

@@ -24,7 +24,8 @@ from hpcenv.records.run_folder import RunFolder
 
 _SECONDS_TO_ASK = 10.0
 _SECONDS_BETWEEN_LOOKS = 5.0
-# Two checks must see the end. A new attempt moves files, and a single check may happen between two moves.
+# An attempt has ended if two checks in a row say so. A new attempt moves files, and one check may happen between two
+# moves.
 _LOOKS = 2
 _LONGEST_REASON = 200
 

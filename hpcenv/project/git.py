@@ -167,7 +167,7 @@ def read_status(tree: Path, environ: Mapping[str, str], *, submodules: bool) -> 
         submodules: whether to look into submodules, too.
 
     Raises:
-        ToolMissing, ToolFailed: git is not installed or refuses, or the git folder cannot be read.
+        ToolMissing, ToolFailed: git is not installed, git refuses the command, or the git folder cannot be read.
     """
     return _read_status(str(tree), os.path.join(tree, ".git"), environ, files=submodules)[0]
 
@@ -245,7 +245,7 @@ def ignored(tree: str, paths: Sequence[str], environ: Mapping[str, str]) -> froz
         paths: paths relative to `tree`. No path is behind a link or in a nested work tree.
 
     Raises:
-        ToolMissing, ToolFailed: git is not installed or refuses, or the git folder cannot be read.
+        ToolMissing, ToolFailed: git is not installed, git refuses the command, or the git folder cannot be read.
     """
     # A colon at the beginning of a pathspec would have a special meaning.
     names = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
@@ -349,7 +349,7 @@ def read_diff(tree: WorkTree, new: tuple[str, ...], environ: Mapping[str, str]) 
     """Return a patch for `git apply`: the differences of tracked files, and of the files in `new`, from the commit.
 
     Raises:
-        ToolMissing, ToolFailed: git is not installed or refuses.
+        ToolMissing, ToolFailed: git is not installed, or git refuses the command.
     """
     with _Repository(str(tree.root), os.path.join(tree.root, ".git"), environ) as repository:
         sides = ("--src-prefix=a/", "--dst-prefix=b/")

@@ -337,7 +337,7 @@ class LockedBindTable(LockTable):
     content: str | None = None
     """Digest of the bind's content, if the bind hides files of the image or if Python looks for code in it."""
     code: dict[str, str] = {}
-    """Digest of each folder in the bind in which Python looks for code, by path in the container."""
+    """Digests of the folders of the bind from which Python loads code, by path in the container."""
 
 
 class LockedDeterminismTable(LockTable):

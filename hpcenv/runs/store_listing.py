@@ -50,7 +50,8 @@ class StoreListing:
     """The content of a store. `exists` is False if the store does not exist yet.
 
     Attributes:
-        origin: the setting that names the folder. For the default folder, the reason for this default.
+        origin: the setting that names the folder. If no setting names the folder, the reason why hpcenv uses this
+            folder.
     """
 
     store: Path

@@ -153,7 +153,8 @@ Host {host.name}
 def page_command(port: int, login: str, connect: Sequence[str]) -> str:
     """Return the command with which a laptop reaches a web page of a session, for a node without sshd.
 
-    For each connection of the browser, socat starts ssh to the login node, and `connect` there (socat(1), SYSTEM).
+    For each connection of the browser, socat starts ssh to the login node, and ssh starts `connect` there (socat(1),
+    SYSTEM).
 
     Args:
         port: port on the laptop.

@@ -457,7 +457,7 @@ def _share(wanted: _Wanted, shape: _Shape, offers: Sequence[Offer], answers: Ans
 
 
 def _started(wanted: _Wanted, gate: _Gate, place: _Place, answers: Answers) -> _Started:
-    """Return the program of the ranks, its code and its data. Refuse code that cannot be copied, and missing data."""
+    """Return the program of the ranks, its code and its data. Raise an error if code or data cannot be used."""
     options, call, environment = wanted.options, wanted.options.call, gate.environment
     code = Code(workdir=wanted.context.cwd, reason="no script")
     # A session works in the project itself.

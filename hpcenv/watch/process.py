@@ -29,7 +29,7 @@ def watched(manifest: Manifest, this_node: ThisNode, *, first: bool, say: Callab
     """Watch this node inside the block, if the run requests it.
 
     Args:
-        first: whether this is the first task of its node. With `--launcher srun`, this task watches for all tasks.
+        first: whether this is the first task of its node. With `--launcher srun`, only this task watches the node.
         say: called with one line for the job's log if the process cannot be started.
     """
     with ExitStack() as stack:

@@ -38,8 +38,9 @@ _LINKED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow", "lfs
 _ALWAYS_LINKED = ("objects", "refs")
 CONFIGURATION_BYTES = 1 << 20
 
-# Options of each git command. With `--no-optional-locks`, git writes nothing to the repository. For any configuration,
-# git may skip the content of a file only if the whole status of the file equals the index.
+# Options of each git command. With `--no-optional-locks`, git writes nothing to the repository. With the
+# other options, whatever the configuration says, git reads a file unless all its times, its size and its inode are equal
+# to those in the index.
 OPTIONS = (
     *("-c", "core.trustctime=true", "-c", "core.checkStat=default"),
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),

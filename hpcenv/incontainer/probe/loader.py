@@ -127,7 +127,7 @@ class Loader:
         return [folder for part in text.split(":") if part for folder in self._expand(part, library)]
 
     def _expand(self, part: str, library: Library) -> list[str]:
-        """Replace ld.so's variables in a folder. Leave out relative folders, which depend on the current folder."""
+        """Replace ld.so's variables in the path of a folder. Leave out relative paths: they depend on the current folder."""
         import re
 
         part = re.sub(r"\$(?:ORIGIN\b|\{ORIGIN\})", lambda _: os.path.dirname(library.path), part)

@@ -39,7 +39,8 @@ class Check:
         why: what goes wrong in a job if the check fails.
         severity: severity of a failure, which [policy] can change. `must` stops the job.
         owner: where the cause is: `node` means in the hardware or in a service of the node, `user` means in the job.
-        level: the lowest level at which the check runs; `off` means that the check runs at every start.
+        level: the lowest level of `--preflight` with which the check runs. `off` is the lowest level: the check always
+            runs.
         place: where the check runs.
         cost: time and load of the check, as text.
         seconds: time limit of the check. After this time the result is unknown. A check that measures its time itself

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from hpcenv.records.network import Fabric, RdmaPort
 
 # A RoCE adapter below this speed counts as an Ethernet adapter. Small clusters have such adapters, but their network is
-# not configured for RoCE. As Ethernet adapters, they also work for an image without libibverbs, which trains over TCP.
+# not configured for RoCE. An image without libibverbs cannot use RoCE, but can train with such an
+# adapter over TCP.
 _ROCE_GBIT = 100.0
 
 # Name of a profile -> the condition under which it is chosen. docs/explanation/network.md shows this table.

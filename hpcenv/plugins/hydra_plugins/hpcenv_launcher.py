@@ -110,8 +110,8 @@ class HpcenvLauncher(Launcher):
             # A trial runs in the run's own copy of the project, but its outputs go to the folder that a user of Hydra
             # expects.
             config.hydra.sweep.dir = folder
-            # The classes of these configs are in plug-ins. The image may not have these plug-ins, so plain containers
-            # are sent.
+            # The classes of these configs are in plug-ins. The image may lack these plug-ins, so the job gets
+            # plain dicts and lists.
             for plugin in ("launcher", "sweeper"):
                 config.hydra[plugin] = OmegaConf.to_container(config.hydra[plugin])
         log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))

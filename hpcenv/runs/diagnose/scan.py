@@ -211,7 +211,7 @@ class _LogSearch:
         self._plain_bytes += sum(map(len, new))
 
     def _learn(self, words: set[bytes]) -> None:
-        """Store for each new word whether it contains a word of a pattern."""
+        """Store for each new word of the log whether it contains a word of a pattern."""
         text = b"\n".join(words)
         self._words |= words
         for key, numbers in self._keys.items():
@@ -346,6 +346,6 @@ def _count_peer(found: PatternFound, peer: str | None) -> None:
 
 
 def key_of(anchor: str) -> bytes:
-    """Return the longest word of an anchor, without the characters that the comparison of lines ignores."""
+    """Return the longest word of a pattern's fixed text, without the characters that are ignored in lines."""
     words = anchor.encode().translate(None, _REMOVED).split()
     return max(words, key=lambda word: (word not in _COMMON, len(word)))

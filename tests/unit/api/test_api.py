@@ -117,7 +117,7 @@ def test_a_run_is_reproduced_and_its_bundle_is_asked_about(
     assert diagnosed.diagnosis.outcome == "no-known-pattern"
     with pytest.raises(UsageError, match="--nodes"):
         api.verify(project, time="5")
-    with pytest.raises(UsageError, match="no option"):
+    with pytest.raises(UsageError, match="not an option"):
         api.reproduce("a", rung=3, nprocs=1, project=project)  # type: ignore[call-arg]
     assert capfd.readouterr() == ("", "")
 

@@ -197,7 +197,7 @@ def test_equal_runs_have_nothing_to_explain_and_other_shapes_cannot_be_explained
     ("words", "said"),
     [
         (("--trace-steps", "1:2"), "needs `--explain-op`"),
-        (("--explain-op", "--ulp", "3"), "no other option"),
+        (("--explain-op", "--ulp", "3"), "accepts only two runs"),
         (("--explain-op", "--trace-steps", "2:1"), "is not a range of optimizer steps"),
     ],
 )

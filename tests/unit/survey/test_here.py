@@ -80,7 +80,7 @@ def test_off_leaves_the_checks_out(project: Path) -> None:
         (("--skip-check", "sys.nofle"), "there is no check `sys.nofle`"),
         (("--nodes", "2", "--preflight", "off"), "leaves nothing to check"),
         (("--nodelist", "n[1", "--preflight", "full"), "unbalanced brackets"),
-        (("--nodes", "2", "--write"), "--write does not go with --nodes"),
+        (("--nodes", "2", "--write"), "--write cannot be used with --nodes"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(hpcenv: Any, project: Path, words: tuple[str, ...], says: str) -> None:
