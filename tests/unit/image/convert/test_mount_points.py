@@ -50,8 +50,8 @@ def test_etc() -> None:
     """Fault trial R1: stock `apptainer exec` creates files in the folder that such a link names."""
     (note,) = notes(symlink(b"etc", b"/home/alice/victim"))
     assert note == (
-        "/etc of the image is a link to `/home/alice/victim`, which is no directory of the image: programs in it will "
-        "find no /etc/passwd, /etc/hosts and /etc/resolv.conf; Apptainer can create files there"
+        "/etc of the image is a link to `/home/alice/victim`, which is no directory of the image: programs in the "
+        "image will not find /etc/passwd, /etc/hosts and /etc/resolv.conf; Apptainer can create files there"
     )
     (note,) = notes(file(b"etc", b""))
     assert note.startswith("/etc of the image is no directory but a file: ")
