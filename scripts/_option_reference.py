@@ -96,7 +96,7 @@ def site_option_types() -> str:
 
 
 _OF_ALL = "The values of all options, as hpcenv keeps them. A base class."
-_OF_SBATCH = "The options whose values are `#SBATCH` lines as they are. A base class."
+_OF_SBATCH = "The options whose values are written unchanged into `#SBATCH` lines. A base class."
 
 
 def _keys(place: str) -> list[Option]:

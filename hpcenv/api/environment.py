@@ -195,8 +195,8 @@ def diff(
         left, right: each is a lockfile or a run. A lockfile is given by its path, by its name in the project, or as
             `REV:NAME`: the lockfile NAME in the git commit REV. A run is given by its folder, name or job id.
         project: a folder of the project. Relative paths are relative to this folder.
-        determinism: use the severities of this profile for `left` and `right`. `bitwise` is for runs that should agree
-            in every bit.
+        determinism: the determinism profile whose severities are used for the differences. `bitwise` is for runs
+            that should agree in every bit.
         runs_dir: folder of runs, if it is not the project's folder of runs.
 
     Raises:

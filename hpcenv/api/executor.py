@@ -114,7 +114,7 @@ class Executor(ScriptExecutor):
             return list(self._submission(list(delayed_submissions)).submit())
 
     def _submission(self, submissions: list[utils.DelayedSubmission]) -> FunctionSubmission:
-        # Imported here, because submitit loads this module for every AutoExecutor, even for another cluster.
+        # Imported here, because submitit loads this module for every AutoExecutor, also for other kinds of executors.
         from hpcenv.api.function_submission import FunctionSubmission
 
         return FunctionSubmission(

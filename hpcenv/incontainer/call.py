@@ -44,8 +44,8 @@ def prepare(spec: Dict[str, Any]) -> None:
 
     Args:
         spec: content of call.json. `folder` is the executor's folder. `how` says whether the function is pickled by
-            `value` or by `name`. `file`, `module` and `qualname` say where the function is. `call` is `task` or
-            `rank`. `stderr_to_stdout` is true if stderr goes to stdout.
+            `value` or by `name`. `file`, `module` and `qualname` say where the function is. `call` says
+            whether the function is called once for each `task` or for each `rank`. `stderr_to_stdout` is true if stderr goes to stdout.
     """
     # This replaces the entry for the folder of this file, because the function must not import from this folder.
     sys.path[0] = os.path.join(HERE, "packages")

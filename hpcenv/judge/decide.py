@@ -96,7 +96,7 @@ def judge(
         facts: node -> its facts. Facts that belong to a different run, attempt or node do not count.
         problems: node -> why the node has no facts.
         attempt, job_id: attempt and job of this start. The rendezvous id is made from these two numbers.
-        window: when this attempt began, and the present time, by the batch node's clock; None if the value is unknown.
+        window: when this attempt began, and the present time, by the batch node's clock; None if they are unknown.
 
     Returns:
         The verdict, and the choice of the network. The verdict contains parts of this choice.

@@ -43,7 +43,7 @@ OF_LOGIN = re.compile(
     r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY)\Z"
 )
 
-# The value of each of these variables is already in a field of the lockfile, which the probe reads inside the
+# The lockfile already has a field for the value of each of these variables. The probe reads this value inside the
 # environment.
 _HAS_FIELD = re.compile(
     r"(LD_LIBRARY_PATH|LD_PRELOAD|LD_AUDIT|GLIBC_TUNABLES|PYTHON(PATH|NOUSERSITE|USERBASE|HOME|PLATLIBDIR|"

@@ -88,7 +88,7 @@ class OptionValues:
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenOptions:
-    """The options whose values are `#SBATCH` lines as they are. A base class."""
+    """The options whose values are written unchanged into `#SBATCH` lines. A base class."""
 
     mem: str | None = None
     time: str | None = None

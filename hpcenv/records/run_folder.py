@@ -64,7 +64,7 @@ class RunFolder:
         return self.code / "hpcenv.zip"
 
     def shared_archive(self, sha256: str) -> Path:
-        """The archive with this content in the folder of runs. All runs with this content have hard links to it."""
+        """Return the path of the archive with this hash. The runs with the same archive have hard links to it."""
         return self.path.parent / ".data" / f"sha256-{sha256}.zip"
 
     @property

@@ -129,7 +129,7 @@ def _asked(folder: Path, nodes: tuple[str, ...]) -> list[StackAnswer]:
 
 
 def hang_lines(run: RunFolder) -> Iterator[str]:
-    """Yield the last finding of the nodes about ranks without steps, from the newest attempt that has a finding."""
+    """Yield what the nodes last found about ranks that make no step, in the newest attempt with such a record."""
     attempts = {int(path.name[8:]): path for path in run.hangs.glob("attempt-*") if path.name[8:].isdecimal()}
     for attempt in sorted(attempts, reverse=True):
         if found := read_found(attempts[attempt]):

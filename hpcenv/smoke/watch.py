@@ -189,7 +189,7 @@ class Others:
 
         Args:
             ranks_run: whether ranks of this node run. Such ranks get some seconds to end by themselves, because their
-                messages often name the peer.
+                last messages often name the other node.
         """
         now = time.monotonic()
         if self._ended is None and now >= self._next:
@@ -239,5 +239,5 @@ class Counter:
             self._seen.append((now, moved))
 
     def moved(self) -> int | None:
-        """Return how many bytes were moved between the oldest and the newest value; None with fewer than two."""
+        """Return the bytes sent and received from the oldest to the newest count; None with fewer than two counts."""
         return self._seen[-1][1] - self._seen[0][1] if len(self._seen) > 1 else None

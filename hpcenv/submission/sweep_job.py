@@ -216,7 +216,8 @@ def submit_sweep(sweep: SweepPlan, context: Context) -> SweepResult:
 
     Raises:
         LockfileStale: the packages of the host environment are not the locked packages; nothing is queued.
-        SubmitRejected, ToolMissing: nothing is queued, and the folder is removed.
+        SubmitRejected, ToolMissing: Slurm refused the array, or sbatch is missing. Nothing is queued, and the folder of
+            the sweep is removed.
         WouldOverwrite: a folder with the name of the sweep was made in the meantime.
     """
     run = RunFolder(Path(sweep.plan.manifest.run_folder))

@@ -151,7 +151,7 @@ def build_layout(
         files: the result of `runtime_files` for the image.
         entries: the image's merged tree. Apptainer follows certain links of an image and writes to
             files of the host; images with such links are refused.
-        destination: the SIF's path; an existing file is replaced, and removed after a failure.
+        destination: the SIF's path. An existing file is replaced. After a failure, no file is at this path.
         temporary: where to unpack, from `temporary_folder.choose_temporary`.
         on_line: called with each line of Apptainer's output.
         environ: the caller's environment.
@@ -258,7 +258,7 @@ def build_definition(
         text: the definition file.
         folder: the folder that relative paths in the file start from; Apptainer runs in this folder.
         architecture: the required architecture, by its OCI name.
-        destination: the SIF's path; an existing file is replaced, and removed after a failure.
+        destination: the SIF's path. An existing file is replaced. After a failure, no file is at this path.
         temporary: where to unpack, from `temporary_folder.choose_temporary`.
         digests: the resolved digest of each image that is named by a tag. The keys are `DefinitionSource.origin`.
         allow_floating: whether to accept sources that can change: tags that were not resolved, package servers of

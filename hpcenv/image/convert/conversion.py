@@ -236,7 +236,7 @@ class _Layers:
         return len(self.image.layers)
 
     def fetch(self) -> None:
-        """Fetch all blobs into the store; see `fetch`."""
+        """Fetch all blobs into the store, with the function `fetch` of this module."""
         fetch(self.image, self.open_blobs, self.store, self.on_event)
 
     def open(self, position: int) -> AbstractContextManager[BinaryIO]:

@@ -114,7 +114,7 @@ def emit(
         extra: entries with their content. Each entry replaces the image's entry at the same path. A directory keeps
             the content that it has in the image.
         mtime_limit: the latest time that an entry may have, in seconds since 1970; a later time becomes this time.
-        on_bytes: called from time to time with the number of bytes so far.
+        on_bytes: called from time to time with the number of bytes that were written so far.
 
     Raises:
         ImageMismatch: a layer ends before its last file.
@@ -276,7 +276,7 @@ class Ahead:
         extra: entries that replace the image's entries at their paths.
         limits: as for `merge`; here they only decide when to stop writing.
         most_comparisons: the writing also stops above this number; see `MergedTree.comparisons`.
-        on_bytes: called from time to time with the number of bytes so far.
+        on_bytes: called from time to time with the number of bytes that were written so far.
     """
 
     def __init__(

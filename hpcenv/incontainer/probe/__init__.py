@@ -32,7 +32,7 @@ Levels
 
 Digest ``hpcenv-env-v1`` (can be computed again from these steps; text is UTF-8, undecodable bytes stay unchanged)
     A *dist* is a ``*.dist-info`` or ``*.egg-info`` on sys.path. If several dists have the same normal name (PEP 503),
-    only the first dist counts. In one folder, this is the first dist by folder name. The other dists with this name are
+    only the first dist counts. Within one folder of sys.path, the first dist is the first by name. The other dists with this name are
     ``shadowed``. pip's ``~*`` leftovers are not dists; their files are unlisted files.
     1. Take the rows of the dist's RECORD (csv: path, hash, size). Drop the rows below ``__pycache__``. Drop the row of
        each ``.pyc`` whose ``.py`` is listed beside it, because Python imports a .pyc only without a source. In the

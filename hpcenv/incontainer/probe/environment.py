@@ -133,7 +133,8 @@ class Program:
         name: path below bin/.
         digest: sha256 of its content without the line that names the environment's Python; or "missing" or
             "not-a-file". For the launcher of an entry point, it is "entry-point MODULE:FUNCTION".
-        modified: whether the file differs from the RECORD, and not only in the line that names Python.
+        modified: whether the file differs from the file that the RECORD describes. The line that names Python does not
+            count.
     """
 
     __slots__ = ("digest", "modified", "name")

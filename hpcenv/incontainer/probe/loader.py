@@ -152,7 +152,8 @@ def without_own_list(env: ProbedEnvironment, folders: list[str]) -> list[str]:
 
     If the image does not set LD_LIBRARY_PATH, action_script.sh of Apptainer 1.5.3 with --nv sets LD_LIBRARY_PATH to the
     folders of `ldconfig -Nv`, followed by the folder with the node's libraries. Apptainer 1.4 sets LD_LIBRARY_PATH only
-    to the folder with the node's libraries. The libraries that are found in the folders are compared in any case.
+    to the folder with the node's libraries. Only the names of the
+    folders are left out: the libraries in the folders are still compared.
     """
     own = {os.path.realpath(folder) for folder in folders[:-1]}
     listed = {os.path.realpath(folder) for folder in _configured(env, "/etc/ld.so.conf") if os.path.isdir(folder)}

@@ -132,7 +132,7 @@ def _cells(text: str) -> Iterator[list[str]]:
         if number > RECORD_ROWS:
             raise ValueError(f"more than {RECORD_ROWS} rows")
         if len(cells) > 3 or (quoted and any("\n" in cell or "\r" in cell for cell in cells)):
-            # A line break in a cell could imitate another line of the digest.
+            # The digest is computed over lines, so a line break in a cell could imitate another line.
             raise ValueError(f"row {number} is not path, hash, size")
         if cells and cells[0]:
             yield cells if len(cells) == 3 else (cells + ["", ""])[:3]

@@ -433,7 +433,7 @@ class Session:
             self.trace.resumes(step)
 
     def _tell_of_checkpoint(self) -> None:
-        """Report that a step was made although the script did not request the checkpoint of `--resume-from`."""
+        """Report that the training made a step before the script asked for the checkpoint of `--resume-from`."""
         if not self.place.given_checkpoint or self.place.rank != 0 or self._asked_for_checkpoint:
             return
         sys.stderr.write(

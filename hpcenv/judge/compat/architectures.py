@@ -62,7 +62,7 @@ def ptx_for(arch_list: Iterable[str], wanted: Numbers) -> str | None:
 
 
 def _architectures(arch_list: Iterable[str]) -> Iterable[tuple[str, Numbers, str, str]]:
-    """Return the parts of each name, the newest architecture first. If several kernels fit, the GPU runs the newest."""
+    """Split names such as `sm_90a` into parts, newest first. If several kernels fit, the GPU runs the newest."""
     found = [match for arch in arch_list if (match := ARCHITECTURE.fullmatch(arch))]
     parts = [(m[1], (int(m[2]), int(m[3])), m[4], m[0]) for m in found]
     return sorted(parts, key=lambda part: part[1], reverse=True)

@@ -40,8 +40,8 @@ DEFAULT = "default"
 def select_pins(path: Path, data: Mapping[str, Any], selection: PinSelection) -> Iterator[Pin]:
     """Yield the packages of one environment on one platform.
 
-    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. Without a choice, the only environment is used. If
-    the file has several environments, `default` is used.
+    `selection.chosen` is the environment, or `ENVIRONMENT@PLATFORM`. If nothing is chosen,
+    the environment of the file is used; with several environments, `default` is used.
 
     Raises:
         LockfileInvalid: the file cannot be read, does not have the platform, or names a package for which no file has
@@ -118,7 +118,7 @@ def _platform(path: Path, data: Mapping[str, Any], environment: str, name: str, 
 
 
 def _listed(packages: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[int, Mapping[str, Any]]]:
-    """Return number and entry of each package, by kind and location."""
+    """Return a dict: kind and location of a package -> its position in the list, and its entry."""
     found: dict[tuple[str, str], tuple[int, Mapping[str, Any]]] = {}
     for number, entry in enumerate(packages):
         if "kind" in entry:

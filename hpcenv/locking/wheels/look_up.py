@@ -24,7 +24,7 @@ OTHERS_READ = 12  # how many wheels are tried if none has the installed tags
 
 
 def look_up(dist: InstalledDist, answer: dict[str, Any], *, lists: WheelLists, pip: PipSession, cache: Path) -> None:
-    """Read wheels until one has the installed RECORD, and put everything that was seen into `answer`."""
+    """Read wheels until one has a RECORD equal to the installed one, and add what was found to `answer`."""
     links, trouble = lists.of(package_key(dist))
     answer["trouble"] = trouble
     if dist.direct_url is not None:

@@ -50,7 +50,9 @@ class MachineRecording:
 def record(
     tree: TracedTree, *, name: str, date: str, gpus: Sequence[GpuPlace], interfaces: Sequence[Interface], first: str
 ) -> MachineRecording:
-    """Return a recording of a host. The recording does not contain the user's own configuration of NCCL.
+    """Return a recording: the files of a host from which hpcenv detects the network.
+
+    The recording does not contain the user's own configuration of NCCL.
 
     Args:
         tree: the files of the host, which `detect` reads here.
