@@ -24,7 +24,7 @@ class RankExit:
         signal: name of the signal, for example `SIGKILL`; empty without a signal.
         ended: seconds since the epoch; None if the value is unknown.
         message: the exception in one line, or other information.
-        traceback: the Python traceback; empty if there is none, or if it is unknown.
+        traceback: the Python traceback; empty if the rank wrote no traceback, or if it is unknown.
         source: where message and traceback were found: in torchelastic's `error-file`, or in the rank's `stderr`; empty
             if they were not found.
         log: path of the file with the rank's standard error, relative to the run folder.
