@@ -84,7 +84,7 @@ def test_the_page_has_what_this_file_runs() -> None:
 def test_it_names_all_columns_facts_and_variables(tmp_path: Path) -> None:
     (columns,) = re.findall(r"^\| (`run`, .*) \| that column", PAGE, re.MULTILINE)
     assert re.findall(r"`(\w+)`", columns) == list(COLUMNS)
-    (facts,) = re.findall(r"depends on:\s+(.*?)\. `run_folder", PAGE, re.DOTALL)
+    (facts,) = re.findall(r"depends:\s+(.*?)\. `run_folder", PAGE, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", facts)) == set(training.environment())
     rows = set(re.findall(r"^\| `(HPCENV_\w+)`", PAGE, re.MULTILINE))
     source = Source(root="/", folder="/", commit="0af6350")
