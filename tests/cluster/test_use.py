@@ -211,7 +211,7 @@ def test_a_full_gpu_and_lost_memory_have_their_sentences_and_a_run_of_20_seconds
     assert re.fullmatch(r"GPU 3 of n[12] had 2 uncorrected memory errors \(ECC\)", found.pop("gpu.ecc"))
     assert found == {}
     report = " ".join(project.must("report", "full").split())
-    assert "peak memory 84 of 86 GB of GPU 1" in report and "hint: a smaller batch" in report
+    assert "peak memory 84 of 86 GB of GPU 1" in report and "hint: use a smaller batch" in report
 
 
 @pytest.fixture(scope="module")
