@@ -127,8 +127,7 @@ def ssh_config(host: SshHost) -> str:
     """Return the `Host` blocks for the configuration of ssh on the user's own machine (ssh_config(5))."""
     # ssh has no option that takes a host key. KnownHostsCommand (OpenSSH 8.5) prints the key, so no file is needed.
     alias = f"hpcenv-{host.name}"
-    shared = " ".join(SHARED).replace("%", "%%")
-    connect = shlex.join(host.connect).replace("%", "%%")
+    proxy = _on_login_node(host.login, host.connect).replace("%", "%%")
     # The text begins with an empty line, because the file to which it is added may end without a line end.
     return f"""\
 
@@ -146,8 +145,14 @@ Host {host.name}
     ForwardAgent no
     ForwardX11 no
     ServerAliveInterval 60
-    ProxyCommand ssh -T {shared} {host.login} {shlex.quote(connect)}
+    ProxyCommand {proxy}
 """
+
+
+def _on_login_node(login: str, connect: Sequence[str]) -> str:
+    """Return a line for a shell on the laptop that starts `connect` on the login node."""
+    # ssh joins its words with spaces, and the shell of the login node splits them. So they are quoted once more.
+    return " ".join(("ssh", "-T", *SHARED, shlex.quote(login), shlex.quote(shlex.join(connect))))
 
 
 def page_command(port: int, login: str, connect: Sequence[str]) -> str:
@@ -161,9 +166,7 @@ def page_command(port: int, login: str, connect: Sequence[str]) -> str:
         login: the login node, as the laptop calls it.
         connect: argv of `hpcenv session connect --page` on the login node.
     """
-    # ssh joins its words with spaces, and the shell of the login node splits them. So they are quoted once more.
-    ssh = " ".join(("ssh", "-T", *SHARED, shlex.quote(login), shlex.quote(shlex.join(connect))))
-    command = f"{ssh} | {{ {_AFTER_THE_LINE}; }}"
+    command = f"{_on_login_node(login, connect)} | {{ {_AFTER_THE_LINE}; }}"
     command = "".join(f"\\{one}" if one in _SPECIAL_IN_SOCAT else one for one in command)
     return shlex.join(("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,reuseaddr,fork", f"SYSTEM:{command}"))
 
