@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import run_folders as folders
 from use_runs import BEGAN, run
 
 import hpcenv as api
-from hpcenv.records.files import save_record, write_text
+from hpcenv.records.files import write_text
 from hpcenv.records.run_folder import RunFolder
 from hpcenv.records.samples import NodeSamples, Sample, samples_line
-from hpcenv.records.verdict import NodeVerdict, Verdict
 from hpcenv.runs.entries import open_run
 from hpcenv.runs.report import report
 from hpcenv.runs.top import TopReader, lines, one_line, page_of
@@ -36,13 +36,6 @@ def page(folder: RunFolder) -> str:
 
 def idle(node: str, *gpus: int) -> Any:
     return lambda name, _at, index: {"use": 0.0} if name == node and index in gpus else {}
-
-
-def verdict_of(*nodes: str, attempt: int = 0) -> Verdict:
-    found = tuple(NodeVerdict(node=node, result="match", compared=1) for node in nodes)
-    return Verdict(
-        schema=1, run="a", attempt=attempt, result="match", nodes=found, findings=(), rendezvous=None, settings={}
-    )
 
 
 def test_the_page_of_a_node_with_its_slowest_rank(make: Make) -> None:
@@ -143,7 +136,7 @@ def test_samples_that_end_before_the_ranks_are_told(make: Make, tmp_path: Path) 
     folder = put(make("a", cluster="local", job_id="local-1"), run(minutes=60))
     top = TopReader(open_run(folder.path))
     assert "n1: samples of 15 of 195 minutes only" in top.read(BEGAN + 4 * 3600).judgement.unknown
-    save_record(verdict_of("n1"), folder.verdict)
+    folders.start(folder, ["n1"])
     folder.exits.mkdir()
     write_text("{}", folder.exit_of("n1"))
     write_text(json.dumps({"schema": 1, "status": 0, "time": BEGAN + 9 * 3600}), folder.finished)
@@ -162,9 +155,9 @@ def test_a_verdict_of_another_attempt_does_not_say_which_nodes_train(make: Make)
     """While a new attempt begins, the run folder still has the verdict of the attempt before."""
     folder = put(make("a"), run(minutes=10), 1)
     top = TopReader(open_run(folder.path))
-    save_record(verdict_of("n1", "n2", attempt=0), folder.verdict)
+    folders.start(folder, ["n1", "n2"], attempt=0)
     assert top.read(NOW).judgement.unknown == ()
-    save_record(verdict_of("n1", "n2", attempt=1), folder.verdict)
+    folders.start(folder, ["n1", "n2"], attempt=1)
     assert top.read(NOW).judgement.unknown == ("no samples of n2",)
     write_text("damaged", folder.verdict)
     assert top.read(NOW).judgement.unknown == ()

@@ -120,7 +120,7 @@ def test_the_job_is_refused_where_the_nodes_would_refuse_it(make_manifest: Any, 
     # Nodes may have other files at a place that is not shared: a note.
     (note,) = host_packages.compare(replace(manifest, cluster="slurm"), context)
     assert "packages.docstring-parser absent -> 0.18.0" in note
-    # What is no reason to refuse a run, and what is not known, is not reported.
+    # A difference that does not refuse a run is not reported, and neither is an unknown value.
     for other in (
         replace(manifest, severities=resolve({"packages.*": "warn"}, gpus=False)),
         replace(manifest, script="", module=""),
